@@ -90,16 +90,24 @@ def summary(run: Run, outcome: Outcome) -> Iterator[str]:
     if run.held.is_there():
         yield from best_words(run, progress)
         yield from places(run, outcome)
-    if config.preset == "demo" and code == ExitCode.DONE and not config.find_lr:
-        train, folder = jax_setup.train_command(), shlex.quote(str(run.held.folder))
-        ask = f"{jax_setup.other_command('generate')} {folder} --prompt 'def read' --temperature 0.8"
-        for words, command, meaning in (
-            *([("ask it:", ask, "docs/generate.md")] if progress.saved is not None else []),
-            ("try next:", f"{train} --preset demo -x 5000", "the same, longer"),
-            ("", f"{train} --help", "every option"),
-            ("", f"{jax_setup.other_command('data')} tinyshakespeare", "then --preset tinyshakespeare"),
-        ):
-            yield f"{words:<13} {command:<54} ({meaning})"
+    for words, command, meaning in to_try(run, outcome):
+        yield f"{words:<13} {command:<54} ({meaning})"
+
+
+def to_try(run: Run, outcome: Outcome) -> Iterator[tuple[str, str, str]]:
+    """Yield commands for what a run has left, and of the demo what may follow it: heading, command, meaning."""
+    config, folder, val = run.setup.config, shlex.quote(str(run.held.folder)), run.setup.data.val
+    if outcome.progress.saved is not None and outcome.code != ExitCode.DIVERGED:
+        prompt = "--prompt 'def read' --temperature 0.8" if run.setup.data.corpus else "--interactive"
+        yield "ask it:", f"{jax_setup.other_command('generate')} {folder} {prompt}", "docs/generate.md"
+        if val is not None:
+            text = shlex.quote(str(val.paths[0]) if config.val_data == "stdlib" else config.val_data)
+            yield "evaluate it:", f"{jax_setup.other_command('evaluate')} {folder} --data {text}", "docs/evaluate.md"
+    if config.preset == "demo" and outcome.code == ExitCode.DONE and not config.find_lr:
+        train = jax_setup.train_command()
+        yield "try next:", f"{train} --preset demo -x 5000", "the same, longer"
+        yield "", f"{train} --help", "every option"
+        yield "", f"{jax_setup.other_command('data')} tinyshakespeare", "then --preset tinyshakespeare"
 
 
 def places(run: Run, outcome: Outcome) -> Iterator[str]:

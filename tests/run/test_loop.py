@@ -23,6 +23,7 @@ import pytest
 
 from llmc_jax.checkpoint import store
 from llmc_jax.checkpoint.llmc import read_header, write_model
+from llmc_jax.cli import evaluate, generate_flags
 from llmc_jax.cli.train import main
 from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.config.train import TrainConfig
@@ -278,6 +279,24 @@ def test_the_screen_shows_table_steps_and_where_everything_is(full_run: Result) 
     assert math.isclose(float(mean.split()[-2]), np.mean(full_run.values("train", "ms")[1:]), abs_tol=1e-5)
 
 
+def commands(run: Result, heading: str) -> list[str]:
+    """The words of a command that a run ends with, behind the program's name; none where there is none."""
+    found = (line.removeprefix(heading) for line in run.out.splitlines() if line.startswith(heading))
+    return [word for line in found for word in shlex.split(line.rpartition("(")[0])][-4:]
+
+
+def test_the_commands_after_a_run_ask_and_evaluate_it(
+    full_run: Result, tokens: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert commands(full_run, "ask it:")[-2:] == [str(full_run.folder), "--interactive"]
+    assert generate_flags.parse(commands(full_run, "ask it:")[-2:]).interactive
+    words = commands(full_run, "evaluate it:")[-3:]
+    assert words == [str(full_run.folder), "--data", str(tokens.val)]
+    assert evaluate.main([*words, "--json", "--batches", "3", "-b", "4"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["subjects"][0]["results"]
+    assert math.isclose(found["loss"]["value"], full_run.values("val", "loss")[-1], rel_tol=1e-5)
+
+
 # ---- what the flags mean
 
 
@@ -287,7 +306,7 @@ def test_off_means_off(train: Train, tmp_path: Path) -> None:
     assert run.code == 0
     assert [each["event"] for each in run.events] == ["start", "train", "train", "train", "end"]
     assert run.models == [] and run.checkpoints == []
-    assert "checkpoint:" not in run.out
+    assert "checkpoint:" not in run.out and not commands(run, "ask it:") and not commands(run, "evaluate it:")
     assert (run.folder / "samples.txt").read_text() == ""
 
 
@@ -407,6 +426,7 @@ def test_the_built_in_corpus_with_any_model_and_validation(
     run = train(*flags, "-x", 1, "-v", 1, "-m", 1, "-s", 1, "-g", 3)
     assert run.code == 0, run.err
     assert ("bigram baseline: 2.500 nats" in run.out) == (val == "stdlib")
+    assert commands(run, "evaluate it:")[-1] == str(tokens.val) and commands(run, "ask it:")[-3] == "def read"
     warning = "-i stdlib has V=257, the model V=50257; take one of that V"
     assert ([warning in line for line in run.out.splitlines() if line.startswith("warning: ")] == [True]) == (
         vocab != 257
@@ -733,7 +753,7 @@ def test_steps_that_are_not_finite_change_nothing_and_end_the_run(train: Train, 
 def test_an_absurd_learning_rate_keeps_what_the_last_finite_step_left(train: Train) -> None:
     run = train("-l", 1e25, "--grad-clip", 0, "--max-nonfinite", 4, "-x", 100, folder="diverged")
     assert run.code == 3
-    assert "a lower -l (it was 1e+25)" in run.out
+    assert "a lower -l (it was 1e+25)" in run.out and not commands(run, "ask it:")
     skipped = run.values("train", "skipped")
     finite = skipped.index(True)
     assert finite > 0 and skipped == [False] * finite + [True] * 4
