@@ -148,6 +148,9 @@ def test_checkpoints(bench: Bench, model_bytes: bytes) -> None:
         Path("bad.bin").write_bytes(content)
         message = refused(bench, "-e", "bad.bin")
         assert message.startswith("train.py: -e bad.bin: ") and words in message
+    Path("bare").mkdir()
+    Path("bare/config.json").write_text("{}")
+    assert "no weights" in refused(bench, "-e", "bare")
 
 
 def unpadded() -> list[Any]:
@@ -175,7 +178,14 @@ FLAGS: dict[str, tuple[list[Any], str]] = {
     "gpt3:c5140": (["-e", "gpt3:c5140"], "heads of 128"),
     "no heads": (["-e", "L1-NH0-C16"], "'NH0' is not understood"),
     "no layers": (["-e", "L0-NH1-C16-T0"], "'L0' is not understood"),
-    "heads that do not divide": (["-e", "L1-NH3-C16"], "write C18"),
+    "heads that do not divide": (["-e", "L1-NH3-C16"], "write NH4, or C18"),
+    "a published name": (["-e", "gpt2-medium"], "huggingface.co/openai-community/gpt2-medium"),
+    "a published name with its owner": (["-e", "openai-community/gpt2-xl"], "; d48 "),
+    "the default model, which nobody asked for": (["-e", "gpt2_124M_bf16.bin"], "--preset demo"),
+    "a run that is not there": (
+        ["-e", "gpt2_124M_bf16.bin", "-y", 1, "-o", "nothere"],
+        "-y 1 -o nothere: there is no run",
+    ),
     "an incomplete shape": (["-e", "L1-C16"], "NH missing"),
     "too large for any memory": (["-e", "gpt3:c12288", "-b", 1, "-t", 1024], "needs at least 3,"),
     "a batch too large for any memory": (["-b", 10**9, "-x", 0, "-v", 0], "; lower -b or -t, or take "),

@@ -19,7 +19,7 @@ from llmc_jax.checkpoint.llmc import ModelFile, bf16_to_fp32, open_model
 from llmc_jax.checkpoint.llmc_state import open_llmc_state
 from llmc_jax.checkpoint.reading import fp16_to_fp32, opened
 from llmc_jax.checkpoint.source import Source, SpecialTokens, slices
-from llmc_jax.config.model import ModelConfig, parse_descriptor
+from llmc_jax.config.model import ModelConfig, parse_descriptor, where_published
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.files import reason
@@ -50,6 +50,8 @@ def open_source(path: str | Path, *, v2_order: str = "auto", step: int | None = 
         raise InputError(f"{path}: a step was asked for, but this is not a folder that could hold several")
     if (shape := _descriptor(path)) is not None:
         return _random_source(path, shape)
+    if not os.path.lexists(path) and (advice := where_published(str(path))):
+        raise InputError(f"{path}: {advice}")
     start = _start_of(path)
     if _begins_as_pytorch(start):
         from llmc_jax.checkpoint import nanogpt
@@ -181,6 +183,8 @@ def _open_folder(folder: Path, step: int | None) -> Source:
         raise InputError(
             f"{folder}: the run has no checkpoint yet; it saves one at its end, and with -n N every N steps"
         )
+    if "config.json" in names:
+        raise InputError(f"{folder}: holds a config.json, but no weights; put model.safetensors beside it")
     if not names:
         raise InputError(f"{folder}: an empty folder; name the one that holds the checkpoint")
     runs = sorted(name for name in names if (folder / name / "metrics.jsonl").is_file())

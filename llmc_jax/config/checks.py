@@ -3,13 +3,12 @@
 Leaves out the options themselves (train.py) and what only files and devices tell.
 """
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple
 
-from llmc_jax.config.model import ModelConfig
+from llmc_jax.config.model import ModelConfig, divisors
 from llmc_jax.config.options import field_problem
 from llmc_jax.config.train import AUTO_BATCH, BY_NAME, OPTIONS, TrainConfig
 from llmc_jax.errors import InputError, raise_problems
@@ -284,12 +283,6 @@ def _smaller_batch(config: TrainConfig) -> list[str]:
     rows, rest = divmod(config.tokens_per_step, config.sequence_length * config.devices)
     fitting = (size for size in divisors(rows) if size <= config.batch_size)
     return [] if rest else [f"-b {size}" for size in islice(fitting, 1)]
-
-
-def divisors(number: int) -> list[int]:
-    """Return all divisors of a positive number, the largest first; in as many steps as its square root."""
-    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
-    return sorted({*small, *(number // n for n in small)}, reverse=True)
 
 
 def check_model_fit(config: TrainConfig, model: ModelConfig) -> list[str]:

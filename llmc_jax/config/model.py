@@ -1,5 +1,6 @@
 """The shape of a GPT-2 (`ModelConfig`) and the descriptors that name one. Leaves out its tensors (models/)."""
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -16,6 +17,23 @@ GPT3_CHANNELS_TO_SHAPE = {
     384: (6, 64), 768: (12, 64), 1024: (24, 64), 1536: (24, 96), 2048: (24, 128), 2560: (32, 80),
     4096: (32, 128), 5140: (40, 128), 12288: (96, 128),
 }  # fmt: skip
+# what Hugging Face calls OpenAI's weights, and the shape of each
+PUBLISHED = {"gpt2": "d12", "gpt2-medium": "d24", "gpt2-large": "d36", "gpt2-xl": "d48"}
+
+
+def where_published(name: str) -> str:
+    """Return how to get the weights that Hugging Face has under a name; "" for one that is not OpenAI's GPT-2."""
+    model = name.removeprefix("openai-community/")
+    return "" if model not in PUBLISHED else (
+        f"no such file or folder; put config.json and model.safetensors of https://huggingface.co/openai-community/"
+        f"{model} into a folder and give its path; {PUBLISHED[model]} is the same shape with random weights"
+    )  # fmt: skip
+
+
+def divisors(number: int) -> list[int]:
+    """Return all divisors of a positive number, the largest first; in as many steps as its square root."""
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)}, reverse=True)
 
 
 def pad_vocab(vocab_size: int) -> int:
@@ -77,7 +95,7 @@ def _from_custom(descriptor: str) -> ModelConfig:
     if channels % heads:
         raise InputError(
             f"-e {descriptor}: C={channels} channels cannot be split into NH={heads} heads; C must be a multiple of "
-            f"NH: write C{-(-channels // heads) * heads}, or another NH"
+            f"NH: write NH{min(divisors(channels), key=lambda n: abs(n - heads))}, or C{-(-channels // heads) * heads}"
         )
     return _shape(fields.get("T", 1024), fields.get("V", GPT2_VOCAB), fields["L"], heads, channels)
 
@@ -104,6 +122,8 @@ def parse_descriptor(descriptor: str) -> ModelConfig:
         return _shape(2048, GPT2_VOCAB, layers, channels // head_size, channels)
     if re.match(r"(L|NH|C|V|T)[0-9]", descriptor):
         return _from_custom(descriptor)
+    if advice := where_published(descriptor):
+        raise InputError(f"-e {descriptor}: {advice}")
     depths = ", ".join(f"d{n}" for n in GPT2_DEPTH_TO_SHAPE)
     sizes = ", ".join(f"gpt3:c{n}" for n in GPT3_CHANNELS_TO_SHAPE if n != 5140)
     raise InputError(

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from llmc_jax.config.checks import divisors, validate
+from llmc_jax.config.checks import validate
 from llmc_jax.config.flags import given_options
+from llmc_jax.config.model import divisors
 from llmc_jax.config.options import Option
 from llmc_jax.config.train import AUTO_BATCH, OPTIONS, TrainConfig
 from llmc_jax.errors import InputError

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from llmc_jax.config.checks import divisors, validate
+from llmc_jax.config.checks import validate
+from llmc_jax.config.model import divisors
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import InputError
 from llmc_jax.plan.interval import Interval

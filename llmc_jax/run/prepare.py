@@ -29,7 +29,7 @@ from llmc_jax.cluster.worker import ALONE, Group
 from llmc_jax.config.checks import check_model_fit, notes_on_devices, with_devices
 from llmc_jax.config.find_lr import of_test
 from llmc_jax.config.flags import models_not_asked_for
-from llmc_jax.config.model import ModelConfig, parse_descriptor
+from llmc_jax.config.model import ModelConfig, parse_descriptor, where_published
 from llmc_jax.config.train import AUTO_BATCH, BY_NAME, TrainConfig
 from llmc_jax.data.corpora import Corpus, stdlib_corpus
 from llmc_jax.data.evalfile import is_eval_file
@@ -40,6 +40,7 @@ from llmc_jax.data.tokenizers import Choice, load_tokenizer
 from llmc_jax.errors import InputError
 from llmc_jax.kernels import record
 from llmc_jax.kernels.plain import to_json
+from llmc_jax.logs.files import MAIN_LOG
 from llmc_jax.machine import compiling, jax_setup
 from llmc_jax.machine.device import Device, describe_device, devices_of
 from llmc_jax.machine.nvml import GpuMonitor, open_monitor
@@ -142,12 +143,19 @@ def resolve_model(
             if not Path(name).exists():
                 raise
     if not Path(name).exists():
-        raise InputError(
-            f"-e {name}: no such file; give the path of an llm.c checkpoint or of a folder of Hugging Face's, or a "
-            "shape such as d12 for random weights (without any flag, a small demo model is trained)"
-        )
+        raise InputError(_not_there(config))
     source = _open_weights("-e", name, config, report)
     return Model(source.config, source)
+
+
+def _not_there(config: TrainConfig) -> str:
+    """Return what to say of a model that is no file. Nobody asked for the default one: something was forgotten."""
+    name, default = config.model, config.model == TrainConfig().model
+    if default and config.reuse and config.output_dir:
+        return f"-y 1 -o {config.output_dir}: there is no run with a checkpoint; check the path, or begin one with -e"
+    shapes = "a shape such as d12 for random weights" + "; --preset demo beside other flags trains the demo" * default
+    files = "no such file; give the path of an llm.c checkpoint or of a folder of Hugging Face's"
+    return f"-e {name}: {where_published(name) or f'{files}, or {shapes}'}"
 
 
 def _open_weights(flag: str, name: str, config: TrainConfig, report: Callable[[str], None]) -> Source:
@@ -165,7 +173,7 @@ def _open_weights(flag: str, name: str, config: TrainConfig, report: Callable[[s
         if not path.is_file() and not (path.is_dir() and sources.is_hugging_face(path)):
             if flag == "--init-from":
                 return find_named(path, report)
-            if path.is_dir():
+            if path.is_dir() and ((path / MAIN_LOG).exists() or not (path / "config.json").exists()):
                 raise InputError(
                     f"{name}: is a folder; name the checkpoint in it, such as {path / 'model_00000100.bin'}, or with "
                     "--init-from the folder of a run of this program"
