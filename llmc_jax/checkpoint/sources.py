@@ -19,7 +19,7 @@ from llmc_jax.checkpoint.llmc import ModelFile, bf16_to_fp32, open_model
 from llmc_jax.checkpoint.llmc_state import open_llmc_state
 from llmc_jax.checkpoint.reading import fp16_to_fp32, opened
 from llmc_jax.checkpoint.source import Source, SpecialTokens, slices
-from llmc_jax.config.model import ModelConfig, parse_descriptor, where_published
+from llmc_jax.config.model import ModelConfig, described, where_published
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.files import reason
@@ -48,10 +48,11 @@ def open_source(path: str | Path, *, v2_order: str = "auto", step: int | None = 
         return _open_folder(path, step)
     if step is not None:
         raise InputError(f"{path}: a step was asked for, but this is not a folder that could hold several")
-    if (shape := _descriptor(path)) is not None:
-        return _random_source(path, shape)
-    if not os.path.lexists(path) and (advice := where_published(str(path))):
-        raise InputError(f"{path}: {advice}")
+    if not os.path.lexists(path):
+        if shape := described(str(path)):
+            return _random_source(path, shape)
+        if advice := where_published(str(path)):
+            raise InputError(f"{path}: {advice}")
     start = _start_of(path)
     if _begins_as_pytorch(start):
         from llmc_jax.checkpoint import nanogpt
@@ -71,16 +72,6 @@ def open_source(path: str | Path, *, v2_order: str = "auto", step: int | None = 
         found = f"it begins with {start[:8]!r}" if start else "it is empty"
         raise FormatError(f"{path}: no checkpoint that is known here: {found}; known are {FILES}")
     return _model_source(open_model(path, v2_order=v2_order))
-
-
-def _descriptor(path: Path) -> ModelConfig | None:
-    """Return the shape that a name such as d12 describes, where no file has that name; None where it is none."""
-    if os.path.lexists(path):
-        return None
-    try:
-        return parse_descriptor(str(path))
-    except InputError:
-        return None
 
 
 def _random_source(path: Path, config: ModelConfig) -> Source:

@@ -3,12 +3,12 @@
 Leaves out the options themselves (train.py) and what only files and devices tell.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple
 
-from llmc_jax.config.model import ModelConfig, divisors
+from llmc_jax.config.model import ModelConfig, described, divisors
 from llmc_jax.config.options import field_problem
 from llmc_jax.config.train import AUTO_BATCH, BY_NAME, OPTIONS, TrainConfig
 from llmc_jax.errors import InputError, raise_problems
@@ -186,6 +186,8 @@ def validate(config: TrainConfig) -> list[str]:
     raise_problems(f"{_given(config, about.name)}: {about.noun} {words}" for about, words in wrong if words)
     not_built = [rule._replace(words=f"{{{name}}}: not built yet; {rule.words}") for name, rule in NOT_BUILT.items()]
     problems = [*_total_batch(config, max(1, config.num_processes)), *_said(config, [*CONTRADICTIONS, *not_built])]
+    if problems and (shape := described(config.model)):
+        check_model_fit(config, shape, problems)  # both limits of -t at once
     raise_problems(problems or _of_devices(config))
     return _said(config, NOTES)
 
@@ -285,13 +287,14 @@ def _smaller_batch(config: TrainConfig) -> list[str]:
     return [] if rest else [f"-b {size}" for size in islice(fitting, 1)]
 
 
-def check_model_fit(config: TrainConfig, model: ModelConfig) -> list[str]:
+def check_model_fit(config: TrainConfig, model: ModelConfig, problems: Sequence[str] = ()) -> list[str]:
     """Check the settings that depend on the model's shape, once it is known. Returns notes for the user.
 
-    Raises InputError if rows (-t) or samples (-g) are longer than the positions that the model knows.
+    Raises InputError if rows (-t) or samples (-g) are longer than the positions that the model knows, or for problems
+    that were there before.
     """
     known = f"the model knows {model.max_seq_len} positions"
-    problems = []
+    problems = [*problems]
     if config.sequence_length > model.max_seq_len:
         problems.append(f"{_given(config, 'sequence_length')}: {known}; take -t {model.max_seq_len} or less")
     if config.sample_every and config.sample_tokens > model.max_seq_len:

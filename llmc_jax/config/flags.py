@@ -52,6 +52,9 @@ ELSEWHERE = {
     "-np": "--num-processes",
     "--nproc": "--num-processes",
     "--hostfile": "--hosts",
+    "--device": "--devices N (a GPU is used if JAX finds one; JAX_PLATFORMS=cpu for the CPU)",
+    "--epochs": "-x N (steps; -1, the default, is one epoch)",
+    "--gpu": "--devices N (plan has --gpu NAME; profile has --calculate --device NAME)",
 }
 LIKENESS = 0.82  # of two words, by difflib: a typing mistake or two; from 0.6 on it takes --device for --decay
 
@@ -111,6 +114,8 @@ def _read(
             rest.append(word)
         elif about is None:
             problems.append(_unknown(word))
+            while word.endswith(".bin") and left and left[0].endswith(".bin"):  # the shell's words for one pattern
+                left.popleft()
             if flag.startswith("-") and not equals and following is not None and not following.startswith("-"):
                 left.popleft()  # most likely the value of what is not a flag
         elif not about.switch and not equals and (following is None or following in by_flag):
@@ -126,7 +131,8 @@ def _read(
 
 def _unknown(word: str) -> str:
     if not word.startswith("-"):
-        return f"{show_value(word)}: a value without a flag; write every value after its flag, as in -b 4"
+        pattern = "; quote a pattern, as in -i 'train_*.bin'" if word.endswith(".bin") else ""
+        return f"{show_value(word)}: a value without a flag; write every value after its flag, as in -b 4{pattern}"
     flag = word.partition("=")[0]
     near = " or ".join(near_flags(flag))
     advice = f"did you mean {near}? " if near else ""
@@ -192,6 +198,8 @@ def _as_type(kind: type, text: str) -> Any:
 
 def _advice(about: Option, text: str) -> str:
     """Return what to write instead, where that can be guessed."""
+    if about.name == "reuse":  # the path of a run
+        return f"; write -y 1 -o {text}"
     if about.type is int and isinstance(_as_type(int, text), str):  # 1e4 or 4.0
         number = _as_type(float, text)
         whole = isinstance(number, float) and number.is_integer() and value_problem(about, int(number)) is None

@@ -130,3 +130,11 @@ def parse_descriptor(descriptor: str) -> ModelConfig:
         f"-e {descriptor}: no such model. Known: {depths} (or gpt2:dN), {sizes}, "
         "a custom shape such as L4-NH4-C256-V257-T128, or the path of a .bin checkpoint"
     )
+
+
+def described(name: str) -> ModelConfig | None:
+    """Return the model of a descriptor; None for what is none."""
+    try:
+        return parse_descriptor(name)
+    except InputError:
+        return None

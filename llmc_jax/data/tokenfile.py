@@ -9,6 +9,7 @@ All little-endian. Leaves out how text becomes tokens, and in which order a run 
 
 import glob
 import os
+import re
 import stat
 import struct
 from pathlib import Path
@@ -41,6 +42,11 @@ KINDS = {
     "llama3-uint32": Kind(magics.LLAMA3_TOKENS, 7, np.dtype("<u4"), (1 << 32) - 1),
     "raw-int32": Kind(None, None, np.dtype("<i4"), MAX_RAW_ID),
 }
+# What a path holds of a data set's files, and the command that makes them.
+MADE_BY = (
+    ("shakespeare", "tinyshakespeare"), ("TinyStories", "tinystories"), ("openwebtext", "openwebtext"),
+    (r"edu_fineweb(\d+B)", r"fineweb-edu --sample \1T"), (r"fineweb(\d+B)", r"fineweb --sample \1T"),
+)  # fmt: skip
 MAKE_ONE = "make token files from text with `python -m llmc_jax.data`"
 
 
@@ -268,8 +274,9 @@ def expand_pattern(pattern: str | Path, flag: str) -> list[Path]:
     if names:
         return [Path(name) for name in names]
     folder = os.path.dirname(pattern)
-    if "shakespeare" in pattern.lower():
-        advice = "get tinyshakespeare with `python -m llmc_jax.data tinyshakespeare`"
+    known = ((re.search(shape, pattern), name) for shape, name in MADE_BY)
+    if name := next((found.expand(name) for found, name in known if found), None):
+        advice = f"get it with `python -m llmc_jax.data {name}`"
     elif folder and not glob.has_magic(folder) and not os.path.isdir(folder):
         advice = f"there is no folder {folder!r}; check the path, or {MAKE_ONE}"
     else:

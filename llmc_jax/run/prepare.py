@@ -29,7 +29,7 @@ from llmc_jax.cluster.worker import ALONE, Group
 from llmc_jax.config.checks import check_model_fit, notes_on_devices, with_devices
 from llmc_jax.config.find_lr import of_test
 from llmc_jax.config.flags import models_not_asked_for
-from llmc_jax.config.model import ModelConfig, parse_descriptor, where_published
+from llmc_jax.config.model import ModelConfig, described, parse_descriptor, where_published
 from llmc_jax.config.train import AUTO_BATCH, BY_NAME, TrainConfig
 from llmc_jax.data.corpora import Corpus, stdlib_corpus
 from llmc_jax.data.evalfile import is_eval_file
@@ -136,12 +136,8 @@ def resolve_model(
         source = _open_weights("--init-from", config.init_from, config, report)
         return Model(_checked_shape(config, source.config), source)
     name = config.model
-    if not name.endswith(".bin") and "/" not in name:
-        try:
-            return Model(parse_descriptor(name), None)
-        except InputError:
-            if not Path(name).exists():
-                raise
+    if not name.endswith(".bin") and "/" not in name and (described(name) or not Path(name).exists()):
+        return Model(parse_descriptor(name), None)
     if not Path(name).exists():
         raise InputError(_not_there(config))
     source = _open_weights("-e", name, config, report)

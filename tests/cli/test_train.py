@@ -145,6 +145,9 @@ def options_of(line: str) -> Given:
         ("-pn 4 -pr 1 -ps node1 --devices 6", "--devices 6: is over all processes, so it must be a multiple of -pn 4"),
         ("--peer-timeout 0", "--peer-timeout 0: peer timeout must be at least 1"),
         ("-np 4", "-np: there is no such flag; did you mean --num-processes? "),
+        ("--device cuda", "--device: there is no such flag; did you mean --devices N (a GPU is used if "),
+        ("--epochs 3", "--epochs: there is no such flag; did you mean -x N (steps; "),
+        ("--gpu h100", "--gpu: there is no such flag; did you mean --devices N (plan has --gpu "),
         ("--hostfile x", "--hostfile: there is no such flag; did you mean --hosts? "),
     ],
 )

@@ -13,6 +13,11 @@ from llmc_jax.config.train import AUTO_BATCH, TrainConfig
 from llmc_jax.errors import InputError
 
 
+def test_both_limits_of_a_row_come_at_once() -> None:
+    with pytest.raises(InputError, match=r"(?s)^2 problems:.*-d 2048: .*-t 1024: the model knows 128 "):
+        validate(TrainConfig(model="L4-NH4-C128-T128", batch_size=4, sequence_length=1024, total_batch_size=2048))
+
+
 @pytest.mark.parametrize(
     ("total", "advice"), [(5000, "-d 4096 or -d 8192"), (256, "-d 4096, or a smaller -b or -t"), (4097, "-d 8192")]
 )

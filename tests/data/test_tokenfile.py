@@ -314,6 +314,9 @@ def test_patterns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("pattern", "advice"),
     [
         ("dev/data/tinyshakespeare/tiny_shakespeare_train.bin", "python -m llmc_jax.data tinyshakespeare"),
+        ("dev/data/fineweb10B/fineweb_train_*.bin", "llmc_jax.data fineweb --sample 10BT`"),
+        ("dev/data/edu_fineweb100B/edu_fineweb_val_*.bin", "llmc_jax.data fineweb-edu --sample 100BT`"),
+        ("dev/data/tinystories/TinyStories_train.bin", "llmc_jax.data tinystories`"),
         ("nowhere/fineweb_train_*.bin", "there is no folder 'nowhere'"),
         ("train_*.bin", "check the path, or make token files"),
         ("", "check the path"),
