@@ -13,11 +13,12 @@ from typing import Any
 from llmc_jax.cli.kit import exit_status
 from llmc_jax.cli.profile_flags import OWN, PROGRAM, help_text
 from llmc_jax.config.flags import step_config, take_own
-from llmc_jax.config.model import ModelConfig, parse_descriptor
+from llmc_jax.config.model import ModelConfig
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import ExitCode, InputError
 from llmc_jax.files import write_atomic
 from llmc_jax.kernels.plain import to_json
+from llmc_jax.machine.cards import named
 from llmc_jax.machine.device import device_label, gib
 from llmc_jax.machine.gpus import GPUS, peak_flops
 from llmc_jax.machine.jax_setup import restart_with_huge_pages, typed
@@ -25,6 +26,7 @@ from llmc_jax.machine.target import Machine, machine_of
 from llmc_jax.models.gpt2 import memory as memory_of
 from llmc_jax.models.gpt2.tensors import num_parameters
 from llmc_jax.models.gpt2.work import Shape, flops_per_token, products_flops, step_work
+from llmc_jax.plan.asked import model_of
 from llmc_jax.plan.plan import make_plan
 from llmc_jax.streams import print_error
 from llmc_jax.training import outliers
@@ -102,14 +104,8 @@ def calculate(config: TrainConfig, own: SimpleNamespace) -> int:
     from llmc_jax.profile.table import calculated, calculated_text
     from llmc_jax.run.console import format_table
 
-    model = _shape_of(config.model)
-    device = own.device
-    if device is not None and device not in GPUS:
-        import difflib
-
-        near = difflib.get_close_matches(device, GPUS, n=1, cutoff=0.3)
-        advice = f"did you mean {near[0]!r}?" if near else "the names are JAX's, such as 'NVIDIA H200'"
-        raise InputError(f"--device {device}: not in the table of GPUs; {advice}")
+    model = model_of(config.model)
+    device = own.device if own.device in (None, *GPUS) else named(own.device).device_kind
     config = replace(config, strict_kernels=False)  # nothing runs
     plan = make_plan(config, model, machine_of(device) if device else Machine("cpu", "cpu"))
     shape = plan.shape
@@ -145,18 +141,6 @@ def calculate(config: TrainConfig, own: SimpleNamespace) -> int:
     print(format_table(sections))
     print(calculated_text(lines))
     return ExitCode.DONE
-
-
-def _shape_of(name: str) -> ModelConfig:
-    """Return the shape that -e names: a descriptor, or a checkpoint of any format."""
-    from llmc_jax.checkpoint.sources import open_source
-
-    try:
-        return parse_descriptor(name)
-    except InputError:
-        if not name.endswith(".bin") and not Path(name).exists():
-            raise
-    return open_source(Path(name)).config
 
 
 def _write_json(path: str, content: dict[str, Any]) -> None:

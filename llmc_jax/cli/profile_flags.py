@@ -21,7 +21,7 @@ OWN = (
     own("--picture", "FILE", None, "draw the timeline of one layer there, as PNG"),
     own("--layer", "N", None, "which layer to draw; by itself the middle one", least=0),
     own("--calculate", "", False, "only FLOPs, bytes and memory, from the shape: needs no device, compiles nothing"),
-    own("--device", "NAME", None, "with --calculate: the GPU whose peaks set the floors, such as 'NVIDIA H200'"),
+    own("--device", "NAME", None, "with --calculate: the GPU whose peaks set the floors: h200, 'NVIDIA H200'"),
     own("--vs", "NAME=VALUE", [], "run another version in turns with this one, given any number of times: a flag of "
         "train.py (kernels=xla, dtype=bf16), threads=1, or commit=HEAD~1"),
     own("--threads", "LIST", None, "run with so many threads each, in turns, such as 1,2,4 (CPU)"),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from llmc_jax.config.checks import check_model_fit, validate
 from llmc_jax.config.flags import STEP_MODEL, given_options, models_not_asked_for, parse_args
-from llmc_jax.config.model import ModelConfig, parse_descriptor
+from llmc_jax.config.model import ModelConfig, described, parse_descriptor
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import InputError
 
@@ -37,15 +37,13 @@ def model_of(name: str) -> ModelConfig:
 
     A file that a preset names and that is not here is STEP_MODEL's. Raises InputError.
     """
-    try:
+    here = Path(name).exists()
+    if not here and not described(name) and name in models_not_asked_for():
+        name = STEP_MODEL
+    if described(name) or not (here or name.endswith(".bin")):
         return parse_descriptor(name)
-    except InputError:
-        if name in models_not_asked_for() and not Path(name).exists():
-            return parse_descriptor(STEP_MODEL)
-        if not name.endswith(".bin") and not Path(name).exists():
-            raise
-    if not Path(name).exists():
-        raise InputError(f"-e {name}: no such file; its shape is enough for a plan, as in -e {STEP_MODEL}")
+    if not here:
+        raise InputError(f"-e {name}: no such file; a shape is enough here, as in -e {STEP_MODEL}")
     from llmc_jax.checkpoint.sources import open_source  # here, because a shape does without
 
     return open_source(Path(name)).config

@@ -60,7 +60,7 @@ def test_a_reader_that_leaves_early_ends_it_quietly(
         (["--picture", "layer.png", "--layer", "2"], "the model has 2 layers"),
         (["--picture", "layer.png", "--differences"], "needs a trace"),
         (["--read", "{file}.none"], "has no program.hlo.txt"),
-        (["--calculate", "--device", "H200"], "did you mean 'NVIDIA H200'"),
+        (["--calculate", "--device", "h1000"], "did you mean h100"),
         (["--calculate", "-e", "no-such.bin"], "no such file"),
         (["--calculate", "--json", "."], ".: cannot be written: it is a folder"),
         (["--calculate", "--json", "{file}/x.json"], "x.json: cannot be written"),
@@ -73,6 +73,11 @@ def test_one_line_says_what_is_wrong(
     (tmp_path / "file").write_text("")
     _, error = run(capsys, *MODEL, *(word.format(file=tmp_path / "file") for word in words), status=2)
     assert said in error and error.startswith("llmc_jax.profile: ") and len(error.splitlines()) == 1
+
+
+def test_a_gpu_may_have_its_short_name(capsys: pytest.CaptureFixture[str]) -> None:
+    short, long = (run(capsys, *MODEL, "--calculate", "--device", name)[0] for name in ("h200", "NVIDIA H200"))
+    assert short == long
 
 
 def test_calculate(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
