@@ -12,7 +12,6 @@ from typing import NoReturn
 from llmc_jax.checkpoint.llmc import V2_ORDERS
 from llmc_jax.cli.kit import exit_status
 from llmc_jax.cli.parsers import Parser
-from llmc_jax.errors import InputError
 from llmc_jax.machine.jax_setup import python_command, restart_with_huge_pages, typed
 
 
@@ -32,25 +31,17 @@ def run_words(program: str, run: Callable[[Sequence[str]], int], argv: Sequence[
     return exit_status(typed(program), lambda: run(words))
 
 
-class OneLineParser(Parser):
-    """A parser that says what is wrong in one line, by an InputError."""
-
-    def error(self, message: str) -> NoReturn:
-        """Raise InputError."""
-        raise InputError(message.removeprefix("argument "))
-
-
-def asking_parser(program: str, usage: str, description: str, examples: str) -> OneLineParser:
+def asking_parser(program: str, usage: str, description: str, shown: Sequence[tuple[str, str]]) -> Parser:
     """Return a parser without flags. What is not given is not in its result.
 
-    program: as `python -m` takes it, which stands for {program} in the examples. usage: what follows its name.
+    program: as `python -m` takes it. usage: what follows its name. shown: examples.
     """
     name = typed(f"{python_command()} -m {program}")
-    return OneLineParser(
+    return Parser(
         prog=name,
         usage=f"{name} {usage}",
         description=description,
-        epilog=examples.format(program=name),
+        shown=shown,
         argument_default=argparse.SUPPRESS,
         formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=30, width=100),
     )

@@ -37,6 +37,8 @@ def make_parser() -> Parser:
     """Return the parser of its commands."""
     parser = Parser(
         prog=typed("python -m llmc_jax.checkpoint"),
+        usual="verify",
+        shown=(("verify runs/plays", "is each checkpoint whole"), ("show runs/plays", "what the newest holds")),
         description="Look into the checkpoints that training writes (folders like state_00000100 in the run folder).",
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)

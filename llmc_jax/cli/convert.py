@@ -359,6 +359,8 @@ def make_parser() -> Parser:
     """Return the parser of its commands."""
     parser = Parser(
         prog=typed(PROGRAM),
+        usual="convert",
+        shown=(("inspect gpt2_124M.bin", "what is in it"), ("convert runs/plays model.bin", "a model file of llm.c")),
         description=DESCRIPTION,
         epilog=FORMATS,
         formatter_class=argparse.RawDescriptionHelpFormatter,

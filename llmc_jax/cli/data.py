@@ -45,6 +45,8 @@ def make_parser() -> Parser:
     program = typed("python -m llmc_jax.data")
     parser = Parser(
         prog=program,
+        usual="prepare",
+        shown=(("prepare book.txt --tokenizer bytes", "token files of your own text"), ("list", "known data sets")),
         description="Make the files that training and evaluation read, and look into them.",
         epilog=f"`{program} COMMAND --help` explains a command.",
     )

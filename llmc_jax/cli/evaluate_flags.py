@@ -23,18 +23,14 @@ DESCRIPTION = """\
 What trained models are worth: loss, perplexity and bits per byte of texts, and how many questions of public tasks they
 answer; each with its standard error, several models side by side. CHECKPOINT is anything that can be opened: a run's
 folder, a training state, a model file of llm.c, a folder of Hugging Face's, nanoGPT's ckpt.pt; or a shape (d12) with
-random weights. Standard output gets the table or the JSON; what else there is to say goes to standard error."""
-
-EXAMPLES = """\
-examples:
-  {program} runs/plays --data dev/data/tinyshakespeare/tiny_shakespeare_val.bin
-      loss, perplexity and bits per byte on the whole file
-  {program} runs/a runs/b --data val.bin --picture positions.png
-      two models, and the loss by position in the context as a picture
-  {program} gpt2_124M.bin --tasks hellaswag mmlu=data.tar lambada
-      questions, from the files that `data hellaswag` and the like have brought, or a file of one's own
-
+random weights. Standard output gets the table or the JSON; what else there is to say goes to standard error.
 docs/evaluate.md explains all of it."""
+
+EXAMPLES = (
+    ("runs/plays --data val.bin", "loss, perplexity and bits per byte on the whole file"),
+    ("runs/a runs/b --data val.bin --picture positions.png", "two models, and the loss by position as a picture"),
+    ("gpt2_124M.bin --tasks hellaswag mmlu=data.tar", "questions that `data hellaswag` has brought, or of a file"),
+)
 
 TEXTS, TASKS = ("data", "text"), ("tasks",)
 NEEDED = {

@@ -25,18 +25,14 @@ DEFAULTS: dict[str, Any] = {
 DESCRIPTION = """\
 Ask a trained model: it goes on with a text, as the tokens come. CHECKPOINT is anything that can be opened: a run's
 folder, a training state, a model file of llm.c, a folder of Hugging Face's, nanoGPT's ckpt.pt; or a shape (d12) with
-random weights. Standard output gets the text alone; what else there is to say goes to standard error."""
-
-EXAMPLES = """\
-examples:
-  {program} runs/plays --prompt "ROMEO:" -n 300
-      300 tokens more, after the newest good state of a run
-  {program} gpt2_124M.bin --prompt-file story.txt --samples 3 --top-p 0.9 --temperature 0.8
-      three continuations of a text
-  {program} gpt2_124M.bin --interactive
-      type, read, type again
-
+random weights. Standard output gets the text alone; what else there is to say goes to standard error.
 docs/generate.md explains all of it."""
+
+EXAMPLES = (
+    ('runs/plays --prompt "ROMEO:" -n 300', "300 tokens more, after the newest good state of a run"),
+    ("gpt2_124M.bin --prompt-file story.txt --samples 3 --top-p 0.9", "three continuations of a text"),
+    ("gpt2_124M.bin --interactive", "type, read, type again"),
+)
 
 # What excludes what, and why. Within a group each flag excludes the others.
 MODES = ("probs", "attention", "perplexity", "interactive", "serve", "llmc")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from llmc_jax import text
-from llmc_jax.cli.kit import exit_status, own_flags
+from llmc_jax.cli.kit import examples, exit_status, own_flags
 from llmc_jax.config.flags import own, step_config, take_own
 from llmc_jax.errors import InputError
 from llmc_jax.kernels import Findings
@@ -117,7 +117,9 @@ def measure(words: Sequence[str], seconds: float) -> str:
 
 def _run(words: list[str]) -> None:
     if "--help" in words or "-h" in words:
-        print(HELP.format(program=typed(f"{python_command()} -m {PROGRAM}")) + "\n".join(own_flags(OWN)))
+        program = typed(f"{python_command()} -m {PROGRAM}")
+        example = examples([(f"{program} --measure -e d12 -b 64 -t 1024", "measure the kernels of GPT-2 124M again")])
+        print(HELP.format(program=program) + "\n".join([*own_flags(OWN), *example]))
         return
     given, rest = take_own(words, OWN)
     actions = [flag for flag in ACTIONS if getattr(given, flag[2:])]

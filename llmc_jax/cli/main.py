@@ -30,6 +30,8 @@ COMMANDS = {
     "kernels": "what is known of the kernels on this machine's GPUs",
 }
 
+ELSEWHERE = {"chat": "generate --interactive", "sample": "generate", "resume": "-y 1 -o RUN", "help": "--help"}
+
 
 def program() -> NoReturn:
     """Run the command `llmc-jax`. May start the process again (machine/jax_setup.py)."""
@@ -54,6 +56,6 @@ def _run(name: str, *arguments: Sequence) -> int:
 def _refuse(name: str) -> NoReturn:
     import difflib  # here, because only mistakes need it
 
-    near = difflib.get_close_matches(name, COMMANDS, n=1)
+    near = [ELSEWHERE[name]] if name in ELSEWHERE else difflib.get_close_matches(name, COMMANDS, n=1)
     advice = f"did you mean {near[0]}?" if near else "--help lists all flags of training"
     raise InputError(f"{show_value(name)}: there is no such subcommand; known are {', '.join(COMMANDS)}; {advice}")

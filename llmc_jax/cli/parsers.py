@@ -5,16 +5,55 @@ train.py, the profiler and the kernels read their words by hand (config/flags.py
 
 import argparse
 from collections.abc import Sequence
-from typing import Any
+from difflib import get_close_matches
+from typing import Any, NoReturn
 
-from llmc_jax.cli.kit import exit_status
+from llmc_jax.cli.kit import examples, exit_status
+from llmc_jax.config.options import show_value
+from llmc_jax.errors import InputError
+
+# What other programs call a flag.
+ELSEWHERE = {
+    **dict.fromkeys(("--max-new-tokens", "--max-tokens", "--length"), "-n"), "-t": "--temperature", "-p": "--prompt",
+    **dict.fromkeys(("--num-samples", "--num-return-sequences"), "--samples"),
+}  # fmt: skip
 
 
 class Parser(argparse.ArgumentParser):
-    """An argparse parser, and its commands', that takes no beginnings of flags for flags."""
+    """An argparse parser, and its commands', whose errors are InputErrors, and which takes no beginnings of flags.
 
-    def __init__(self, **settings: Any) -> None:
+    usual: the command that is most likely meant where the first word is none. shown: examples, words and what for.
+    """
+
+    def __init__(self, *, usual: str = "", shown: Sequence[tuple[str, str]] = (), **settings: Any) -> None:
         super().__init__(**{"allow_abbrev": False, **settings})
+        self.usual, self.shown = usual, [(f"{self.prog} {words}", meaning) for words, meaning in shown]
+
+    def format_help(self) -> str:
+        """Return what --help prints, the examples last."""
+        return super().format_help() + ("\n".join([*examples(self.shown), ""]) if self.shown else "")
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Return what the words say. Raises InputError for one that nothing takes, with what is most likely meant."""
+        found, rest = self.parse_known_args(args, namespace)
+        for flag in (word.partition("=")[0] for word in rest):
+            if not flag.startswith("-"):
+                prompt = "--prompt takes a text; " if "--prompt" in self._option_string_actions else ""
+                raise InputError(f"{show_value(flag)}: a value without a flag; {prompt}--help lists all")
+            near = ELSEWHERE.get(flag) or "".join(get_close_matches(flag, self._option_string_actions, 1))
+            advice = f"did you mean {near}?" if near else "--help lists all"
+            raise InputError(f"{show_value(flag)}: there is no such flag; {advice}")
+        return found
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if self.usual and action.choices is not None and value not in action.choices:
+            meant, *_ = [*get_close_matches(value, action.choices, 1, 0.8), f"{self.usual} {value}"]
+            raise InputError(f"{show_value(value)}: there is no such command; did you mean `{self.prog} {meant}`?")
+        super()._check_value(action, value)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise InputError."""
+        raise InputError(message.removeprefix("argument "))
 
 
 def run_command(program: str, parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:

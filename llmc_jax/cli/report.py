@@ -33,6 +33,7 @@ def make_parser() -> Parser:
     """Return the parser of its flags."""
     parser = Parser(
         prog=typed(PROGRAM),
+        shown=(("runs/plays", "a run's page"), ("runs/a runs/b -o both.html", "two runs over each other")),
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

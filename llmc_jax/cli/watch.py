@@ -39,7 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def make_parser() -> Parser:
     """Return the parser."""
-    parser = Parser(prog=typed(PROGRAM), description=DESCRIPTION, epilog=KEYS)
+    shown = (("runs/plays", "a run while it trains"), ("runs", "a table of the runs in a folder"))
+    parser = Parser(prog=typed(PROGRAM), description=DESCRIPTION, epilog=KEYS, shown=shown)
     parser.add_argument("path", type=Path, metavar="RUN", help="a run folder, or a folder of them: a table, the newest "
         "first")  # fmt: skip
     parser.add_argument("which", nargs="?", metavar="WHICH", help="of a folder of runs: this one, by its name or its "

@@ -65,7 +65,8 @@ class Session:
             return False
         if text.startswith("/") and not text.startswith("//"):
             if word not in self._commands:
-                raise InputError(f"{word}: there is no such command; /help lists them; // begins a text with /")
+                meant = f"did you mean /set {word[1:]} {rest}? " if word[1:] in self._settings() else ""
+                raise InputError(f"{word}: there is no such command; {meant}/help lists them; // begins a text with /")
             self._commands[word](rest.strip())
             return True
         self.go_on(self._encoded(text[1:] if text.startswith("//") else text))

@@ -38,13 +38,21 @@ def test_it_is_a_program() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [[], ["nothing"], ["logs"], ["logs", "a", "b", "--", "-b", "4"], ["logs", "--pict", "x"]]
+    ("words", "said"),
+    [
+        ([], "required: COMMAND"),
+        (["nothing"], "compare logs nothing`"),
+        (["runs/a", "runs/b"], "runs/a: there is no such command; did you mean `python -m llmc_jax.compare logs "),
+        (["checkpoint", "a"], "compare checkpoints`"),
+        (["logs"], "required: LOG"),
+        (["logs", "a", "b", "--", "-b", "4"], "logs takes no words behind --"),
+        (["logs", "--pict", "x"], "--pict: there is no such flag"),
+    ],
 )
-def test_wrong_words(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(words)
-    assert ended.value.code == 2
-    assert "usage: python -m llmc_jax.compare" in capsys.readouterr().err
+def test_wrong_words(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("python -m llmc_jax.compare: ") and said in line
 
 
 def test_flags_of_another_program() -> None:

@@ -200,7 +200,11 @@ def test_a_reader_that_went_away_is_no_error(monkeypatch: pytest.MonkeyPatch) ->
         (["--llmc", "--seed", "0"], "--llmc --seed 0: "),
         (["--serve", "99999"], "--serve 99999: "),
         (["--serve", "x"], "--serve x: "),
-        (["--unknown"], "unrecognized arguments: --unknown"),
+        (["--unknown"], "--unknown: there is no such flag; --help"),
+        (["--promt", "x"], "--promt: there is no such flag; did you mean --prompt?"),
+        (["--max-new-tokens", "5"], "--max-new-tokens: there is no such flag; did you mean -n?"),
+        (["-t=0.5"], "-t: there is no such flag; did you mean --temperature?"),
+        (["def read"], "'def read': a value without a flag; --prompt takes"),
     ],
     ids=" ".join,
 )

@@ -36,7 +36,9 @@ def test_each_explains_itself_by_the_name_that_was_typed(
     name: str, run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(name, "--help") == 0
-    assert capsys.readouterr().out.startswith(f"usage: llmc-jax {name} [")
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"usage: llmc-jax {name} [")
+    assert any(line.startswith("  llmc-jax ") for line in shown.partition("\nExamples:\n")[2].splitlines())
 
 
 @pytest.mark.parametrize(
@@ -45,6 +47,18 @@ def test_each_explains_itself_by_the_name_that_was_typed(
         (["-b", "0"], "llmc-jax: -b 0: "),
         (["train", "-b", "0"], "llmc-jax train: -b 0: "),
         (["convert", "inspect", "/none.bin"], "llmc-jax convert: /none.bin: "),
+        (
+            ["checkpoint", "runs/a"],
+            "llmc-jax checkpoint: runs/a: there is no such command; did you mean `llmc-jax checkpoint verify ",
+        ),
+        (
+            ["convert", "runs/a", "out"],
+            "llmc-jax convert: runs/a: there is no such command; did you mean `llmc-jax convert convert ",
+        ),
+        (
+            ["data", "book.txt"],
+            "llmc-jax data: book.txt: there is no such command; did you mean `llmc-jax data prepare ",
+        ),
         (["checkpoint", "verify", "/none"], "llmc-jax checkpoint: /none: "),
         (["compare", "logs", "a.log"], "llmc-jax compare logs: "),
         (["data", "inspect", "/none.bin"], "llmc-jax data: inspect /none.bin: "),
@@ -63,7 +77,17 @@ def test_messages_begin_with_what_was_typed(
 
 @pytest.mark.parametrize(
     ("word", "near"),
-    [("trian", "train"), ("checkpoints", "checkpoint"), ("conver", "convert"), ("zzz", None), ("", None)],
+    [
+        ("trian", "train"),
+        ("checkpoints", "checkpoint"),
+        ("conver", "convert"),
+        ("chat", "generate --interactive"),
+        ("sample", "generate"),
+        ("resume", "-y 1 -o RUN"),
+        ("help", "--help"),
+        ("zzz", None),
+        ("", None),
+    ],
 )
 def test_another_word_is_one_line_that_names_the_subcommands(
     word: str, near: str | None, run: Run, capsys: pytest.CaptureFixture[str]

@@ -55,6 +55,11 @@ def test_what_is_typed_and_what_comes_stays_in_the_text(model: Model, session: S
     assert session.ids == []
 
 
+def test_a_setting_typed_as_a_command_is_shown_as_one(session: Session) -> None:
+    with pytest.raises(InputError, match=r"^/temperature: .*did you mean /set temperature 0\.8\?"):
+        session.take("/temperature 0.8")
+
+
 def test_settings_are_checked_and_changed(session: Session) -> None:
     for words in (
         "/set top-k 5",
