@@ -8,6 +8,7 @@ import select
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from shutil import get_terminal_size
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -19,6 +20,7 @@ from llmc_jax.errors import ExitCode, InputError
 from llmc_jax.files import cache_folder, plain, refusing
 from llmc_jax.machine.jax_setup import configure
 from llmc_jax.streams import print_error
+from llmc_jax.text import wrapped
 
 if TYPE_CHECKING:
     from llmc_jax.generate.answer import Answer
@@ -64,7 +66,8 @@ def _run(words: Sequence[str]) -> int:
 
 def say(about: str, words: str) -> None:
     """Print a note beside the text, on standard error."""
-    print_error(f"{about:<7} {words}")
+    line = f"{about:<7} {words}"
+    print_error(wrapped(line, get_terminal_size().columns) if sys.stderr.isatty() else line)
 
 
 # ----- the prompt ---------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from llmc_jax import text
-from llmc_jax.cli.kit import examples, exit_status, own_flags
+from llmc_jax.cli.kit import exit_status, help_page
 from llmc_jax.config.flags import own, step_config, take_own
 from llmc_jax.errors import InputError
 from llmc_jax.kernels import Findings
@@ -23,12 +23,12 @@ OWN = (
     own("--seconds", "N", 600, "with --measure: how long that may take"),  # it is in no hurry
     own("--clear", "", False, "forget all of it, and the programs that were compiled: new runs compile theirs anew"),
 )  # fmt: skip
-HELP = """usage: {program} [--report | --clear | --measure [--seconds N] [flags of train.py]]
-
-Shows what was measured about the kernels on this machine's GPUs: which are correct, how fast they are, which run.
-train.py measures it when the GPU, the versions or the shapes are new; docs/kernels/check.md explains how.
-
-"""
+ABOUT = (
+    "Shows what was measured about the kernels on this machine's GPUs: which are correct, how fast they are, which "
+    "run. train.py measures it when the GPU, the versions or the shapes are new; docs/kernels/check.md explains how. "
+    "Flags of train.py go with --measure alone."
+)
+EXAMPLES = (("--measure -e d12 -b 64 -t 1024", "measure again, for GPT-2 124M"), ("--report", "for a bug report"))
 
 
 # ----- what is shown ------------------------------------------------------------------------------------------------
@@ -117,9 +117,7 @@ def measure(words: Sequence[str], seconds: float) -> str:
 
 def _run(words: list[str]) -> None:
     if "--help" in words or "-h" in words:
-        program = typed(f"{python_command()} -m {PROGRAM}")
-        example = examples([(f"{program} --measure -e d12 -b 64 -t 1024", "measure the kernels of GPT-2 124M again")])
-        print(HELP.format(program=program) + "\n".join([*own_flags(OWN), *example]))
+        print(help_page(typed(f"{python_command()} -m {PROGRAM}"), ABOUT, OWN, EXAMPLES))
         return
     given, rest = take_own(words, OWN)
     actions = [flag for flag in ACTIONS if getattr(given, flag[2:])]

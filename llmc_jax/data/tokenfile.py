@@ -274,8 +274,7 @@ def expand_pattern(pattern: str | Path, flag: str) -> list[Path]:
     if names:
         return [Path(name) for name in names]
     folder = os.path.dirname(pattern)
-    known = ((re.search(shape, pattern), name) for shape, name in MADE_BY)
-    if name := next((found.expand(name) for found, name in known if found), None):
+    if name := next((found.expand(name) for shape, name in MADE_BY if (found := re.search(shape, pattern))), None):
         advice = f"get it with `python -m llmc_jax.data {name}`"
     elif folder and not glob.has_magic(folder) and not os.path.isdir(folder):
         advice = f"there is no folder {folder!r}; check the path, or {MAKE_ONE}"

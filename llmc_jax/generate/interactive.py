@@ -6,6 +6,7 @@ Leaves out how tokens are drawn and shown (answer.py, show.py).
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -16,6 +17,7 @@ from llmc_jax.generate.answer import STOPPED, Answer, ask, until_ctrl_c
 from llmc_jax.generate.engine import Request, check_request, kept_after_drop
 from llmc_jax.generate.model import Model
 from llmc_jax.generate.show import Screen
+from llmc_jax.text import wrapped
 
 HISTORY_LINES = 2000
 HELP = """\
@@ -47,13 +49,14 @@ class Session:
         self.ids: list[int] = []
         self._out, self._note = out, note
         self._turns: list[Turn] = []
+        show = partial(print, sep="\n", file=out, flush=True)
         self._commands: dict[str, Callable[[str], None]] = {
             "/again": self._again,
             "/undo": self._undo,
             "/reset": self._reset,
-            "/text": lambda _: print(sample_text(model.tokenizer, self.ids), file=out, flush=True),
+            "/text": lambda _: show(sample_text(model.tokenizer, self.ids)),
             "/set": self._set,
-            "/help": lambda _: print(HELP.format(names=", ".join(self._settings())), file=out, flush=True),
+            "/help": lambda _: show(*map(wrapped, HELP.format(names=", ".join(self._settings())).splitlines())),
         }
         if request.prompt:
             self.go_on(list(request.prompt))

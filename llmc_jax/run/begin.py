@@ -51,6 +51,7 @@ from llmc_jax.run.stopping import stop_on_signals
 from llmc_jax.run.table import table
 from llmc_jax.run.trackers import Trackers
 from llmc_jax.streams import Output
+from llmc_jax.text import wrapped
 
 
 @contextmanager
@@ -237,7 +238,7 @@ def announce(setup: Setup, folder: Path, console: Console, log: RunLog) -> None:
     for warning in setup.warnings:
         console.warning(warning)
     if (corpus := setup.data.corpus) is not None:
-        console.note(f"{corpus.description}; fingerprint {corpus.fingerprint}")
+        console.note(wrapped(f"{corpus.description}; fingerprint {corpus.fingerprint}"))
         if setup.config.val_data == "stdlib":
             console.note(f"bigram baseline: {corpus.bigram_nats:.3f} nats (each byte guessed from the one before)")
 

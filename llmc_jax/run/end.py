@@ -104,9 +104,8 @@ def to_try(run: Run, outcome: Outcome) -> Iterator[tuple[str, str, str]]:
             text = shlex.quote(str(val.paths[0]) if config.val_data == "stdlib" else config.val_data)
             yield "evaluate it:", f"{jax_setup.other_command('evaluate')} {folder} --data {text}", "docs/evaluate.md"
     if config.preset == "demo" and outcome.code == ExitCode.DONE and not config.find_lr:
-        train = jax_setup.train_command()
-        yield "try next:", f"{train} --preset demo -x 5000", "the same, longer"
-        yield "", f"{train} --help", "every option"
+        yield "try next:", f"{jax_setup.train_command()} --preset demo -x 5000", "the same, longer"
+        yield "", f"{jax_setup.train_command()} --help", "every option"
         yield "", f"{jax_setup.other_command('data')} tinyshakespeare", "then --preset tinyshakespeare"
 
 

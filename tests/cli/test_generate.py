@@ -15,7 +15,7 @@ import pytest
 
 from llmc_jax.checkpoint.sources import flat_parameters, open_source
 from llmc_jax.cli.asking import flag
-from llmc_jax.cli.generate import main
+from llmc_jax.cli.generate import main, say
 from llmc_jax.cli.generate_flags import DEFAULTS, GOES_WITH, MODES, PROMPTS, REFUSED, check_together, parse
 from llmc_jax.data.tokenizers import printable
 from llmc_jax.errors import InputError
@@ -213,6 +213,18 @@ def test_bad_input_is_one_line(words: list[str], named: str, ask: Ask) -> None:
     assert (done.status, done.out) == (2, "")
     (line,) = done.err.splitlines()
     assert line.startswith(f"llmc_jax.generate: {named}")
+
+
+def test_notes_are_wrapped_between_words_on_a_terminal_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = "the text outgrew the model's context, so the oldest of its tokens were dropped " * 3
+    monkeypatch.setenv("COLUMNS", "50")
+    for terminal, widest in ((True, 50), (False, 8 + len(words))):
+        monkeypatch.setattr("sys.stderr.isatty", lambda terminal=terminal: terminal)
+        say("note", words)
+        lines = capsys.readouterr().err.splitlines()
+        assert 40 <= max(map(len, lines)) <= widest and " ".join(lines).split() == ["note", *words.split()]
 
 
 def test_a_prompt_that_is_not_utf_8_names_its_file_and_byte(ask: Ask, tmp_path: Path) -> None:

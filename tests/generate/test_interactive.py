@@ -111,6 +111,15 @@ def typed(*lines: str | type[BaseException]) -> Callable[[str], str]:
     return read
 
 
+def test_help_is_as_wide_as_the_screen(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.StringIO()
+    monkeypatch.setattr("llmc_jax.text.screen_width", lambda: 60)
+    Session(model, REQUEST, out, print).take("/help")
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= 60
+    assert "repetition-penalty, seed, tokens" in " ".join(out.getvalue().split()) and "  /help, /quit" in lines
+
+
 def test_talking_goes_on_after_mistakes_and_ctrl_c(model: Model, notes: list[str]) -> None:
     out = io.StringIO()
     lines = typed("/nonsense", KeyboardInterrupt, "a\\", "b", "/text", "/help", "/set", "/quit", "never")

@@ -422,10 +422,12 @@ def test_the_built_in_corpus_with_any_model_and_validation(
 ) -> None:
     corpus = Corpus(*(Path(tokens.train), Path(tokens.val), 257, "f00d", "the corpus"), *(3000, 2000, 1, 1, 5.0, 2.5))
     monkeypatch.setattr(prepare, "stdlib_corpus", lambda: corpus)
+    monkeypatch.setattr("llmc_jax.text.screen_width", lambda: 20)  # wrapped between words
     flags = ["-e", f"L1-NH1-C16-V{vocab}-T16", "-i", "stdlib", "-j", "stdlib" if val == "stdlib" else tokens.val]
     run = train(*flags, "-x", 1, "-v", 1, "-m", 1, "-s", 1, "-g", 3)
     assert run.code == 0, run.err
     assert ("bigram baseline: 2.500 nats" in run.out) == (val == "stdlib")
+    assert "the corpus;\n    fingerprint f00d\n" in run.out
     assert commands(run, "evaluate it:")[-1] == str(tokens.val) and commands(run, "ask it:")[-3] == "def read"
     warning = "-i stdlib has V=257, the model V=50257; take one of that V"
     assert ([warning in line for line in run.out.splitlines() if line.startswith("warning: ")] == [True]) == (
