@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 GAP = 2  # cells between two columns
-NARROWEST_WORDS = 16  # cells that a column of words may be folded to
+NARROWEST_WORDS, FOLDED_WORDS = 16, 10  # cells that a column of words may be folded to, and where all else is too wide
 WIDEST_TEXT = 116  # cells of a line of prose
 
 
@@ -43,8 +43,8 @@ def table(
         return ""
     width = width or screen_width()
     widths = {index: max(cell_len(headings[index]), *(cell_len(row[index]) for row in filled)) for index in used}
-    least = {
-        i: min(widths[i], max(NARROWEST_WORDS, len(headings[i]))) if headings[i] in words else widths[i] for i in used
+    least = widths | {
+        i: min(widths[i], max(NARROWEST_WORDS, 0, *map(len, headings[i].split()))) for i in used if headings[i] in words
     }
 
     def needed(cells: dict[int, int]) -> int:
@@ -57,6 +57,8 @@ def table(
         if any(headings[index] == heading for index in used):
             gone.append(heading)
             used = [index for index in used if headings[index] != heading]
+    if width and needed(least) > width:  # and nothing is left that may go
+        least |= {i: min(least[i], FOLDED_WORDS) for i in used if headings[i] in words}
     lines = _laid_out(
         [(headings[index], headings[index] in words) for index in used],
         [[row[index] for index in used] for row in filled],
@@ -72,10 +74,11 @@ def _laid_out(columns: list[tuple[str, bool]], rows: list[list[str]], width: int
     grid = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False)
     for heading, is_words in columns:
         grid.add_column(heading, justify="left" if is_words else "right", no_wrap=not is_words, overflow="fold")
-    for row in rows:
+    for row in [["-"], *rows]:  # the first says where the heading, which may be folded, ends
         grid.add_row(*map(Text, row))
-    head, *lines = (line.rstrip() for line in drawn(grid, width).splitlines())
-    return [head, "-" * max(map(cell_len, [head, *lines])), *lines]
+    lines = [line.rstrip() for line in drawn(grid, width).splitlines()]
+    rule = [line.strip() for line in lines].index("-")
+    return [*lines[:rule], "-" * max(map(cell_len, lines)), *lines[rule + 1 :]]
 
 
 def drawn(table: Table, width: int) -> str:

@@ -44,6 +44,21 @@ def test_without_room_optional_columns_go_and_then_words_are_folded(width: int, 
     assert all(word in shown for word in ("1.234", "99.1", "several", "words", "backward"))
 
 
+def test_a_heading_of_several_words_is_folded_too() -> None:
+    """As plan's and evaluate's are on a terminal of 40 columns."""
+    rows = [["a step, ms", "107", "113", "119"]]
+    found = text.table(["how fast? (by the rates of one NVIDIA H200)", "low", "typical", "high"], rows,
+                       left=["how fast? (by the rates of one NVIDIA H200)"], width=40).splitlines()  # fmt: skip
+    rule = found.index("-" * len(max(found, key=len)))
+    assert max(map(len, found)) <= 40 and found[rule + 1].split() == ["a", "step,", "ms", "107", "113", "119"]
+    assert " ".join(" ".join(found[:rule]).split()) == "how fast? (by the rates of one NVIDIA H200) low typical high"
+
+    rows = [["README.md", "loss", "3.7574 ± 0.0258"], ["  16,261 tokens", "bits per byte", "5.4208 ± 0.0372"]]
+    assert (
+        max(map(len, text.table(["of", "figure", "value"], rows, left=["of", "figure"], width=40).splitlines())) <= 40
+    )
+
+
 def test_the_environment_takes_no_digit_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under these two rich thinks that it knows the width better."""
     monkeypatch.setenv("FORCE_COLOR", "1")

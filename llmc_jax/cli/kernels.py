@@ -24,9 +24,8 @@ OWN = (
     own("--clear", "", False, "forget all of it, and the programs that were compiled: new runs compile theirs anew"),
 )  # fmt: skip
 ABOUT = (
-    "Shows what was measured about the kernels on this machine's GPUs: which are correct, how fast they are, which "
-    "run. train.py measures it when the GPU, the versions or the shapes are new; docs/kernels/check.md explains how. "
-    "Flags of train.py go with --measure alone."
+    "Shows which kernels are correct on this machine's GPUs, how fast they are, and which run. train.py measures it "
+    "for new GPUs, versions and shapes; docs/kernels/check.md explains how. Flags of train.py go with --measure alone."
 )
 EXAMPLES = (("--measure -e d12 -b 64 -t 1024", "measure again, for GPT-2 124M"), ("--report", "for a bug report"))
 

@@ -41,8 +41,8 @@ class Parser(argparse.ArgumentParser):
                 prompt = "--prompt takes a text; " if "--prompt" in self._option_string_actions else ""
                 raise InputError(f"{show_value(flag)}: a value without a flag; {prompt}--help lists all")
             near = ELSEWHERE.get(flag) or "".join(get_close_matches(flag, self._option_string_actions, 1))
-            advice = f"did you mean {near}?" if near else "--help lists all"
-            raise InputError(f"{show_value(flag)}: there is no such flag; {advice}")
+            meant = f"did you mean {near}? " if near else ""
+            raise InputError(f"{show_value(flag)}: there is no such flag; {meant}--help lists all")
         return found
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:

@@ -290,8 +290,7 @@ def _smaller_batch(config: TrainConfig) -> list[str]:
 def check_model_fit(config: TrainConfig, model: ModelConfig, problems: Sequence[str] = ()) -> list[str]:
     """Check the settings that depend on the model's shape, once it is known. Returns notes for the user.
 
-    Raises InputError if rows (-t) or samples (-g) are longer than the positions that the model knows, or for problems
-    that were there before.
+    Raises InputError for `problems`, and if rows (-t) or samples (-g) are longer than the positions that it knows.
     """
     known = f"the model knows {model.max_seq_len} positions"
     problems = [*problems]

@@ -17,7 +17,6 @@ GPT3_CHANNELS_TO_SHAPE = {
     384: (6, 64), 768: (12, 64), 1024: (24, 64), 1536: (24, 96), 2048: (24, 128), 2560: (32, 80),
     4096: (32, 128), 5140: (40, 128), 12288: (96, 128),
 }  # fmt: skip
-# what Hugging Face calls OpenAI's weights, and the shape of each
 PUBLISHED = {"gpt2": "d12", "gpt2-medium": "d24", "gpt2-large": "d36", "gpt2-xl": "d48"}
 
 
