@@ -32,10 +32,10 @@ def errors(found: Sequence[jax.Array], given: Problem, kind: Any) -> list[tuple[
                 elif part.ndim == 1:
                     vectors.setdefault(k, []).append(part)
                 else:
-                    compared[k].append(_compare(found[k][here], part, given.rows))
+                    compared[k].append(_compare(found[k][here], part, given))
         wholes |= {k: jnp.concatenate(cut) for k, cut in vectors.items()}
         for k, whole in wholes.items():
-            compared[k].append(_compare(found[k], whole, given.rows))
+            compared[k].append(_compare(found[k], whole, given))
         return [_errors(parts) for parts in compared]
 
 
@@ -83,15 +83,18 @@ def _sums(found: jax.Array, wanted: jax.Array, columns: int) -> tuple[jax.Array,
     return jnp.sum(off**2), jnp.sum(wanted**2), jnp.max(relative)
 
 
-def _compare(found: jax.Array, wanted: jax.Array, rows: bool) -> Compared:
+def _compare(found: jax.Array, wanted: jax.Array, given: Problem) -> Compared:
     """Return how far an output is off; of a vector, and where rows mean nothing, the whole is one row.
 
-    Raises ValueError for another shape.
+    Of attention's packed gradient dk and dv count as rows of their own too: few queries see the last keys, so their
+    gradients are small beside dq's, which would hide them. Raises ValueError for another shape.
     """
     if found.shape != wanted.shape:
         raise ValueError(f"an output has the shape {found.shape}, not {wanted.shape}")
-    columns = found.shape[-1] if rows and found.ndim > 1 else found.size
+    columns = found.shape[-1] if given.rows and found.ndim > 1 else found.size
     off, size, worst = _sums(found, wanted, columns)
+    if "attention" in given.function and columns == 3 * (C := given.arrays[0].shape[-1]) and found.ndim > 1:
+        worst = jnp.maximum(worst, _sums(found[..., C:], wanted[..., C:], C)[2])
     return float(off), float(size), float(worst)
 
 

@@ -64,6 +64,15 @@ def test_numerics_of_attention(what: str | None, monkeypatch: pytest.MonkeyPatch
     assert verdict.startswith("WRONG: output 1") if what else verdict == "right"
 
 
+@pytest.mark.parametrize("third", ["k", "v"])
+def test_numerics_of_the_last_row_of_attention(third: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gradient that one query alone makes, 9 % too large: beside the whole row it would be within the tolerance."""
+    C = 32
+    here = slice(C, 2 * C) if third == "k" else slice(2 * C, 3 * C)
+    verdict = _measure(monkeypatch, "attention", [2, 48, 2, 16], lambda dqkv: dqkv.at[:, -1, here].multiply(1.09))
+    assert verdict.startswith("WRONG: output 1")
+
+
 @pytest.mark.parametrize("function, sizes", [("gelu_backward", [3, 300]), ("global_norm", [2**13])])
 def test_numerics_of_kernels_in_interpret_mode(function: str, sizes: list[int]) -> None:
     assert measured.measure(function, "bf16", sizes, interpret=True)["verdict"] == "right"
