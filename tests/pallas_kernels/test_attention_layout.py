@@ -16,8 +16,8 @@ from pallas_kernels import mosaic
 SHAPES = [(64, 16), (64, 32), (64, 64)]  # of tiles of scores
 
 
-def elements(layout: Any, shape: tuple[int, int]) -> np.ndarray:
-    """Logical (row, column) of what each register holds: (registers, warps, lanes..., vector, 2)."""
+def elements(layout: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """Logical index of what each register holds: (registers, warps, lanes..., vector, axes)."""
     tiled = layout.tiling.tile_shape(shape)
     warps = [d for d in layout.warp_dims if isinstance(d, int)]
     lanes = [d for d in layout.lane_dims if isinstance(d, int)]
@@ -30,7 +30,7 @@ def elements(layout: Any, shape: tuple[int, int]) -> np.ndarray:
             for d, at in zip(places, place, strict=True):
                 index[d] = at
             found.append(layout.tiling.untile_indices(tuple(index)))
-    return np.array(found).reshape(-1, *sizes, 2)
+    return np.array(found).reshape(-1, *sizes, len(shape))
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
