@@ -32,7 +32,7 @@ from llmc_jax.models.gpt2.tensors import flat_size
 from llmc_jax.trials import problems
 from llmc_jax.trials.children import END_SECONDS, Outcome, Task
 from llmc_jax.trials.figures import SAME, NotMeasured
-from pallas_kernels import tuning
+from pallas_kernels import gelu, layernorm, tuning
 from tests.aot.cases import public_kernels
 from tests.machine.test_nvml import FULL, FakeNvml
 
@@ -555,9 +555,34 @@ def test_what_compute_sanitizer_says(monkeypatch: pytest.MonkeyPatch) -> None:
         races.figures_of("boom\n", 3)
     monkeypatch.setattr(races, "find", lambda *_: None)
     with pytest.raises(NotMeasured, match="compute-sanitizer is not installed"):
-        races.measure([1, 256, 2, 64], "mma")
+        races.measure("attention", "bf16", [1, 256, 2, 64], "mma")
     with pytest.raises(NotMeasured, match="ncu"):
         ncu.measure("attention_dq", "attention", [1, 64, 2, 64], "wgmma")
+
+
+def test_races_are_looked_for_where_threads_share_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each item's program computes what its item says, at sizes at which a block has shared memory."""
+    asked: list[tuple[Any, ...]] = []
+
+    def run(command: list[str], **_: Any) -> Any:
+        exec(command[-1])
+        said = f"{races.FINISHED}\nRACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)"
+        return subprocess.CompletedProcess(command, 0, said, "")
+
+    monkeypatch.setattr(races, "find", lambda *_: races.TOOL)
+    monkeypatch.setattr(races.subprocess, "run", run)
+    monkeypatch.setattr(races, "run", lambda *given: asked.append(given))
+    items = [item.arguments for item in plan() if item.part == "races"]
+    assert [races.measure(**arguments)["errors"] for arguments in items] == [0] * len(items)
+    assert asked == [
+        (each["function"], each["sizes"], each.get("implementation", "pallas"), 1, "bf16", each.get("form", ""))
+        for each in items
+    ]
+    C = {each["function"]: each["sizes"][1] for each in items}
+    assert {*C} == {"attention", "layernorm_backward", "gelu_backward", "classifier"}
+    assert layernorm.plan_rows(C["layernorm_backward"], tuning.sizes("sm_90").layernorm_backward).rows > 1
+    assert gelu.plan_strips(C["gelu_backward"], 8, tuning.sizes("sm_90").gelu_block).at_once > 1
+    assert {each["form"] for each in items if each["function"] == "classifier"} == {"shared", "sweeps"}
 
 
 def counted(*rows: tuple[str, str]) -> str:

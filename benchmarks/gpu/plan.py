@@ -12,7 +12,7 @@ from llmc_jax.config.train import BY_NAME
 PARTS = {
     "machine": "what the machine reaches at most: a copy, and matrix products of the models' shapes",
     "numerics": "every kernel, and the model on kernels, against float64",
-    "races": "what compute-sanitizer finds in a small attention, where it is installed",
+    "races": "what compute-sanitizer finds in kernels whose threads share memory, where it is installed",
     "kernels": "the time of every kernel beside XLA's version of the operation, and of attention beside cuDNN",
     "ncu": "what Nsight Compute counts in the kernels that take longest, where it is installed",
     "tiles": "the kernels once more with other tile sizes",
@@ -198,11 +198,18 @@ def _numerics(tiny: bool) -> Iterator[Item]:
 
 
 def races(tiny: bool) -> Iterator[Item]:
+    """Attention, and the kernels without automatic barriers whose threads share memory."""
+
+    def item(function: str, sizes: list[int], **more: Any) -> Item:
+        return _kernel_item("races", "races", function, "bf16", sizes, **more)._replace(fresh=True, seconds=240)
+
     for version in ATTENTION[-1:] if tiny else ATTENTION:
-        arguments = {"sizes": [1, 256, 2, 64], "implementation": version}
-        yield Item(
-            "races", f"attention bf16 1x256x2x64 implementation={version}", "races", arguments, True, seconds=240
-        )
+        yield item("attention", [1, 256, 2, 64], implementation=version)
+    if not tiny:
+        yield item("layernorm_backward", [64, 768])
+        yield item("gelu_backward", [64, 6400])  # where warps have rows of their own, unlike 3072 columns
+        for form in ("shared", "sweeps"):
+            yield item("classifier", [4, V, VP], form=form)
 
 
 def kernels(tiny: bool) -> Iterator[Item]:

@@ -19,12 +19,13 @@ FINISHED, NOT_HERE = "all calls returned", "not measured: "
 REFUSED = re.compile(r"not supported|failed to initialize", re.IGNORECASE)  # as on a machine that hides the counters
 
 
-def measure(sizes: list[int], implementation: str) -> Figures:
-    """Hazards in forward and backward of attention on (B, T, NH, HS), as racecheck counts them."""
+def measure(function: str, dtype: str, sizes: list[int], implementation: str = "pallas", form: str = "") -> Figures:
+    """Hazards in a function, of attention forward and backward, as racecheck counts them."""
     tool = find(TOOL, PLACES)
     if tool is None:
         raise NotMeasured(f"{TOOL} is not installed: it comes with CUDA's toolkit")
-    program = f"from benchmarks.gpu import races; races.run('attention', {sizes}, {implementation!r})"
+    asked = f"{function!r}, {sizes}, {implementation!r}, 1, {dtype!r}, {form!r}"
+    program = f"from benchmarks.gpu import races; races.run({asked})"
     command = [tool, "--tool", "racecheck", "--print-limit", "10", sys.executable, "-c", program]
     environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
@@ -62,16 +63,18 @@ def reason(lines: Sequence[str], tool: str, refused: re.Pattern[str]) -> str:
     return f"{tool}: {said.strip(' =')[:200]}" if said else ""
 
 
-def run(function: str, sizes: list[int], implementation: str, calls: int = 1) -> None:
+def run(
+    function: str, sizes: list[int], implementation: str, calls: int = 1, dtype: str = "bf16", form: str = ""
+) -> None:
     """Compute a function so many times, attention forward and backward."""
     import jax
 
     from benchmarks.gpu import solvers
     from llmc_jax.trials import problems
 
-    given: Any = problems.problem(function, "bf16", sizes, seed=1)
+    given: Any = problems.problem(function, dtype, sizes, seed=1)
     try:
-        program = jax.jit(given.bind(solvers.implementation(function, implementation)))
+        program = jax.jit(given.bind(solvers.implementation(function, implementation, form=form)))
     except NotMeasured as why:
         print(f"{NOT_HERE}{why}")
         return
