@@ -40,7 +40,8 @@ def measure(
     solver = solvers.implementation(function, implementation, interpret=interpret, form=form)
     promised = solvers.repeats_bits(function, implementation)
     wide, rounding = {"fp64": jnp.float64, "fp32": jnp.float32}[reference], options.get("rounding", "nearest")
-    return _with_verdict(*judged(given, solver, promised=promised, interpret=interpret, wide=wide, rounding=rounding))
+    run = jax.jit(given.bind(solver))
+    return _with_verdict(*judged(given, run, promised=promised, interpret=interpret, wide=wide, rounding=rounding))
 
 
 def _with_verdict(figures: Figures, wrong: list[str]) -> Figures:

@@ -26,7 +26,7 @@ from llmc_jax.training.step import StepNumbers, StepOptions, train_step
 from llmc_jax.trials import candidates, numerics, problems, times
 from llmc_jax.trials.candidates import Case
 from llmc_jax.trials.clock import timing
-from llmc_jax.trials.figures import NotMeasured, Tried
+from llmc_jax.trials.figures import Figures, NotMeasured, Tried
 
 MATRIX_BYTES = 2e9  # of attention's T x T matrix in one layer, beyond which XLA's step does without it, and has no time
 BETA1 = 0.9
@@ -63,14 +63,17 @@ def measure_candidate(case: Case, finding: Finding) -> Finding:
         options = {"rounding": case.rounding, "master_weights": case.master_weights} if adamw else {}
         given = problems.problem(part.function, case.dtype, part.sizes, problems.seed_of(part.function), **options)
         solver: Any = tuple(by_name.values()) if "attention" in part.function else by_name[part.function]
+        run, figures = jax.jit(given.bind(solver)), Figures()
         if row.by != "xla":
             wide = jnp.float32 if adamw and given.arrays[0].size > WHOLE_IN_FP64 else jnp.float64
-            _, found = numerics.judged(
-                given, solver, promised=row.repeats_bits, interpret=case.interpret, wide=wide, rounding=case.rounding
+            figures, found = numerics.judged(
+                given, run, promised=row.repeats_bits, interpret=case.interpret, wide=wide, rounding=case.rounding
             )
             wrong += [f"{part.function}, {each}" for each in found]
         if not wrong:
             total += part.calls * times.time_of(solver, [given], quick=case.interpret).seconds
+            if row.repeats_bits and numerics.digest(run(*given.arrays)) != figures["digest"]:
+                wrong.append(f"{part.function}, other bits after it was timed")
         del given
     return finding._replace(problem="; ".join(wrong), us=0.0 if wrong else 1e6 * total)
 

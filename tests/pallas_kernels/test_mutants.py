@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import pytest
 from jax._src.pallas.mosaic_gpu.interpret import interpret_pallas_call
@@ -97,7 +98,7 @@ def solver(function: str) -> Any:
 def judged(mutant: Mutant) -> list[str]:
     given = problems.problem(mutant.function, "bf16", mutant.sizes, seed=1)
     how: dict[str, Any] = {"promised": True, "interpret": True, "wide": jnp.float64, "rounding": "nearest"}
-    return numerics.judged(given, solver(mutant.function), **how)[1]
+    return numerics.judged(given, jax.jit(given.bind(solver(mutant.function))), **how)[1]
 
 
 @pytest.mark.slow

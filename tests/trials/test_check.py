@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from benchmarks.gpu.solvers import FUNCTIONS
 from llmc_jax.config.model import parse_descriptor
 from llmc_jax.kernels import Asked, Finding, Machine, Variant, ours
-from llmc_jax.kernels.functions import GROUPS
+from llmc_jax.kernels.functions import GROUPS, PLAIN
 from llmc_jax.models.gpt2.tensors import flat_size, tensor_specs
 from llmc_jax.ops.gelu import gelu_forward_in_product
 from llmc_jax.trials import candidates, check, numerics
@@ -102,6 +103,31 @@ def test_a_wrong_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ours, "pallas_kernel", spoilt)
     found = tried(Finding("gelu", "pallas"))
     assert found.problem.startswith("gelu_backward, output 1") and not found.us
+
+
+def test_a_kernel_whose_bits_change_while_it_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From its second call on, in a last bit that no tolerance sees."""
+    calls = []
+
+    def last_bit(out: Any) -> Any:
+        calls.append(None)
+        bits = np.array(out).view(np.uint16)
+        bits[-1, -1] ^= len(calls) > 1
+        return bits.view(jnp.bfloat16)
+
+    def moving(x: Any) -> Any:
+        return jax.pure_callback(last_bit, jax.ShapeDtypeStruct(x.shape, x.dtype), PLAIN["gelu_forward"](x))
+
+    monkeypatch.setattr(ours, "pallas_kernel", lambda name, *_: moving if name == "gelu_forward" else PLAIN[name])
+    found = tried(Finding("gelu", "pallas"))
+    assert found.problem.startswith("gelu_forward, other bits") and not found.us
+
+
+def test_a_digest_changes_with_each_element() -> None:
+    outputs = jnp.arange(6, dtype=jnp.bfloat16).reshape(2, 3), jnp.float32(2.5)
+    others = [outputs, (outputs[0][::-1], outputs[1]), (outputs[0], -outputs[1])]
+    others += [(outputs[0].at[at].set(7), outputs[1]) for at in np.ndindex(2, 3)]
+    assert len({numerics.digest(each) for each in others}) == len(others)
 
 
 def test_the_step_has_gelu_in_the_product_where_the_run_has() -> None:
