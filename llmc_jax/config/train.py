@@ -285,7 +285,7 @@ class TrainConfig:
     sampling: str = option(
         "train_gpt2.cu", "--sampling", EVALUATION,
         "draw samples as this trainer of llm.c does: train_gpt2.cu = each with the same random numbers; "
-        "train_gpt2_fp32.cu = each with the next ones; train_gpt2.c = likewise, and none at the end",
+        "train_gpt2_fp32.cu = each with the next ones; train_gpt2.c = likewise, summed in float32, and none at the end",
         choices=("train_gpt2.cu", "train_gpt2_fp32.cu", "train_gpt2.c"),
     )
     sample_tokens: int = option(

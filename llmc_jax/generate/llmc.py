@@ -7,7 +7,7 @@ falls between two such. Where a sample begins in the stream is for the caller to
 Leaves out prompts and other ways to draw (engine.py).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import jax
@@ -39,6 +39,17 @@ def sample_softmax(logits: np.ndarray, coin: float) -> int:
     threshold = np.float32(coin * float(np.cumsum(weights, dtype=np.float64)[-1]))
     cdf = np.cumsum(weights, dtype=np.float32)  # (V,) not yet divided by the sum, which the threshold contains
     return min(int(np.searchsorted(cdf, threshold, side="right")), logits.size - 1)
+
+
+def sample_mult(logits: np.ndarray, coin: float) -> int:
+    """Return the id that a coin in [0, 1) picks from softmax(logits), (V,) float32: the first whose cdf exceeds it.
+
+    Source: llm.c train_gpt2.c, `softmax_forward` and `sample_mult`: every sum in float32, from the first id on. At
+    V=50257 one coin in nine gets another id than from `sample_softmax`.
+    """
+    weights = np.exp(logits - np.max(logits), dtype=np.float64).astype(np.float32)  # (V,) as exact as C's expf
+    cdf = np.cumsum(weights / np.cumsum(weights)[-1])  # (V,)
+    return min(int(np.searchsorted(cdf, np.float32(coin), side="right")), logits.size - 1)
 
 
 @partial(jax.jit, static_argnames=("config", "execution"))
@@ -99,11 +110,12 @@ def generate_cached(
     attention: str,
     options: compiling.Options = (),
     state: int = SEED,
+    pick: Callable[[np.ndarray, float], int] = sample_softmax,
 ) -> Iterator[int]:
     """Yield what `generate` yields, with a cache of keys and values: one program, for one token.
 
     Needs memory for the weights once more, less than the activations of a step. attention: softmax or relu; options: of
-    XLA, which the programs are compiled with.
+    XLA, which the programs are compiled with; pick: llm.c's `sample_softmax` or `sample_mult`.
     """
     assert num_tokens <= config.max_seq_len
     params: Params = compiling.call(separated, (weights,), (config,), options)
@@ -112,5 +124,5 @@ def generate_cached(
         arrays = params, np.array([token], np.int32), np.int32(position), cache
         logits, cache = compiling.call(decoded_logits, arrays, (config, attention), options)
         coin, state = random_f32(state)
-        token = sample_softmax(np.asarray(logits), coin)
+        token = pick(np.asarray(logits), coin)
         yield token

@@ -5,7 +5,7 @@ from dataclasses import replace
 from llmc_jax.cluster.agreement import Agreed
 from llmc_jax.config.train import attention_computed
 from llmc_jax.data.tokenizers import sample_text, usual_eot
-from llmc_jax.generate.llmc import SEED, generate_cached
+from llmc_jax.generate.llmc import SEED, generate_cached, sample_mult, sample_softmax
 from llmc_jax.machine.device import memory_stats
 from llmc_jax.rng import skip_u32
 from llmc_jax.run.batches import Batches, validate
@@ -62,7 +62,8 @@ def draw_sample(run: Run, progress: Progress) -> Progress:
     counters, ids, request = progress.counters, list[int](), run.votes.request
     state = skip_u32(SEED, 0 if setup.config.sampling == "train_gpt2.cu" else counters.drawn)
     count, options = setup.config.sample_tokens, setup.plan.execution.compiler_options
-    for token in generate_cached(weights, model, count, end_of_text, attention, options, state):
+    pick = sample_mult if setup.config.sampling == "train_gpt2.c" else sample_softmax
+    for token in generate_cached(weights, model, count, end_of_text, attention, options, state, pick):
         setup.group.phase("sample", progress.step)  # whose limit is for one token
         if request.is_set():
             return progress

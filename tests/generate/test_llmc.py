@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -12,10 +13,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from llmc_jax.config.model import ModelConfig, parse_descriptor
-from llmc_jax.generate.llmc import CHUNK, LARGE, generate, sample_softmax
+from llmc_jax.generate.llmc import CHUNK, LARGE, generate, sample_mult, sample_softmax
 from llmc_jax.models.gpt2.model import Execution, forward
 from llmc_jax.models.gpt2.tensors import padded, tensor_specs, views
 
+Pick = Callable[[np.ndarray, float], int]
 # The first numbers of llm.c's random_f32 from the state 1337
 COINS = (0.23031723, 0.19051826, 0.31086516, 0.90265948, 0.68491787, 0.30783039)
 
@@ -35,14 +37,31 @@ def scalar_sample_softmax(logits: np.ndarray, coin: float) -> int:
     return len(logits) - 1
 
 
+def scalar_sample_mult(logits: np.ndarray, coin: float) -> int:
+    """train_gpt2.c's softmax_forward and sample_mult line by line: all are floats."""
+    exps = [np.float32(math.exp(float(logit))) for logit in logits - max(logits)]
+    total = np.float32(0.0)
+    for value in exps:
+        total += value
+    cdf = np.float32(0.0)
+    for index, value in enumerate(exps):
+        cdf += value / total
+        if np.float32(coin) < cdf:
+            return index
+    return len(logits) - 1
+
+
+@pytest.mark.parametrize(
+    ("sample", "scalar"), [(sample_softmax, scalar_sample_softmax), (sample_mult, scalar_sample_mult)]
+)
 @pytest.mark.parametrize(("V", "scale"), [(2, 1.0), (257, 1.0), (257, 8.0), (5000, 3.0)])
-def test_picks_what_llmc_picks(V: int, scale: float) -> None:
+def test_picks_what_llmc_picks(sample: Pick, scalar: Pick, V: int, scale: float) -> None:
     rng = np.random.default_rng(V)
     picks = []
     for coin in [0.0, 0.5, 1 - 2**-24, *rng.integers(0, 1 << 24, 40) / 2**24]:
         logits = (scale * rng.standard_normal(V)).astype(np.float32)
-        picks.append(sample_softmax(logits, float(coin)))
-        assert picks[-1] == scalar_sample_softmax(logits, float(coin))
+        picks.append(sample(logits, float(coin)))
+        assert picks[-1] == scalar(logits, float(coin))
     assert len(set(picks)) > min(V, 20) // 2  # the coins do reach many ids
 
 
@@ -82,6 +101,7 @@ def test_always_an_id_that_can_occur(values: list[float], coin: float) -> None:
 
 def test_a_diverged_model_still_gives_an_id() -> None:
     assert sample_softmax(np.full(5, np.nan, np.float32), 0.5) in range(5)
+    assert sample_mult(np.full(5, np.nan, np.float32), 0.5) in range(5)
 
 
 # ---- generating
