@@ -1,7 +1,7 @@
 """Named sets of flags for `--preset`: the demo, small CPU runs, and llm.c's own trainers and launches.
 
-A preset is only what differs from llm.c's defaults. llm.c's launches stand here with one process, and a run
-folder of their own.
+A preset is only what differs from llm.c's defaults. llm.c's launches stand here with a process for each device, and a
+run folder of their own.
 """
 
 from typing import NamedTuple
@@ -22,7 +22,7 @@ def _fineweb(folder: str, prefix: str) -> str:
 
 
 # What the launches of llm.c's scripts/run_gpt2_*.sh have in common.
-LLMC_LAUNCH = "-t 1024 -u 700 -c 0.1 -v 250 -h 1 -r 0 -z 1"
+LLMC_LAUNCH = "-t 1024 -u 700 -c 0.1 -v 250 -h 1 -r 0 -z 1 --batch-order llmc"
 
 ALONE = "--devices 1"  # of what is too small for several, or is a program for one
 

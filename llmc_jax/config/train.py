@@ -274,8 +274,8 @@ class TrainConfig:
     )
     val_batches: int = option(
         20, "-m --val-batches", EVALUATION,
-        "batches of B*T tokens in one validation, after the last one the first again; -1 = as many as there are tokens "
-        "/ (B*T), rounded down",
+        "batches of B*T tokens in one validation over all devices, or with --batch-order llmc on each; after the last "
+        "one the first again; -1 = as many as there are tokens / (B*T), rounded down",
         unit="batches", check=minus_one_or_at_least(1, "all"),
     )
     sample_every: int = option(
@@ -418,8 +418,8 @@ class TrainConfig:
     )
     batch_order: str = option(
         "global", "--batch-order", DEVICES,
-        "which tokens an update takes: global = the same on any number of devices, in the order of one; llmc = those "
-        "of as many processes of llm.c, each with an order of its own",
+        "which tokens an update takes, and a validation: global = the same on any number of devices, in the order of "
+        "one; llmc = those of as many processes of llm.c, each with an order of its own",
         choices=("global", "llmc"),
     )
     num_processes: int = option(
@@ -478,6 +478,11 @@ class TrainConfig:
     def micro_batches(self) -> int:
         """Return A, the micro-batches of B*T tokens that all devices take per update."""
         return self.tokens_per_step // self.micro_batch_tokens
+
+    @property
+    def reading_processes(self) -> int:
+        """Return the processes of llm.c that batches are read as, each in an order of its own."""
+        return max(1, self.devices) if self.batch_order == "llmc" and not self.overfit else 1
 
     @property
     def micro_batch_tokens(self) -> int:

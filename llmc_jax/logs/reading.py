@@ -47,6 +47,7 @@ NANOGPT_ITER = re.compile(rf"iter (\d{{1,12}}): loss ({NUMBER}), time ({NUMBER})
 START = re.compile(r"\| Parameter +\| Value.*|\[GPT-2\]|Running pytorch .*")
 VAL_EVERY = re.compile(r"\| val_loss_every +\| (\d{1,12}) +\|")  # of the same start-up table
 VAL_BATCHES = re.compile(r"\| val_num_batches +\| (\d{1,12}) +\|")
+PROCESSES = re.compile(r"\| num_processes +\| (\d{1,6}) +\|")  # of llm.c's alone, whose batches are those of each
 # Tokens of a step: rows of llm.c's and our table, and what llm.c's PyTorch script and nanoGPT print.
 TOKENS = re.compile(
     r"\| total batch size +\| (\d{1,15}) +\||total desired batch size: ([\d,]{1,18})"
@@ -281,6 +282,8 @@ def _take_line(found: Found, position: Position, line: str) -> None:
         position.every = int(match[1]) or None
     elif match := VAL_BATCHES.fullmatch(line):
         position.batches = int(match[1])
+    elif (match := PROCESSES.fullmatch(line)) and position.batches is not None:
+        position.batches *= int(match[1])
     elif START.fullmatch(line):
         _place(found, position, None)
         position.last = position.total = position.every = position.batches = position.placed = None

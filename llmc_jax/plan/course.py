@@ -100,7 +100,7 @@ def _validating(step: Interval, config: TrainConfig, forward: Interval | None, s
     every = config.val_every
     count = 0 if every == 0 else steps // every + 1 + (steps % every > 0)
     one = forward or step.times(1 / (3 * config.grad_accumulation))
-    return count, one.times(count * -(-max(0, config.val_batches) // max(1, config.devices)))
+    return count, one.times(count * -(-max(0, config.val_batches) * config.reading_processes // max(1, config.devices)))
 
 
 def forward_of(step: "StepTime", micro_batches: int) -> Interval:

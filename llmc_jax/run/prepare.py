@@ -202,25 +202,24 @@ def open_data(config: TrainConfig, model: ModelConfig) -> Data:
     named = [name for name, needed in ((train_name, needs_train), (config.val_data, needs_val)) if needed]
     corpus = stdlib_corpus() if "stdlib" in named else None
 
-    def loader(name: str, flag: str, shuffle: bool, processes: int = 1) -> TokenLoader:
+    def loader(name: str, flag: str, shuffle: bool) -> TokenLoader:
         if name == "stdlib":
             assert corpus is not None
             paths: Any = [corpus.train if flag == "-i" else corpus.val]
         else:
             paths = name
-        B, T = config.batch_size, config.sequence_length
+        B, T, n = config.batch_size, config.sequence_length, config.reading_processes
         with naming(flag):
             opened = TokenLoader(
                 paths, B, T, vocab_size=model.vocab_size, shuffle=shuffle, flag=flag, seed=config.seed,
-                process_rank=0 if processes == 1 else None, num_processes=processes,
+                process_rank=0 if n == 1 else None, num_processes=n,
             )  # fmt: skip
             check_tokens(opened)
         return opened
 
     shuffle = config.shuffle == "llmc" and not config.overfit
-    processes = config.devices if config.batch_order == "llmc" and not config.overfit else 1
     return Data(
-        train=loader(train_name, train_flag, shuffle, processes) if needs_train else None,
+        train=loader(train_name, train_flag, shuffle) if needs_train else None,
         val=loader(config.val_data, "-j", False) if needs_val else None,
         corpus=corpus,
     )
@@ -260,12 +259,13 @@ def total_steps(config: TrainConfig, train: TokenLoader | None) -> int:
 def validation_batches(config: TrainConfig, val: TokenLoader | None) -> int:
     """Return the batches of one validation as llm.c counts them: beyond the last the loader begins at the first again.
 
-    -1 is the number of tokens over B * T. A shard's last token is only a target, so this can be one batch more than
-    there are.
+    Each of n processes reads -m of them; -1 is the number of tokens over n * B * T. A shard's last token is only a
+    target, so this can be one batch more than there are.
     """
     if val is None:
         return 0
-    return val.num_tokens // (val.batch_size * val.sequence_length) if config.val_batches == -1 else config.val_batches
+    n = val.num_processes
+    return n * (val.num_tokens // (n * config.micro_batch_tokens) if config.val_batches == -1 else config.val_batches)
 
 
 def choose_tokenizer(config: TrainConfig, model: ModelConfig, data: Data) -> Choice:

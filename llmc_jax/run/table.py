@@ -39,6 +39,7 @@ def table(setup: Setup, folder: Path) -> list[list[tuple[str, Any]]]:
         ("train tokens", data.train.num_tokens if data.train else "not read"),
         ("train_num_batches", setup.steps),
         ("val_num_batches", setup.val_batches),
+        ("tokens per validation", setup.val_batches * setup.config.micro_batch_tokens),
         ("run hellaswag", f"yes, {len(setup.questions)} questions" if setup.questions else "no"),
     ]
     return [_settings(setup, folder), machine, model, counts]

@@ -258,13 +258,14 @@ def test_a_large_file_of_something_else_is_given_up(tmp_path: Path, monkeypatch:
 
 
 def test_the_number_of_batches_in_what_trainers_print(tmp_path: Path) -> None:
-    """In a file of several starts each has its own."""
+    """In a file of several starts each has its own. llm.c's are those of each of its processes."""
     rows = [f"{TABLE}| val_num_batches       | {count:<50} |\n" for count in (20, 5)]
+    rows[1] += f"| num_processes         | {8:<50} |\n"
     text = rows[0] + "val loss 5.0\n" + step_line(1, 4.0) + step_line(2, 3.9)
     text += rows[1] + "val loss 4.5\n" + step_line(2, 3.5) + TABLE + "val loss 4.25\n" + step_line(3, 3.4)
     log = read_log(written(tmp_path / "out.txt", text))
     assert pairs(log.val) == [(0, 5.0), (1, 4.5), (2, 4.25)]
-    assert pairs(log.batches) == [(0, 20), (1, 5)]
+    assert pairs(log.batches) == [(0, 20), (1, 40)]
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -98,16 +98,21 @@ def test_of_files_that_nobody_knows_nothing_is_said(tmp_path: Path) -> None:
 
 
 @given(
-    steps=st.integers(0, 300), every=st.integers(0, 120), batches=st.integers(1, 30), devices=st.sampled_from([1, 4, 8])
-)
-def test_validations_are_those_that_the_loop_makes(steps: int, every: int, batches: int, devices: int) -> None:
+    steps=st.integers(0, 300), every=st.integers(0, 120), batches=st.integers(1, 30),
+    devices=st.sampled_from([1, 4, 8]), order=st.sampled_from(["global", "llmc"]),
+)  # fmt: skip
+def test_validations_are_those_that_the_loop_makes(
+    steps: int, every: int, batches: int, devices: int, order: str
+) -> None:
     config = replace(
-        BASE, max_steps=steps, val_every=every, val_batches=batches, devices=devices, total_batch_size=2048
-    )
+        BASE, max_steps=steps, val_every=every, val_batches=batches, devices=devices, total_batch_size=2048,
+        batch_order=order,
+    )  # fmt: skip
     found = course(STEP, config, forward=certain(1.0))
     times = sum(every > 0 and (step % every == 0 or step == steps) for step in range(steps + 1))  # run/due.py's rule
     assert found is not None and found.validations == times
-    assert found.validating == certain(times * math.ceil(batches / devices))
+    on_each = batches if order == "llmc" else math.ceil(batches / devices)
+    assert found.validating == certain(times * on_each)
     assert found.seconds.low == pytest.approx(steps * STEP.low + found.validating.low)
 
 

@@ -18,8 +18,10 @@ import numpy as np
 import pytest
 
 from llmc_jax.checkpoint.store import open_checkpoint
+from llmc_jax.config.model import parse_descriptor
+from llmc_jax.config.train import TrainConfig
 from llmc_jax.data.loader import TokenLoader
-from llmc_jax.run.prepare import check_tokens
+from llmc_jax.run.prepare import check_tokens, open_data, validation_batches
 from tests.questions import write_questions
 from tests.run.in_turn import ROOT, Said, Start, in_turn
 from tests.same_run import Result, check_same, write_shards
@@ -155,6 +157,32 @@ def test_tokens_of_as_many_processes_of_llmc(runs: Runs) -> None:
     assert together.state() == stored
     alone = loaders(runs.folder, 1)[0].next_batch(8)
     assert not np.array_equal(alone[0], inputs)
+
+
+@pytest.mark.parametrize(("name", "batches"), [("four", 5), ("llmc", 2 * 5)])
+def test_a_validation_counts_each_device_in_llmcs_order(runs: Runs, name: str, batches: int) -> None:
+    run = runs.result(name)
+    assert run.values("val", "batches") == [batches] * 3
+    assert f"| tokens per validation | {batches * 2 * 16:<50} |" in run.out
+
+
+@pytest.mark.parametrize(("order", "batches", "count"), [
+    ("global", 5, 5), ("llmc", 5, 10), ("global", -1, 600 // 32), ("llmc", -1, 2 * (600 // 64)),
+])  # fmt: skip
+def test_a_validations_tokens_are_those_of_llmcs_processes(runs: Runs, order: str, batches: int, count: int) -> None:
+    """On two devices: process r of llm.c takes the r-th half of each 64 tokens, first to last."""
+    files = str(runs.folder / "data" / "val_0.bin")
+    config = TrainConfig(
+        val_data=files, max_steps=0, batch_size=2, sequence_length=16, devices=2, batch_order=order, val_batches=batches
+    )
+    val = open_data(config, parse_descriptor("L2-NH2-C16-V61-T16")).val
+    assert val is not None and validation_batches(config, val) == count
+    ours, _ = val.next_batch(2 * 4)
+    for rank in range(2):
+        each = TokenLoader(
+            files, 2, 16, vocab_size=61, shuffle=False, flag="-j", process_rank=rank, num_processes=2
+        )  # fmt: skip
+        np.testing.assert_array_equal(ours[rank::2], each.next_batch(4)[0])
 
 
 ERRORS: dict[str, tuple[str, dict[str, str], tuple[str, ...]]] = {
