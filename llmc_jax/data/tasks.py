@@ -118,11 +118,13 @@ def _arc_choices(row: Row) -> tuple[str, list[str], list[str]]:
 
 
 def _lambada(row: Row) -> Question:
-    """Source: lambada_openai.yaml of EleutherAI's lm-evaluation-harness; the last word follows the last space."""
-    before, space, last = _text(row, "text").rpartition(" ")
-    if not (before and last):
+    """Source: lambada_openai.yaml of EleutherAI's lm-evaluation-harness, and its `_encode_pair`: the last word follows
+    the last space, and takes all the white space before it from the context.
+    """
+    before, _, last = (text := _text(row, "text")).rpartition(" ")
+    if not ((context := before.rstrip()) and last):
         raise InputError(f"{row.where}: field 'text' has no last word with a text and one space before it")
-    return Question(str(row.number), before, (space + last,), 0)
+    return Question(str(row.number), context, (text[len(context) :],), 0)
 
 
 def _text(row: Row, key: str) -> str:

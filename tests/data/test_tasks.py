@@ -123,7 +123,7 @@ LAMBADA = [
 ]
 LAMBADA_ASKED = [
     Question("0", "in my palm is a clear stone , and inside it is a small ivory", (" statue",), 0),
-    Question("1", "two\n\n spaces ", (" on",), 0),
+    Question("1", "two\n\n spaces", ("  on",), 0),
 ]
 
 
