@@ -274,7 +274,7 @@ def _task(work: Work, forward: bool, model: ModelConfig, shape: Shape) -> Task:
     if work.operation == "attention":
         kind = MATRIX if not shape.flash else ATTENTION if forward else ATTENTION_BACKWARD
         return Task(work, kind, (), large, small)
-    return Task(work._replace(flops=0), kind, (), large, small)  # a classifier's sum over a row is no product
+    return Task(work, kind, (), large, small)
 
 
 def _sides(work: Work, forward: bool, model: ModelConfig, shape: Shape) -> tuple[tuple[int, int], ...]:

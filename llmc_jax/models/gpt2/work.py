@@ -1,7 +1,7 @@
 """FLOPs and bytes of a training step from its shape alone: no device, no compilation, instant.
 
-Products are counted exactly, two operations for each multiplication and addition, as the compiled program makes them
-(tests/models/gpt2/test_work.py holds both against each other). Bytes are compulsory ones: each array that an
+Products of matrices are counted exactly, two operations for each multiplication and addition, as the compiled program
+makes them (tests/models/gpt2/test_work.py holds both against each other). Bytes are compulsory ones: each array that an
 operation takes is read once, each that it returns is written once. Leaves out the operations of everything that is not
 a product: they are few, and such an operation waits for memory; and how much memory a step takes (memory.py).
 
@@ -141,8 +141,8 @@ def _forward(config: ModelConfig, shape: Shape) -> Iterator[Work]:
         yield from _weighed("forward", block(layer), layer, config, shape)
     lnf, head, _ = _weighed("forward", END, None, config, shape)
     yield from (lnf, head._replace(times=chunks))
-    # The logits become their own gradient. The sum over a row is a product with ones.
-    yield Work("forward", "classifier", None, 2 * n * Vp, e * 2 * n * Vp + 4 * 3 * n, chunks)
+    # The logits become their own gradient. The sum over a row is a product on a CPU alone (ops/classifier.py).
+    yield Work("forward", "classifier", None, 0, e * 2 * n * Vp + 4 * 3 * n, chunks)
 
 
 def _backward(config: ModelConfig, shape: Shape) -> Iterator[Work]:
