@@ -6,6 +6,7 @@ touched.
 """
 
 import math
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ import numpy as np
 
 from llmc_jax.logs.curves import BINS, Bins, Curve, LossRange, binned, curve, finite, loss_range, smoothed, window_of
 from llmc_jax.logs.files import METRICS, read_metrics
+from llmc_jax.logs.follow import STARTS
 from llmc_jax.pictures import PALETTE, save_figure
 
 CURVES = "curves.png"
@@ -52,8 +54,14 @@ def draw_curves(
         _draw_accuracy(axes, accuracy)
     _draw_rate_and_norm(lower_axes, metrics)
     _limit_steps(lower_axes, metrics)
-    figure.suptitle(title, fontsize=12, fontweight="bold", y=0.985)
+    figure.suptitle(f"{title}{_divergence(metrics)}", fontsize=12, fontweight="bold", y=0.985)
     save_figure(figure, out_png)
+
+
+def _divergence(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return what the title says of a run whose last start has diverged."""
+    last = next((row for row in reversed(rows) if row["event"] in (*STARTS, "end")), {})
+    return f" (diverged after {last.get('step', '?')} steps)" if last.get("outcome") == "diverged" else ""
 
 
 def _draw_loss(axes: Any, rows: Sequence[Mapping[str, Any]], baselines: Mapping[str, float]) -> None:
@@ -74,9 +82,7 @@ def _draw_loss(axes: Any, rows: Sequence[Mapping[str, Any]], baselines: Mapping[
     axes.spines["right"].set_visible(False)
     _token_axis(axes, rows)
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(
-            loc="upper center", bbox_to_anchor=(0.56, 0.99), fontsize=9, edgecolor="none", framealpha=0.9
-        )  # the names of the baselines stand at the right, the curve begins at the left
+        axes.legend(loc="best", fontsize=9, edgecolor="none", framealpha=0.9)
     else:
         axes.text(0.5, 0.5, "no steps yet", transform=axes.transAxes, ha="center", color=BASELINE)
 
@@ -155,15 +161,16 @@ def show_range(axes: Any, chosen: LossRange) -> None:
     """Set the range of a loss axis.
 
     A logarithmic one has ticks at round losses, written as plain numbers: by default it has them at 1 and 10 only.
+    What would be long is written with an exponent, as 5e6, so that the label beside the ticks has room.
     """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     if chosen.log:
         axes.set_yscale("log")
         decades = np.log10(chosen.high / chosen.low)
-        wide, narrow = (1, 2, 5), (1, 1.2, 1.4, 1.6, 1.8, 2, 2.25, 2.5, 2.75, 3, 3.5, 4, 4.5, 5, 6, 7, 8, 9)
-        axes.yaxis.set_major_locator(LogLocator(subs=wide if decades > 1.2 else narrow))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda loss, _: f"{loss:g}"))
+        narrow = (1, 1.2, 1.4, 1.6, 1.8, 2, 2.25, 2.5, 2.75, 3, 3.5, 4, 4.5, 5, 6, 7, 8, 9)
+        axes.yaxis.set_major_locator(LogLocator(subs=(1,) if decades > 4 else (1, 2, 5) if decades > 1.2 else narrow))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda loss, _: re.sub(r"e(-?)\+?0?", r"e\1", f"{loss:.4g}")))
         axes.yaxis.set_minor_locator(NullLocator())
     axes.set_ylim(chosen.low, chosen.high)
 

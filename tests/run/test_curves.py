@@ -128,6 +128,27 @@ def test_a_picture_says_what_lies_outside_of_it(tmp_path: Path, panels: list[Any
     assert not [line for line in panels[0].lines if re.search("above|finite|skipped", str(line.get_label()))]
 
 
+def test_a_diverged_run_says_so_and_hides_nothing(tmp_path: Path, panels: list[Any]) -> None:
+    """The demo with a rate of 100: two steps, and then losses of millions until it gives up."""
+    rows: list[dict[str, Any]] = [{"event": "start", "step": 0}, {"event": "val", "step": 0, "loss": 5.3}]
+    for step, loss in enumerate([5.4, 422_000.0, *[4.1e6] * 10]):
+        rows.append({"event": "train", "step": step, "loss": loss, "lr": 100.0, "skipped": step > 1})
+    rows.append({"event": "end", "step": 12, "outcome": "diverged"})
+    draw_curves(rows, tmp_path / "a.png", "demo", {"bigram baseline": 2.402})
+    axes, figure = panels[0], panels[0].figure
+    FigureCanvasAgg(figure).draw()
+    assert "diverged after 12 steps" in figure.get_suptitle()
+    assert axes.yaxis.label.get_window_extent().x0 >= 2  # not clipped
+    (line,) = [each for each in axes.lines if each.get_label() == "training, each step"]
+    assert (
+        not line.get_transform()
+        .transform_path(line.get_path())
+        .intersects_bbox(axes.get_legend().get_window_extent(), filled=False)
+    )
+    draw_curves([*rows, {"event": "resume", "step": 12}], tmp_path / "a.png", "demo")
+    assert panels[0].figure.get_suptitle() == "demo"
+
+
 def test_a_long_run_of_nan_is_a_thousand_marks_and_not_a_million(tmp_path: Path, panels: list[Any]) -> None:
     rows = [{"event": "train", "step": step, "loss": math.nan} for step in range(50_000)]
     draw_curves(rows, tmp_path / "a.png")
