@@ -4,9 +4,11 @@ A damaged file gives what can be read of it, and a note about the rest. Leaves o
 """
 
 import json
+import math
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO, TypeGuard
 
@@ -26,15 +28,22 @@ LARGEST_STEP = 10**12
 LARGEST_TIME = 1e11  # seconds since 1970
 LARGEST_NUMBER = 10**300  # a larger integer is no float
 MOST_OTHERS = 20_000  # events that are kept as they are
-ABSENT = -1.0  # a time that an event does not have
+ABSENT = math.nan  # a time that an event does not have
 
 
 @dataclass
 class Column:
     """The numbers of one field."""
 
-    rows: array = field(default_factory=lambda: array("I"))  # of the events that have it
-    values: array = field(default_factory=lambda: array("d"))
+    values: array = field(default_factory=lambda: array("d"))  # of all rows up to the last that has it
+    absent: array = field(default_factory=lambda: array("I"))  # rows that lack it; their value is NaN
+
+    def put(self, row: int, values: Sequence[float]) -> None:
+        """Take the values of the rows from `row` on; those before it that have none yet lack it."""
+        gap = range(len(self.values), row)
+        self.absent.extend(gap)
+        self.values.extend([math.nan] * len(gap))
+        self.values.extend(values)
 
 
 @dataclass
@@ -65,27 +74,25 @@ class Table:
                 continue
             else:
                 continue
-            column = self.columns.setdefault(name, Column())
-            column.values.append(value)
-            column.rows.append(row)
+            self.columns.setdefault(name, Column()).put(row, (value,))
 
     def put_alike(self, events: Sequence[Mapping[str, Any]]) -> bool:
         """Take events at once, which is faster; return False, and take none, where they have other fields or words."""
-        names = events[0].keys() if events else set()
-        steps, times = ([event.get(name) for event in events] for name in ("step", "time"))
-        if not all(map(_is_step, steps)) or not all(event.keys() == names for event in events):
+        names = list(events[0]) if events else []
+        if "step" not in names or set(map(len, events)) != {len(names)}:
             return False
         try:
-            values = {name: array("d", [event[name] for event in events]) for name in names - OF_ALL}
-        except (TypeError, OverflowError):  # a word, nothing, an enormous integer
+            fields = dict(zip(names, zip(*map(itemgetter(*names), events), strict=True), strict=True))
+            values = {name: array("d", numbers) for name, numbers in fields.items() if name not in OF_ALL}
+        except (KeyError, TypeError, OverflowError):  # another field, a word, nothing, an enormous integer
             return False
-        rows = array("I", range(len(self.steps), len(self.steps) + len(events)))
+        steps, times = fields["step"], fields.get("time", [None] * len(events))
+        if set(map(type, steps)) != {int} or not 0 <= min(steps) <= max(steps) <= LARGEST_STEP:
+            return False
         for name, numbers in values.items():
-            column = self.columns.setdefault(name, Column())
-            column.rows.extend(rows)
-            column.values.extend(numbers)
-        self.steps.extend(array("q", steps))
-        self.times.extend(array("d", [ABSENT if (time := _time(each)) is None else time for each in times]))
+            self.columns.setdefault(name, Column()).put(len(self.steps), numbers)
+        self.steps.extend(steps)
+        self.times.extend(map(_time, times))
         return True
 
 
@@ -120,20 +127,25 @@ NO_FIGURES = Figures(np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
 
 
 def figures(events: Events, kind: str, name: str) -> Figures:
-    """Return a field of one kind of event. A step logged again (after a resume) counts once, as it was last."""
+    """Return a field of one kind of event. A step logged again (after a resume) counts once, as it was last.
+
+    Where no event lacks it, the arrays are those of the events, not copies.
+    """
     table = events.tables.get(kind)
     column = table.columns.get(name) if table else None
     if table is None or column is None:
         return NO_FIGURES
-    rows = np.frombuffer(column.rows, np.uint32) if len(column.rows) else np.zeros(0, np.uint32)
-    steps = np.frombuffer(table.steps, np.int64)[rows]
-    times = np.frombuffer(table.times, np.float64)[rows]
-    values = np.array(column.values, np.float64)
+    values = np.frombuffer(column.values, np.float64)
+    steps, times = np.frombuffer(table.steps, np.int64)[: len(values)], np.frombuffer(table.times)[: len(values)]
+    if column.absent:
+        having = np.ones(len(values), bool)
+        having[np.frombuffer(column.absent, np.uint32)] = False
+        steps, values, times = steps[having], values[having], times[having]
     if len(steps) > 1 and not (np.diff(steps) > 0).all():
         unique, places = np.unique(steps[::-1], return_index=True)  # of equal steps the first, which was the last
         last = len(steps) - 1 - places
         steps, values, times = unique, values[last], times[last]
-    return Figures(steps, values, np.where(times == ABSENT, np.nan, times))
+    return Figures(steps, values, times)
 
 
 def read_events(path: Path) -> Events:
@@ -161,9 +173,11 @@ def _take_all(events: Events, parsed: Sequence[dict[str, Any] | None], first: in
     """Keep the events of some lines; put the numbers of lines that are none into `bad`."""
     if events.first_time is None:
         times = (_time(event.get("time")) for event in parsed if event)
-        events.first_time = next((time for time in times if time is not None), None)
+        events.first_time = next((time for time in times if not math.isnan(time)), None)
     steps = [event for event in parsed if event and event.get("event") == STEP]
     alike = events.tables.setdefault(STEP, Table()).put_alike(steps)
+    if alike and len(steps) == len(parsed):
+        return
     for number, event in enumerate(parsed, first):
         try:
             if not (alike and event and event.get("event") == STEP):
@@ -180,7 +194,7 @@ def _take(events: Events, event: dict[str, Any] | None) -> None:
     if kind in OF_STEPS:
         if not _is_step(step):
             raise FormatError("its step is a whole number from 0")
-        events.tables.setdefault(kind, Table()).put(step, ABSENT if time is None else time, event)
+        events.tables.setdefault(kind, Table()).put(step, time, event)
     elif len(events.others) < MOST_OTHERS:
         events.others.append(event)
 
@@ -189,8 +203,8 @@ def _is_step(value: Any) -> TypeGuard[int]:
     return type(value) is int and 0 <= value <= LARGEST_STEP
 
 
-def _time(value: Any) -> float | None:
-    return float(value) if type(value) in (int, float) and 0 <= value < LARGEST_TIME else None
+def _time(value: Any) -> float:
+    return float(value) if type(value) in (int, float) and 0 <= value < LARGEST_TIME else ABSENT
 
 
 def _parsed(lines: Sequence[bytes]) -> list[dict[str, Any] | None]:
@@ -200,7 +214,7 @@ def _parsed(lines: Sequence[bytes]) -> list[dict[str, Any] | None]:
     """
     try:
         found = json.loads(b"[%s]" % b",".join(lines))
-        if len(found) == len(lines) and all(type(each) is dict for each in found):
+        if len(found) == len(lines) and set(map(type, found)) == {dict}:
             return list(found)
     except (ValueError, RecursionError):
         pass
@@ -215,19 +229,12 @@ def _parsed_line(line: bytes) -> dict[str, Any] | None:
 
 
 def _batches(file: BinaryIO, notes: list[str]) -> Iterator[tuple[int, list[bytes]]]:
-    """Yield the lines, many at a time, with the number of the first; of one that is too long nothing."""
-    first, lines, size = 1, [], 0
-    while text := file.readline(LONGEST_LINE):
-        rest = text
-        while len(rest) == LONGEST_LINE and not rest.endswith(b"\n"):
-            rest = file.readline(LONGEST_LINE)
-        if not rest.endswith(b"\n"):
-            notes.append("the last line has no end (still being written, or cut off) and is left out")
-            break
-        lines.append(text if rest is text else b"")
-        size += len(lines[-1])
-        if size >= BATCH:
-            yield first, lines
-            first, lines, size = first + len(lines), [], 0
-    if lines:
+    """Yield the lines, many at a time, with the number of the first; of one that is too long its end, no event."""
+    first, rest = 1, b""
+    while data := file.read(BATCH):
+        *lines, rest = (rest + data).split(b"\n")
+        rest = rest[-LONGEST_LINE:]
         yield first, lines
+        first += len(lines)
+    if rest:
+        notes.append("the last line has no end (still being written, or cut off) and is left out")

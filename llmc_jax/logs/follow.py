@@ -135,14 +135,16 @@ def _chosen(lines: Iterable[bytes], kinds: Iterable[str]) -> Iterator[bytes]:
     """Yield of the lines, the last one first, those that `recent` returns."""
     starts = {_beginning(kind) for kind in STARTS}
     missing, room = {_beginning(kind) for kind in kinds} | starts, TAIL
+    heads = tuple(missing)
     for line in lines:
-        head = line[: line.find(b",")]
-        if room > 0 or head in missing:
+        if room > 0 or line.startswith(heads):
             yield line
-        if head in starts:
-            return
-        missing.discard(head)
-        room -= len(line)
+            head = line[: line.find(b",")]
+            if head in starts:
+                return
+            missing.discard(head)
+            heads = tuple(missing)
+            room -= len(line)
 
 
 def _beginning(kind: str) -> bytes:
