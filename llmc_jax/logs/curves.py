@@ -1,6 +1,6 @@
-"""Values over steps: read out of a run's events, averaged, and thinned for drawing. Leaves out the drawing."""
+"""Values over steps: averaged, and thinned for drawing. Leaves out reading them (events.py) and the drawing."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,13 +30,6 @@ class Bins(NamedTuple):
     mean: np.ndarray
     low: np.ndarray
     high: np.ndarray
-
-
-def curve(metrics: Sequence[Mapping[str, Any]], event: str, field: str) -> Curve:
-    """Return the values of one field of one kind of event. A step logged again (after a resume) counts once, last."""
-    last = {row["step"]: row[field] for row in metrics if row["event"] == event and row.get(field) is not None}
-    steps = np.array(sorted(last), dtype=np.int64)
-    return Curve(steps, np.array([last[step] for step in steps.tolist()], dtype=np.float64))
 
 
 def finite(c: Curve) -> Curve:

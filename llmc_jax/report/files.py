@@ -12,8 +12,9 @@ from llmc_jax.logs.reading import NONE, Log
 from llmc_jax.report.gather import Read
 from llmc_jax.report.panels import BEFORE, OF_LOGS, SOURCES
 from llmc_jax.report.series import place
+from llmc_jax.run.curves import Drawn, draw_curves
 
-DRAWN = ("train.loss", "val.loss", "norm", "lr", "accuracy_norm")  # what the picture of one run shows
+DRAWN = ("train.loss", "val.loss", "lr", "norm", "accuracy_norm")  # what the picture of one run shows
 COLUMNS = ("run", "step", "tokens", "time")  # of the CSV, before the curves
 
 
@@ -67,9 +68,8 @@ def write_png(runs: Sequence[Read], path: Path, title: str = "") -> None:
     """
     if len(runs) == 1:
         from llmc_jax.pictures import drawable
-        from llmc_jax.run.curves import draw_curves
 
-        draw_curves(list(rows_of(runs[0])), path, drawable(title or runs[0].name).replace("$", r"\$"))
+        draw_curves(drawn_of(runs[0]), path, drawable(title or runs[0].name).replace("$", r"\$"))
         return
     from llmc_jax.compare.logs import differences
     from llmc_jax.compare.picture import draw_logs
@@ -78,19 +78,15 @@ def write_png(runs: Sequence[Read], path: Path, title: str = "") -> None:
     draw_logs(logs, differences(logs), path)
 
 
-def rows_of(run: Read) -> Iterator[dict[str, Any]]:
-    """Yield what a picture shows of a run, as events."""
-    for key, source in SOURCES.items():
-        if key in DRAWN and key in run.figures:
-            steps, values, _ = run.figures[key]
-            for step, value in zip(steps.tolist(), (values / source.factor).tolist(), strict=True):
-                yield {"event": source.event, "step": step, source.field: value}
-    for step in run.skipped.tolist():
-        yield {"event": "train", "step": step, "skipped": True}
-    train = run.figures.get("train.loss")
-    if train is not None and run.axes.tokens is not None:
-        last = train.steps[-1:]
-        yield {"event": "train", "step": int(last[0]), "tokens": float(run.axes.tokens.at(last + 1)[0])}
+def drawn_of(run: Read) -> Drawn:
+    """Return what a picture shows of a run."""
+    train, val, rate, norm, accuracy = (_curve(run, key) for key in DRAWN)
+    accuracy = accuracy._replace(values=accuracy.values / SOURCES["accuracy_norm"].factor)
+    skipped = curves.Curve(run.skipped, np.ones(len(run.skipped)))
+    last = train.steps[-1:]
+    tokens = NONE if run.axes.tokens is None else curves.Curve(last, run.axes.tokens.at(last + 1))
+    diverged = run.status.step if run.status.state == "diverged" else None
+    return Drawn(train, val, rate, norm, accuracy, skipped, tokens, diverged)
 
 
 def log_of(run: Read) -> Log:

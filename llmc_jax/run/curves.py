@@ -8,16 +8,17 @@ touched.
 import math
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from llmc_jax.logs.curves import BINS, Bins, Curve, LossRange, binned, curve, finite, loss_range, smoothed, window_of
-from llmc_jax.logs.files import METRICS, read_metrics
+from llmc_jax.logs.curves import BINS, Bins, Curve, LossRange, binned, finite, loss_range, smoothed, window_of
+from llmc_jax.logs.events import Events, figures, read_events
+from llmc_jax.logs.files import METRICS
 from llmc_jax.logs.follow import STARTS
 from llmc_jax.pictures import PALETTE, save_figure
 
@@ -29,13 +30,34 @@ TRAIN, VAL, BASELINE, RATE, NORM, SKIPPED = PALETTE[0], PALETTE[1], "#555555", P
 ACCURACY = PALETTE[3]
 
 
-def draw_curves(
-    metrics: Sequence[Mapping[str, Any]],
-    out_png: Path,
-    title: str = "",
-    baselines: Mapping[str, float] | None = None,
-) -> None:
-    """Draw a run's metrics (events as `read_metrics` gives them) into a PNG file.
+class Drawn(NamedTuple):
+    """What a picture shows of a run: curves by their fields in its events."""
+
+    train: Curve
+    val: Curve
+    rate: Curve
+    norm: Curve
+    accuracy: Curve  # of HellaSwag
+    skipped: Curve  # 0 but for steps without an update
+    tokens: Curve  # seen by then, of which the last point counts
+    diverged: int | None  # after so many steps, where the last start has ended so
+
+
+FIELDS = (
+    ("train", "loss"), ("val", "loss"), ("train", "lr"), ("train", "norm"), ("eval", "accuracy_norm"),
+    ("train", "skipped"), ("train", "tokens"),
+)  # fmt: skip
+
+
+def drawn_of(events: Events) -> Drawn:
+    """Return what a picture shows of a run's events."""
+    last = (events.of(*STARTS, "end") or [{}])[-1]
+    diverged = last.get("step") if last.get("outcome") == "diverged" else None
+    return Drawn._make((*(figures(events, *each).curve for each in FIELDS), diverged))
+
+
+def draw_curves(shown: Drawn, out_png: Path, title: str = "", baselines: Mapping[str, float] | None = None) -> None:
+    """Draw the curves of a run into a PNG file.
 
     baselines: losses to compare with, in nats per token, drawn as horizontal lines under their names.
     The file appears complete or not at all. Steps count from 0, as in the log.
@@ -44,43 +66,39 @@ def draw_curves(
 
     figure = Figure(figsize=(9, 6), dpi=110)
     margins = {"left": 0.085, "right": 0.91, "top": 0.865, "bottom": 0.085, "hspace": 0.1}  # a layout engine is slower
-    accuracy = curve(metrics, "eval", "accuracy_norm")
-    heights = [3.4, 0.8, 1] if len(accuracy.steps) else [3.4, 1]
+    heights = [3.4, 0.8, 1] if len(shown.accuracy.steps) else [3.4, 1]
     loss_axes, *middle, lower_axes = figure.subplots(
         len(heights), 1, sharex=True, height_ratios=heights, gridspec_kw=margins
     )
-    _draw_loss(loss_axes, metrics, baselines or {})
+    _draw_loss(loss_axes, shown, baselines or {})
     for axes in middle:
-        _draw_accuracy(axes, accuracy)
-    _draw_rate_and_norm(lower_axes, metrics)
-    _limit_steps(lower_axes, metrics)
-    figure.suptitle(f"{title}{_divergence(metrics)}", fontsize=12, fontweight="bold", y=0.985)
+        _draw_accuracy(axes, shown.accuracy)
+    _draw_rate_and_norm(lower_axes, shown)
+    _limit_steps(lower_axes, shown)
+    ended = "" if shown.diverged is None else f" (diverged after {shown.diverged} steps)"
+    figure.suptitle(f"{title}{ended}", fontsize=12, fontweight="bold", y=0.985)
     save_figure(figure, out_png)
 
 
-def _divergence(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return what the title says of a run whose last start has diverged."""
-    last = next((row for row in reversed(rows) if row["event"] in (*STARTS, "end")), {})
-    return f" (diverged after {last.get('step', '?')} steps)" if last.get("outcome") == "diverged" else ""
-
-
-def _draw_loss(axes: Any, rows: Sequence[Mapping[str, Any]], baselines: Mapping[str, float]) -> None:
-    train, val = curve(rows, "train", "loss"), curve(rows, "val", "loss")
+def _draw_loss(axes: Any, shown: Drawn, baselines: Mapping[str, float]) -> None:
+    train, val = shown.train, shown.val
     _draw_train(axes, finite(train))
     if len(val.steps):
-        shown, label = finite(val), f"validation (last {val.values[-1]:.4f})"
-        axes.plot(shown.steps, shown.values, "o-", color=VAL, markersize=4, linewidth=1.2, label=label, zorder=4)
+        good, label = finite(val), f"validation (last {val.values[-1]:.4f})"
+        axes.plot(good.steps, good.values, "o-", color=VAL, markersize=4, linewidth=1.2, label=label, zorder=4)
     chosen = loss_range([train], [val.values, np.array(list(baselines.values()), np.float64)])
     if chosen is not None:
         show_range(axes, chosen)
     mark_outside(axes, train, chosen, TRAIN, "training")
     mark_outside(axes, val, chosen, VAL, "validation")
-    _mark_skipped(axes, rows)
+    skipped = shown.skipped.steps[shown.skipped.values != 0]
+    if len(skipped):
+        _mark(axes, skipped, 0.0, "|", f"update skipped: {len(skipped):,}", SKIPPED)
     _draw_baselines(axes, baselines)
     axes.set_ylabel(f"loss (nats per token{', log scale' if axes.get_yscale() == 'log' else ''})")
     axes.grid(alpha=0.25)
     axes.spines["right"].set_visible(False)
-    _token_axis(axes, rows)
+    _token_axis(axes, shown.tokens)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(loc="best", fontsize=9, edgecolor="none", framealpha=0.9)
     else:
@@ -175,26 +193,17 @@ def show_range(axes: Any, chosen: LossRange) -> None:
     axes.set_ylim(chosen.low, chosen.high)
 
 
-def _limit_steps(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
+def _limit_steps(axes: Any, shown: Drawn) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    last = max((row["step"] for row in rows if row["event"] in ("train", "val")), default=0)
+    last = max((int(each.steps[-1]) for each in (shown.train, shown.val) if len(each.steps)), default=0)
     margin = 0.015 * max(1, last)
     axes.set_xlim(-margin, max(1, last) + margin)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=9, integer=True))
 
 
-def _mark_skipped(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Mark the steps without an update along the lower edge."""
-    skipped = curve(rows, "train", "skipped")
-    steps = skipped.steps[skipped.values != 0]
-    if len(steps):
-        _mark(axes, steps, 0.0, "|", f"update skipped: {len(steps):,}", SKIPPED)
-
-
-def _token_axis(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
+def _token_axis(axes: Any, tokens: Curve) -> None:
     """Show the tokens seen, along the top; every step has the same number of them."""
-    tokens = curve(rows, "train", "tokens")
     if not len(tokens.steps) or tokens.values[-1] <= 0:
         axes.spines["top"].set_visible(False)
         return
@@ -219,8 +228,8 @@ def _draw_accuracy(axes: Any, accuracy: Curve) -> None:
         axes.spines[side].set_visible(False)
 
 
-def _draw_rate_and_norm(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
-    rate = binned(finite(curve(rows, "train", "lr")))
+def _draw_rate_and_norm(axes: Any, shown: Drawn) -> None:
+    rate = binned(finite(shown.rate))
     axes.plot(rate.steps, rate.mean, color=RATE, linewidth=1.5)
     axes.set_ylabel("learning rate", color=RATE)
     axes.tick_params(axis="y", colors=RATE)
@@ -230,7 +239,7 @@ def _draw_rate_and_norm(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
     axes.spines["top"].set_visible(False)
     axes.grid(alpha=0.25)
     right = axes.twinx()
-    b = _draw_steps(right, finite(curve(rows, "train", "norm")), "-", color=NORM, linewidth=0.9, alpha=0.85)
+    b = _draw_steps(right, finite(shown.norm), "-", color=NORM, linewidth=0.9, alpha=0.85)
     if len(b.low) and b.low.min() > 0 and b.high.max() > 20 * float(np.median(b.mean)):
         right.set_yscale("log")
     right.set_ylabel("gradient norm", color=NORM)
@@ -263,7 +272,7 @@ class CurveDrawer:
         start = time.monotonic()
         try:
             if self.drawing and self.is_there():
-                draw_curves(read_metrics(self.folder / METRICS), self.path, self.title, self.baselines)
+                draw_curves(drawn_of(read_events(self.folder / METRICS)), self.path, self.title, self.baselines)
         except Exception as error:
             if not self._warned:
                 self._warned = True

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from llmc_jax.logs.curves import Curve, binned, curve, loss_range, smoothed, spread, thinned, window_of
+from llmc_jax.logs.curves import Curve, binned, loss_range, smoothed, spread, thinned, window_of
 
 VALUES = st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=300)
 ANY_VALUES = st.lists(st.floats(), max_size=300)
@@ -52,14 +52,6 @@ def test_one_enormous_loss_spoils_no_mean_after_it() -> None:
 def test_every_curve_has_a_window_that_fits_and_has_a_middle(count: int) -> None:
     window = window_of(count)
     assert window % 2 == 1 and 1 <= window <= count
-
-
-def test_a_step_logged_again_counts_once_as_it_was_last() -> None:
-    rows = [{"event": "train", "step": s, "loss": v} for s, v in [(0, 5.0), (1, 4.0), (2, 3.0), (1, 4.5), (2, 3.5)]]
-    rows.append({"event": "val", "step": 9, "loss": 1.0})
-    c = curve(rows, "train", "loss")
-    assert c.steps.tolist() == [0, 1, 2] and c.values.tolist() == [5.0, 4.5, 3.5]
-    assert curve(rows, "train", "norm").steps.tolist() == []
 
 
 @given(st.lists(st.floats(-1e3, 1e30), min_size=1, max_size=300), st.lists(st.floats(-1e3, 1e3), max_size=5))

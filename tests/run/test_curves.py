@@ -1,10 +1,12 @@
 """The picture: what is drawn is what was logged."""
 
 import io
+import json
 import math
 import re
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,10 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
+from llmc_jax.logs.events import read_events
+from llmc_jax.logs.files import METRICS
 from llmc_jax.run import curves
-from llmc_jax.run.curves import draw_curves
+from llmc_jax.run.curves import CurveDrawer, drawn_of
 
 
 def _metrics(steps: int = 60, **changes: Any) -> list[dict[str, Any]]:
@@ -25,6 +29,13 @@ def _metrics(steps: int = 60, **changes: Any) -> list[dict[str, Any]]:
         row = {"event": "train", "step": step, "loss": 5.5 - step / 20, "norm": 1.0, "lr": 1e-3, "ms": 1.0}
         rows.append({**row, "skipped": False, "tokens": 256 * (step + 1), **changes})
     return rows
+
+
+def draw_curves(rows: list[dict[str, Any]], png: Path, *more: Any) -> None:
+    """Draw a run that has logged these rows."""
+    log = png.with_suffix(".jsonl")
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    curves.draw_curves(drawn_of(read_events(log)), png, *more)
 
 
 def _pixels(png: Path) -> np.ndarray:
@@ -177,12 +188,30 @@ def test_any_run_can_be_drawn(tmp_path: Path, rows: list[dict[str, Any]]) -> Non
     assert _pixels(tmp_path / "a.png").std() > 1
 
 
+def test_a_picture_of_a_long_run_is_drawn_in_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trainer draws it: a list of events took 1.3 kB a step."""
+    steps, drawn = 10_000, []
+    (tmp_path / METRICS).write_text("".join(json.dumps(row) + "\n" for row in _metrics(steps)))
+    monkeypatch.setattr(curves, "draw_curves", lambda shown, *_: drawn.append(len(shown.train.steps)))
+    drawer = CurveDrawer(tmp_path, "", {}, pytest.fail, lambda: True)
+    tracemalloc.start()
+    try:
+        drawer.finish()
+        assert tracemalloc.get_traced_memory()[1] < 300 * steps and drawn == [steps]
+    finally:
+        tracemalloc.stop()
+        drawer.close()
+
+
 def test_no_pyplot_and_no_changed_settings(tmp_path: Path) -> None:
+    log = tmp_path / "metrics.jsonl"
+    log.write_text('{"event": "val", "step": 0, "loss": 1.0}\n')
     code = (
-        "import sys, matplotlib; from pathlib import Path; from llmc_jax.run.curves import draw_curves\n"
+        "import sys, matplotlib; from pathlib import Path; from llmc_jax.logs.events import read_events\n"
+        "from llmc_jax.run.curves import draw_curves, drawn_of\n"
         "def settings(): return {k: matplotlib.rcParams[k] for k in matplotlib.rcParams if k != 'backend'}\n"
         "before = settings()\n"
-        f"draw_curves([{{'event': 'val', 'step': 0, 'loss': 1.0}}], Path({str(tmp_path / 'a.png')!r}))\n"
+        f"draw_curves(drawn_of(read_events(Path({str(log)!r}))), Path({str(tmp_path / 'a.png')!r}))\n"
         "print('matplotlib.pyplot' in sys.modules, before == settings())"
     )
     root = Path(__file__).resolve().parents[2]

@@ -491,9 +491,9 @@ def test_a_reused_folder_without_a_checkpoint_begins_its_logs_anew(train: Train)
 def test_the_picture_is_refreshed_in_another_thread(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[tuple[str, int]] = []
 
-    def draw(metrics: list[dict[str, Any]], path: Path, title: str, baselines: dict[str, float]) -> None:
+    def draw(shown: curves.Drawn, path: Path, title: str, baselines: dict[str, float]) -> None:
         assert path.name == "curves.png" and title == TINY and baselines == {}
-        drawn.append((threading.current_thread().name, sum(each["event"] == "train" for each in metrics)))
+        drawn.append((threading.current_thread().name, len(shown.train.steps)))
 
     monkeypatch.setattr(curves, "REDRAW_SECONDS", 0.0)
     monkeypatch.setattr(curves, "REDRAW_SHARE", 1e9)
