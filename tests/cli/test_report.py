@@ -83,6 +83,16 @@ def test_the_csv_holds_every_point_with_every_digit(runs: Path) -> None:
     assert math.isnan(float(second["train.loss"])) and (second["norm"], second["val.loss"]) == ("inf", "")
 
 
+@pytest.mark.parametrize("first", ["=", "+", "-", "@"])
+def test_a_spreadsheet_runs_no_name_as_a_formula(runs: Path, first: str) -> None:
+    name = f"{first}A1"
+    run_folder(runs / name, [{"event": "train", "step": 0, "loss": -1.5}])
+    assert main([str(runs / name), "--csv", "c.csv", "--quiet"]) == 0
+    with open("c.csv", newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert row["run"] == f"'{name}" and row["train.loss"] == "-1.5"  # a number stays one
+
+
 def test_a_row_of_the_csv_stands_at_its_last_value(runs: Path) -> None:
     rows = [start(), val(0, 5.0), {"event": "eval", "step": 0, "accuracy": 0.5, "time": BEGAN + 1.6}, train(0)]
     folder = run_folder(runs.parent / "c", [*rows, val(1, 4.0)])
