@@ -49,17 +49,12 @@ def binned(c: Curve, bins: int = BINS) -> Bins:
     )
 
 
-def thinned(c: Curve, points: int) -> Curve:
-    """Return some of the points, in their order, which show what all of them show; `points`, or a few more.
+def thinned_places(values: np.ndarray, points: int) -> np.ndarray:
+    """Return where some of the points are, in order, which show what all of them show; `points`, or a few more.
 
     Of each of the bins of equal count they are the first, the last, the least and the greatest. Of the points that are
     not finite a quarter of `points` is kept, spread over all of them.
     """
-    return c.at(thinned_places(c.values, points))
-
-
-def thinned_places(values: np.ndarray, points: int) -> np.ndarray:
-    """Return where the points are that `thinned` keeps, in order."""
     count = len(values)
     if count <= points:
         return np.arange(count)

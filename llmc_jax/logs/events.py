@@ -127,10 +127,7 @@ NO_FIGURES = Figures(np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
 
 
 def figures(events: Events, kind: str, name: str) -> Figures:
-    """Return a field of one kind of event. A step logged again (after a resume) counts once, as it was last.
-
-    Where no event lacks it, the arrays are those of the events, not copies.
-    """
+    """Return a field of one kind of event. A step logged again (after a resume) counts once, as it was last."""
     table = events.tables.get(kind)
     column = table.columns.get(name) if table else None
     if table is None or column is None:
@@ -176,9 +173,7 @@ def _take_all(events: Events, parsed: Sequence[dict[str, Any] | None], first: in
         events.first_time = next((time for time in times if not math.isnan(time)), None)
     steps = [event for event in parsed if event and event.get("event") == STEP]
     alike = events.tables.setdefault(STEP, Table()).put_alike(steps)
-    if alike and len(steps) == len(parsed):
-        return
-    for number, event in enumerate(parsed, first):
+    for number, event in enumerate([] if alike and len(steps) == len(parsed) else parsed, first):
         try:
             if not (alike and event and event.get("event") == STEP):
                 _take(events, event)

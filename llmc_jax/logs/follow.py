@@ -1,6 +1,7 @@
 """The events of a run that goes on, as they are written. Leaves out what they mean."""
 
 import os
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ from llmc_jax.files import reason
 from llmc_jax.logs.files import parse_event
 
 AT_ONCE = 1 << 22  # bytes that one reading takes, about 14,000 steps; a longer line is left out
+LONG = 1 << 23  # bytes; of a longer file `thin` reads one step in ten, of one ten times as long one in a hundred, …
 ANCHOR = 256  # bytes before the place that was read up to: where they have changed, it is another file
 
 
@@ -20,9 +22,10 @@ class Follower:
     begins again with its first line. It holds no file open between two readings.
     """
 
-    def __init__(self, path: str | Path, start: int = 0) -> None:
+    def __init__(self, path: str | Path, start: int = 0, *, thin: bool = False) -> None:
         """Follow a file that need not be there yet. start: bytes to pass over, at whose end a line begins."""
         self.path = Path(path)
+        self.thin, self.every = thin, 1  # of a long file's steps, but for its end, leave out all but each `every`th
         self.place = start  # bytes read so far, whole lines
         self.begun = 1  # times that it began with the first line: who keeps what was read drops it when this grows
         self.damaged = 0  # lines left out since then: no event, or longer than any
@@ -52,6 +55,8 @@ class Follower:
             if file.read(len(self._anchor)) != self._anchor or file.seek(0, 2) < self.place:
                 self.place, self._anchor, self._inside = 0, b"", False
                 self.begun, self.damaged = self.begun + 1, 0
+            if self.thin and not self.place:
+                self.every = 10 ** len(str(file.seek(0, 2) // LONG).lstrip("0"))
             file.seek(self.place)
             return _read_up_to(file, AT_ONCE)
 
@@ -74,10 +79,19 @@ class Follower:
         self._anchor = (self._anchor + data[-ANCHOR:])[-ANCHOR:]
 
     def _events(self, lines: bytes) -> list[dict[str, Any]]:
-        found = [_event(line) for line in lines.split(b"\n")[:-1]]
+        thin = lines and self.behind and self.every > 1
+        found = [_event(line) for line in (_thinned(lines, self.every) if thin else lines.split(b"\n")[:-1])]
         events = [event for event in found if event is not None]
         self.damaged += len(found) - len(events)
         return events
+
+
+def _thinned(lines: bytes, every: int) -> list[bytes]:
+    """Return the first line, and of the others all but those of steps with an update that are no multiples."""
+    zeros, skipped = len(str(every)) - 1, b'"skipped": true'
+    updated = rb"(?![^\n]*%s)" % skipped if skipped in lines else b""
+    left_out = rb'\{"event": "train", "step": \d*(?!0{%d})\d{%d},%s' % (zeros, zeros, updated)
+    return [lines[: lines.find(b"\n")], *re.findall(rb"\n(?!%s)[^\n]+" % left_out, lines)]
 
 
 def _event(line: bytes) -> dict[str, Any] | None:

@@ -15,7 +15,6 @@ from llmc_jax.report.series import place
 from llmc_jax.run.curves import Drawn, draw_curves
 
 DRAWN = ("train.loss", "val.loss", "lr", "norm", "accuracy_norm")  # what the picture of one run shows
-FORMULAS = ("=", "+", "-", "@")  # what begins so, a spreadsheet would run: a ' before it makes it text
 COLUMNS = ("run", "step", "tokens", "time")  # of the CSV, before the curves
 
 
@@ -47,7 +46,7 @@ def csv_rows(run: Read, keys: Sequence[str]) -> Iterator[tuple[Any, ...]]:
         run.figures, key=BEFORE.__contains__, reverse=True
     ):  # what comes after a step's update has the last word
         _fill(cells, run, key, np.searchsorted(steps, run.figures[key].steps).tolist())
-    name = f"'{run.name}" if run.name.startswith(FORMULAS) else run.name
+    name = f"'{run.name}" if run.name.startswith(("=", "+", "-", "@")) else run.name  # no formula in a spreadsheet
     yield from zip([name] * len(steps), steps.tolist(), *cells.values(), strict=True)
 
 

@@ -125,7 +125,8 @@ def read_ours(path: Path) -> Read:
     """Return what is known of a run of ours. path: of its metrics.jsonl, beside which its other files are."""
     folder, events = path.parent, read_events(path)
     start: Mapping[str, Any] = next(iter(reversed(events.of("start", "resume"))), {})
-    found = {key: Series(each.steps, source.scaled(each.values), each.times) for key, source in SOURCES.items()
+    found = {key: Series(each.steps, each.values * by if (by := source.factor) != 1 else each.values, each.times)
+             for key, source in SOURCES.items()  # each copy of a long run's figure takes 8 bytes a step
              if len((each := figures(events, source.event, source.field)).steps)}  # fmt: skip
     found |= _utilization(found, start)
     tokens, skipped = (figures(events, "train", name) for name in ("tokens", "skipped"))
@@ -276,7 +277,7 @@ def read_other(path: Path) -> Read:
     """Return what another program's log tells of its run. Raises InputError where it is none."""
     log = read_log(path)
     found = {
-        key: Series(each.steps, SOURCES[key].scaled(each.values) if key in SOURCES else each.values)
+        key: Series(each.steps, each.values * (SOURCES[key].factor if key in SOURCES else 1.0))
         for key, name in OF_LOGS.items()
         if len((each := getattr(log, name)).steps)
     }

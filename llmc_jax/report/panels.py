@@ -4,8 +4,6 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import NamedTuple
 
-import numpy as np
-
 from llmc_jax.report.content import Panel, PanelCurve
 
 GIB = 2.0**-30
@@ -17,10 +15,6 @@ class Source(NamedTuple):
     event: str
     field: str
     factor: float = 1.0  # from its unit there to that of its panel
-
-    def scaled(self, values: np.ndarray) -> np.ndarray:
-        """Return values in the panel's unit; where that is their own, the same array, which may be large."""
-        return values if self.factor == 1.0 else values * self.factor
 
 
 SOURCES = {

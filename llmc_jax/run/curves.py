@@ -43,17 +43,13 @@ class Drawn(NamedTuple):
     diverged: int | None  # after so many steps, where the last start has ended so
 
 
-FIELDS = (
-    ("train", "loss"), ("val", "loss"), ("train", "lr"), ("train", "norm"), ("eval", "accuracy_norm"),
-    ("train", "skipped"), ("train", "tokens"),
-)  # fmt: skip
-
-
 def drawn_of(events: Events) -> Drawn:
     """Return what a picture shows of a run's events."""
+    names = "train loss, val loss, train lr, train norm, eval accuracy_norm, train skipped, train tokens"
+    found = [figures(events, *each.split()).curve for each in names.split(", ")]  # kinds of events, and fields
     last = (events.of(*STARTS, "end") or [{}])[-1]
     diverged = last.get("step") if last.get("outcome") == "diverged" else None
-    return Drawn._make((*(figures(events, *each).curve for each in FIELDS), diverged))
+    return Drawn._make((*found, diverged))
 
 
 def draw_curves(shown: Drawn, out_png: Path, title: str = "", baselines: Mapping[str, float] | None = None) -> None:
@@ -179,7 +175,6 @@ def show_range(axes: Any, chosen: LossRange) -> None:
     """Set the range of a loss axis.
 
     A logarithmic one has ticks at round losses, written as plain numbers: by default it has them at 1 and 10 only.
-    What would be long is written with an exponent, as 5e6, so that the label beside the ticks has room.
     """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 

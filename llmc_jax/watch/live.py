@@ -46,7 +46,7 @@ class RunPage:
 
     def __init__(self, name: str, metrics: Path) -> None:
         self.name = name
-        self._follower = Follower(metrics)
+        self._follower = Follower(metrics, thin=True)
         self._story, self._begun = Story(), 1
         self._problem: str | None = None
         self._machine: Machine | None = None
@@ -61,7 +61,7 @@ class RunPage:
             return False
         if self._follower.begun != self._begun:  # a resume has cut the file: what it dropped is forgotten
             self._story, self._begun = Story(), self._follower.begun
-        self._story.take(events)
+        self._story.take(events, self._follower.every, more=self._follower.behind)
         return self._follower.behind
 
     def ended(self) -> bool:

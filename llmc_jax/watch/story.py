@@ -50,9 +50,11 @@ class Story:
     skipped: int = 0  # steps that updated nothing
     pace: Pace = field(default_factory=Pace)
     speed: Average = field(default_factory=Average)
+    every: int = 1  # the training curve has the steps that are multiples of it
 
-    def take(self, events: Iterable[Mapping[str, Any]]) -> None:
-        """Take some more events."""
+    def take(self, events: Iterable[Mapping[str, Any]], every: int = 1, *, more: bool = False) -> None:
+        """Take some more events. every: as `Follower` has it, which leaves steps out where there is more to read."""
+        self.every = every
         for event in events:
             self.seen = after(self.seen, (event,))
             kind = event["event"]
@@ -66,10 +68,12 @@ class Story:
                 self._take_step(event)
             elif kind == "val":
                 self._take_val(event)
+        if more and every > 1:  # the times between these events say nothing
+            self.pace, self.speed, self.seen = Pace(), Average(), self.seen._replace(time=None, longest=0.0)
 
     def _take_step(self, event: Mapping[str, Any]) -> None:
         step, loss = _whole(event, "step"), number(event, "loss")
-        if step is not None and loss is not None:
+        if step is not None and loss is not None and not (step % self.every and math.isfinite(loss)):
             self.train.add(step, loss)
         if event.get("skipped"):
             self._take_skipped(event)

@@ -148,15 +148,16 @@ def _plot(story: Story, room: Room, width: int, rows: int) -> list[Text]:
     cells = max(1, width - LABEL - 2)
     window = window_of(len(train.steps))
     calm = Curve(train.steps, moving_mean(train.values, window))
-    means = binned(calm, 2 * cells)  # as many as there are dots
-    train = Curve(means.steps.astype(np.int64), means.mean)
+    dots = binned(calm, 2 * cells)  # as many as there are dots
+    train = Curve(dots.steps.astype(np.int64), dots.mean)
     shown = loss_range([train], [val.values])
     if shown is None or rows < LOWEST or cells < NARROWEST:
         return []
     drawn = plot(train, val, shown, cells, rows, room.ascii_only)
     line, mark, edge, corner = ("..", "o", "|", "+") if room.ascii_only else ("⠤⠤", "●", "│", "└")
     averaged = window * story.train.size
-    named = [(f"{line} training{f', mean of {averaged:,}' if averaged > 1 else ''}", TRAIN)]
+    means = f", mean of {averaged:,}" if averaged > 1 else ""
+    named = [(f"{line} training{means}{f', one step in {story.every:,}' if story.every > 1 else ''}", TRAIN)]
     named += [(f"  {mark} validation", VAL)] if len(val.steps) else []
     title = Text.assemble(("loss", "bold"), (" (log scale)  " if shown.log else "  ", "dim"), *named, *_odd(story))
     lines = [title]

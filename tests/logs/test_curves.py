@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from llmc_jax.logs.curves import Curve, binned, loss_range, smoothed, spread, thinned, window_of
+from llmc_jax.logs.curves import Curve, binned, loss_range, smoothed, spread, thinned_places, window_of
 
 VALUES = st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=300)
 ANY_VALUES = st.lists(st.floats(), max_size=300)
@@ -75,7 +75,7 @@ def test_an_axis_has_finite_ends_whatever_a_damaged_file_holds(values: list[floa
 @example([float("nan")] * 50, 8)
 def test_a_thinned_curve_keeps_real_points_and_the_extremes(values: list[float], points: int) -> None:
     whole = _curve(values)
-    found = thinned(whole, points)
+    found = whole.at(thinned_places(whole.values, points))
     assert (np.diff(found.steps) > 0).all()
     np.testing.assert_array_equal(found.values, whole.values[found.steps])
     assert len(found.steps) <= max(points, 4) and (len(values) > points or len(found.steps) == len(values))
@@ -90,7 +90,7 @@ def test_a_thinned_curve_keeps_real_points_and_the_extremes(values: list[float],
 @given(st.lists(st.integers(-9, 9), min_size=41, max_size=400))
 def test_a_thinned_curve_has_the_extremes_of_every_part(values: list[int]) -> None:
     whole = _curve([float(value) for value in values])
-    found = thinned(whole, 40)
+    found = whole.at(thinned_places(whole.values, 40))
     edges = np.linspace(0, len(values), 11).astype(int)
     for start, end in itertools.pairwise(edges):
         inside = found.values[(found.steps >= start) & (found.steps < end)]

@@ -18,7 +18,9 @@ import pytest
 
 from llmc_jax.cli import report
 from llmc_jax.errors import InputError
+from llmc_jax.logs import follow
 from llmc_jax.logs.state import DIED, own_process
+from llmc_jax.run.console import seconds_left
 from llmc_jax.watch.folder import Shelf, absent, chosen, metrics_of, runs_in, table
 from llmc_jax.watch.live import RunPage, look_all, state_fields, takes_ascii_only
 from llmc_jax.watch.view import Room
@@ -119,6 +121,26 @@ def test_what_a_resume_cut_off_is_forgotten(tmp_path: Path) -> None:
     look_all(page)
     found = state_fields(page)
     assert found["step"] == 5 and found["latest"]["train"]["step"] == 4
+
+
+def test_of_a_long_run_the_curve_is_thinned_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "metrics.jsonl"
+    rows: list[dict[str, Any]] = [
+        {"event": "train", "step": at, "loss": 4.0, "ms": 100.0, "skipped": at == 57, "time": 1e9 + at / 10}
+        for at in range(4000)
+    ]
+    rows.insert(2000, {"event": "val", "step": 2000, "loss": 3.0, "time": 1e9 + 199.9})
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.setattr(follow, "AT_ONCE", 1 << 16)
+    monkeypatch.setattr(follow, "LONG", path.stat().st_size // 2)
+    page = RunPage("a", path)
+    look_all(page)
+    story = page.moment().story
+    assert (story.every, len(story.train.curve().steps), story.skipped) == (10, 400, 1)
+    assert story.best is not None and story.best.step == 2000 and story.seen.step == 4000
+    left = seconds_left(story.pace, 1000)  # from the end alone, of which no step was left out
+    assert left is not None and left == pytest.approx(100.0) and story.seen.longest == pytest.approx(0.1)
+    assert any("one step in 10" in line.plain for line in page.lines(Room(80)))
 
 
 def test_what_cannot_be_read_is_said_and_tried_again(tmp_path: Path) -> None:
