@@ -294,6 +294,21 @@ def test_what_a_terminal_cannot_show_is_refused_and_not_obeyed(bench: Bench, wor
     assert shown in message and message[:-1].isprintable()
 
 
+@pytest.mark.parametrize("name", ["a\\b", "a\\b/run", "a\\..\\b"])
+def test_a_backslash_in_the_folder_is_refused_and_writes_nothing_anywhere(bench: Bench, name: str) -> None:
+    """Tensorstore takes it for a slash, so a save would write to another folder, outside of the run's."""
+    assert "backslash" in refused(bench, "-o", name)
+
+
+def test_a_folder_where_no_checkpoint_can_be_written_is_refused_before_the_first_step(bench: Bench) -> None:
+    """Whatever orbax makes of a name: of this one, today, a URL."""
+    before = sorted(bench.folder.rglob("*"))
+    done = bench.run("-o", "gs:", "-x", 1)
+    assert done.code == 2 and "gs:: checkpoints cannot be written there" in done.err
+    assert sorted(bench.folder.rglob("*")) == before
+    assert bench.run("-o", "gs:", "-x", 1, "--no-save").code == 0
+
+
 def test_a_full_disk_at_the_start_leaves_the_folder_as_it_was(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> NoReturn:
         raise InputError("No space left on device")

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from llmc_jax.checkpoint import store
 from llmc_jax.checkpoint.contents import Counters
 from llmc_jax.cluster.agreement import of_all, of_first
 from llmc_jax.cluster.worker import ALONE, Group
@@ -181,6 +182,9 @@ def begun_log(setup: Setup, held: Held, made: list[Path]) -> RunLog:
     config, shape = setup.config, setup.model
     kind, step = ("start", 0) if setup.earlier is None else ("resume", setup.earlier.step)
     with leaving_nothing(held, made):
+        saves = config.saves_at_end or (config.checkpoint_every > 0 and config.max_steps != 0)
+        if saves and setup.group.size == 1:  # several processes do without orbax
+            store.probe(held.folder)
         # the number of devices as it was asked for: 0 is all that there are at the next start, too
         options = as_asked(config, setup.asked)
         used = {**setup.device._asdict(), "used": setup.plan.parallel.devices}

@@ -29,12 +29,14 @@ from llmc_jax.run.figures import StepFigures
 
 
 def check_path(output_dir: str) -> None:
-    """Raise InputError for a run folder whose path is not UTF-8, where orbax could not write a checkpoint."""
+    """Raise InputError for a run folder in whose path orbax could not write a checkpoint, or would write elsewhere."""
     path = os.path.abspath(output_dir or "runs")
-    if os.fsencode(path).decode(errors="replace") != path:
+    problem = "is not UTF-8 text" if os.fsencode(path).decode(errors="replace") != path else ""
+    problem = problem or ("has a backslash, which orbax reads as /" if "\\" in path else "")
+    if problem:
         raise InputError(
-            f"-o {show_value(output_dir)}: {show_value(path)} is not UTF-8 text, so checkpoints cannot be written "
-            "there; choose another -o"
+            f"-o {show_value(output_dir)}: {show_value(path)} {problem}, so checkpoints cannot be written there; "
+            "choose another -o"
         )
 
 
