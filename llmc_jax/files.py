@@ -1,5 +1,6 @@
 """How every file of ours is written, so that it is never half there; where an open one is; and where caches live."""
 
+import errno
 import fcntl
 import math
 import os
@@ -152,12 +153,14 @@ def sync(path: Path) -> None:
 def try_lock(descriptor: int) -> bool | None:
     """Take the system's lock on an open file or folder, unless another process has it; return whether it is ours.
 
-    None: this file system has no locks. A lock dies with the process, however that ends.
+    None: this file system has no locks. A lock dies with the process, however that ends. Raises OSError.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):
+            raise
         return None
     return True

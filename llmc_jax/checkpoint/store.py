@@ -71,6 +71,7 @@ from llmc_jax.checkpoint.manifest import (
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.files import reason, sync, write_bytes
+from llmc_jax.logs.files import LOCK, METRICS
 from llmc_jax.models.gpt2.tensors import TENSORS, flat_size, tensor_specs
 from llmc_jax.models.tensors import BLOCKS, FLAT_MULTIPLE
 from llmc_jax.streams import escaped
@@ -152,11 +153,10 @@ def begin(run: str | Path, step: int, arrays: Mapping[str, np.ndarray], metadata
 def probe(run: Path) -> None:
     """Write a small array to a hidden folder of a run folder as `begin` does, and read it back. Raises InputError."""
     array, folder = np.zeros(1, np.uint32), _hidden(run, 0, "tmp")
-    tensor = describe(array)
     try:
         folder.mkdir()
         write_arrays(folder, {"probe": array})
-        if damaged_blocks(folder, "probe", tensor):
+        if damaged_blocks(folder, "probe", describe(array)):
             raise _differs("an array")
     except Exception as error:
         raise InputError(f"{run}: checkpoints cannot be written there: {_cause(error)}; choose another -o") from None
@@ -828,17 +828,21 @@ def clean(run: str | Path) -> None:
     """Remove what a process that was killed while saving left behind: hidden folders, hidden files of exported models.
 
     A checkpoint that had been moved aside, and whose successor never came, gets its name back. Call it while nobody
-    else writes to the folder. Raises InputError if something cannot be removed.
+    else writes to the folder. Beside a lock file, what changed after the run's last event stays.
+    Raises InputError if something cannot be removed.
     """
     run = Path(run)
     try:
         names = sorted(os.listdir(run)) if run.is_dir() else []
+        last = os.path.getmtime(run / METRICS) if {LOCK, METRICS} <= {*names} else float("inf")
         for name in names:
             match = _LEFTOVER.fullmatch(name)
             target = state_folder(run, int(match[1])) if match else run
             if match and match[2] == "old" and not os.path.lexists(target):
                 os.rename(run / name, target)
             elif match or _LEFTOVER_FILE.fullmatch(name):
-                _remove(run / name)
+                changed = max(each.lstat().st_mtime for each in (run / name, *(run / name).rglob("*")))
+                if changed <= last:
+                    _remove(run / name)
     except OSError as error:
         raise InputError(f"{run}: what an interrupted save left cannot be removed: {_cause(error)}") from error

@@ -15,6 +15,7 @@ MAIN_LOG = "main.log"
 METRICS = "metrics.jsonl"
 SAMPLES = "samples.txt"
 CONFIG = "config.json"
+LOCK = ".lock"  # whose run it is, where the file system has no locks
 REPORT = "report.html"
 KERNELS = "kernels.json"  # which implementation of each operation the run has
 LARGEST = 1 << 24  # bytes that the last two are read up to

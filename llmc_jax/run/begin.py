@@ -18,7 +18,7 @@ from llmc_jax.cluster.worker import ALONE, Group
 from llmc_jax.config.find_lr import as_asked
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import InputError
-from llmc_jax.logs.files import config_file, rank_log
+from llmc_jax.logs.files import LOCK, config_file, rank_log
 from llmc_jax.logs.state import own_process
 from llmc_jax.machine.gpus import peak_flops
 from llmc_jax.models.gpt2.tensors import num_parameters
@@ -78,6 +78,8 @@ def opened(setup: Setup, output: Output, request: threading.Event, held: Held | 
         page = PageWriter(folder, config.report_every, console.warning, held.is_there, writing=group.rank == 0)
         closing.callback(page.close)
         closing.enter_context(stop_on_signals(request, console.note))
+        if held.lock is not None:
+            console.warning(f"{folder}: the file system has no locks; {LOCK} there keeps other runs out in their place")
         announce(setup, folder, console, log)
         group.folder(str(folder), str(rank_log(folder, group.rank)))
         if setup.monitor is not None:
@@ -182,8 +184,7 @@ def begun_log(setup: Setup, held: Held, made: list[Path]) -> RunLog:
     config, shape = setup.config, setup.model
     kind, step = ("start", 0) if setup.earlier is None else ("resume", setup.earlier.step)
     with leaving_nothing(held, made):
-        saves = config.saves_at_end or (config.checkpoint_every > 0 and config.max_steps != 0)
-        if saves and setup.group.size == 1:  # several processes do without orbax
+        if setup.group.size == 1 and (config.saves_at_end or config.checkpoint_every > 0):  # several do without orbax
             store.probe(held.folder)
         # the number of devices as it was asked for: 0 is all that there are at the next start, too
         options = as_asked(config, setup.asked)

@@ -13,6 +13,7 @@ import re
 import shlex
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -22,21 +23,22 @@ from typing import Any, NamedTuple
 
 from llmc_jax.config.options import show_value, without_credentials
 from llmc_jax.errors import FormatError, InputError
-from llmc_jax.files import complete_file, leads_to, path_of, plain, reason, sync, try_lock, write_atomic
-from llmc_jax.logs.files import CONFIG, KERNELS, MAIN_LOG, METRICS, SAMPLES, parse_event, rank_log, read_bytes
+from llmc_jax.files import complete_file, leads_to, path_of, plain, reason, refusing, sync, try_lock, write_atomic
+from llmc_jax.logs.files import CONFIG, KERNELS, LOCK, MAIN_LOG, METRICS, SAMPLES, parse_event, rank_log, read_bytes
+from llmc_jax.logs.state import RUNNING, Seen, own_process, run_state
 from llmc_jax.machine.versions import environment, git_state, versions
 from llmc_jax.run.figures import StepFigures
+
+BEAT = 10.0  # seconds between two touches of a lock file; one silent for logs.state.SILENCE may be of a dead process
 
 
 def check_path(output_dir: str) -> None:
     """Raise InputError for a run folder in whose path orbax could not write a checkpoint, or would write elsewhere."""
     path = os.path.abspath(output_dir or "runs")
-    problem = "is not UTF-8 text" if os.fsencode(path).decode(errors="replace") != path else ""
-    problem = problem or ("has a backslash, which orbax reads as /" if "\\" in path else "")
-    if problem:
+    if "\\" in path or os.fsencode(path).decode(errors="replace") != path:
         raise InputError(
-            f"-o {show_value(output_dir)}: {show_value(path)} {problem}, so checkpoints cannot be written there; "
-            "choose another -o"
+            f"-o {show_value(output_dir)}: {show_value(path)} has a backslash or is not UTF-8 text, so checkpoints "
+            "cannot be written there; choose another -o"
         )
 
 
@@ -64,7 +66,7 @@ def create_run_folder(output_dir: str, name: str, reuse: bool) -> tuple[Path, li
         for each in made or [folder]:
             with suppress(PermissionError):  # a folder that may be entered but not listed cannot be synced
                 sync(each.parent)  # the names of all folders too are on the disk before a checkpoint counts
-        if output_dir and not reuse and any(folder.iterdir()):
+        if output_dir and not reuse and set(os.listdir(folder)) - {LOCK}:
             raise InputError(f"-o {output_dir}: the folder is not empty; choose another -o, or -y 1 to continue in it")
         with tempfile.TemporaryFile(dir=folder, prefix=".probe.", suffix=".tmp"):  # no name at all on most systems
             pass  # the only portable way to learn whether files can be made here
@@ -90,18 +92,21 @@ def _new_folder(parent: Path, name: str) -> Path:
 
 
 class Held:
-    """A run folder that this process holds open and locked."""
+    """A run folder that this process holds open and locked. lock: the open lock file, where the system has no locks."""
 
-    def __init__(self, folder: Path, descriptor: int) -> None:
-        self.folder, self._descriptor = folder, descriptor
+    def __init__(self, folder: Path, descriptor: int, lock: int | None = None) -> None:
+        self.folder, self._descriptor, self.lock = folder, descriptor, lock
 
     def is_there(self) -> bool:
-        """Return whether the folder's path still leads to it."""
-        return leads_to(self.folder, self._descriptor)
+        """Return whether the folder's path still leads to it, and no other process has taken it over."""
+        lock = self.folder / LOCK
+        return leads_to(self.folder, self._descriptor) and (self.lock is None or leads_to(lock, self.lock))
 
     def check(self) -> None:
         """Raise InputError, with both paths, if the folder was moved or removed, or another one is in its place."""
         if not self.is_there():
+            if leads_to(self.folder, self._descriptor):
+                raise InputError(f"{self.folder / LOCK}: is no longer this run's, so nothing more is written here")
             now = path_of(self._descriptor)
             advice = "" if now is None else f"; -y 1 -o {shlex.quote(now)} goes on from its last checkpoint"
             raise InputError(
@@ -125,19 +130,58 @@ def _whereabouts(now: str | None) -> str:
 def locked(folder: Path) -> Iterator[Held]:
     """Within the block no other process of ours trains in the folder. Raises InputError if one does already.
 
-    The lock is the system's and dies with the process, however that ends. A file system without locks has none.
+    The lock is the system's and dies with the process, however that ends. A file system without locks has a file.
     """
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        if try_lock(descriptor) is False:
-            raise InputError(
-                f"-o {folder}: another process is training in this folder; stop that one, or choose another -o"
-            )
-        held = Held(folder, descriptor)
+    with ExitStack() as closing:
+        with refusing(f"-o {folder}: cannot be locked", "choose another -o"):
+            descriptor = os.open(folder, os.O_RDONLY)
+            closing.callback(os.close, descriptor)
+            if (taken := try_lock(descriptor)) is False:
+                raise _taken(folder)
+            lock = None if taken else closing.enter_context(_lock_file(folder / LOCK))
+        held = Held(folder, descriptor, lock)
         held.check()  # it may have been replaced while the lock was being taken
         yield held
-    finally:
-        os.close(descriptor)
+
+
+def _taken(folder: Path, by: str = "") -> InputError:
+    return InputError(
+        f"-o {folder}: another process is training in this folder{by}; stop that one, or choose another -o"
+    )
+
+
+@contextmanager
+def _lock_file(path: Path) -> Iterator[int]:
+    """Make a file that says who we are, and touch it within the block; yield it, open. Raises InputError or OSError.
+
+    That of a process that has died, or of another machine's that has been silent, is removed.
+    """
+    with suppress(FileNotFoundError), open(path, "rb") as file, tempfile.TemporaryFile(dir=path.parent) as newer:
+        last, now = (os.fstat(each.fileno()).st_mtime for each in (file, newer))  # by the file system's clock
+        owner = parse_event(str(path), line) if (line := file.read()) else {}  # it is just being written
+        found = run_state(Seen(owner, time=last, trained=True), now)
+        if found.state == RUNNING:
+            raise _taken(path.parent, f" (process {found.pid} on {found.host}, says {path.name})")
+        if leads_to(path, file.fileno()):
+            path.unlink()
+    ended = threading.Event()
+
+    def beat() -> None:
+        while not ended.wait(BEAT):
+            with suppress(OSError):
+                os.utime(ours.fileno())
+
+    with open(path, "x") as ours:  # of two processes one succeeds
+        print(json.dumps(own_process()), file=ours, flush=True)
+        thread = threading.Thread(target=beat, daemon=True)
+        thread.start()
+        try:
+            yield ours.fileno()
+        finally:
+            ended.set()
+            thread.join()
+            if leads_to(path, ours.fileno()):
+                path.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -161,7 +205,7 @@ def leaving_nothing(held: Held, made: Iterable[Path]) -> Iterator[None]:
         yield
     except BaseException:
         if held.is_there():
-            for name in {CONFIG, KERNELS, MAIN_LOG, METRICS, SAMPLES} - before:
+            for name in {CONFIG, KERNELS, MAIN_LOG, METRICS, SAMPLES} - before | ({LOCK} if made else set()):
                 with suppress(OSError):
                     (held.folder / name).unlink(missing_ok=True)
             _remove_empty(made)

@@ -136,6 +136,7 @@ def locked(card: Card, say: Callable[[str], None]) -> Iterator[bool | None]:
     try:
         folder().mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder() / f"{card.uuid}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try_lock(descriptor)  # where that fails, it does so here
     except OSError:
         yield False
         return

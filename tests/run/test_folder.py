@@ -1,9 +1,11 @@
 """The run folder: llm.c's log lines, metrics at full precision, and what happens when something is in the way."""
 
+import errno
 import fcntl
 import json
 import math
 import os
+import platform
 import re
 import resource
 import subprocess
@@ -20,9 +22,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llmc_jax.errors import FormatError, InputError
-from llmc_jax.logs.files import config_file, read_metrics
+from llmc_jax.logs.files import LOCK, config_file, read_metrics
+from llmc_jax.logs.state import own_process
 from llmc_jax.run.figures import StepFigures
-from llmc_jax.run.folder import Kept, RunLog, config_record, create_run_folder, cut_logs, locked, write_config
+from llmc_jax.run.folder import (
+    Kept,
+    RunLog,
+    config_record,
+    create_run_folder,
+    cut_logs,
+    leaving_nothing,
+    locked,
+    write_config,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # however busy the machine is
@@ -507,13 +519,99 @@ def test_a_log_that_was_replaced_is_not_written(tmp_path: Path, name: str) -> No
         write()
 
 
-def test_without_locks_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def without_locks(monkeypatch: pytest.MonkeyPatch, number: int = errno.ENOSYS) -> None:
     def none(*_: Any) -> NoReturn:
-        raise OSError(95, "Operation not supported")
+        raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(fcntl, "flock", none)
-    with locked(tmp_path), locked(tmp_path):
-        pass
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK])
+def test_without_locks_a_file_keeps_others_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    without_locks(monkeypatch, number)
+    for _ in range(2):
+        with locked(tmp_path):
+            for _ in range(2):
+                who = f"training in this folder .process {os.getpid()} on {re.escape(platform.node())}"
+                with pytest.raises(InputError, match=who), locked(tmp_path):
+                    pytest.fail("two have the folder")
+            assert create_run_folder(str(tmp_path), "d12", reuse=False) == (
+                tmp_path,
+                [],
+            )  # nothing is in it but the lock
+        assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES])
+def test_a_lock_that_fails_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    without_locks(monkeypatch, number)
+    with pytest.raises(InputError, match=rf"cannot be locked \({os.strerror(number)}\)"), locked(tmp_path):
+        pytest.fail("it is not locked")
+    assert os.listdir(tmp_path) == []
+
+
+def dead() -> int:
+    """The number of a process that has been."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+@pytest.mark.parametrize(
+    ("of", "silent", "free"),
+    [("dead", 0, True), ("ours", 1, False), ("other", 50, False), ("other", 70, True), ("", 50, False), ("", 70, True)],
+)
+def test_whose_lock_file_is_taken_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: str, silent: int, free: bool
+) -> None:
+    """That of a process that can be seen by what is seen, however long it is silent; any other by its silence."""
+    without_locks(monkeypatch)
+    process = own_process() | {"dead": {"pid": dead()}, "other": {"host": "another"}}.get(of, {})
+    (tmp_path / LOCK).write_text(json.dumps(process) + "\n" if of else "")
+    os.utime(tmp_path / LOCK, ((tmp_path / LOCK).stat().st_mtime - silent,) * 2)
+    if of == "ours":
+        monkeypatch.setattr("llmc_jax.logs.state.SILENCE", 0.0)
+    if free:
+        with locked(tmp_path):
+            assert json.loads((tmp_path / LOCK).read_text())["pid"] == os.getpid()
+    else:
+        with pytest.raises(InputError, match="another process is training"), locked(tmp_path):
+            pytest.fail("two have the folder")
+    assert (tmp_path / LOCK).exists() is not free
+
+
+def test_a_lock_file_beats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_locks(monkeypatch)
+    monkeypatch.setattr("llmc_jax.run.folder.BEAT", 0.01)
+    with locked(tmp_path):
+        for _ in range(2):
+            os.utime(tmp_path / LOCK, (0, 0))
+            until = time.monotonic() + 30
+            while (tmp_path / LOCK).stat().st_mtime == 0:
+                assert time.monotonic() < until
+                time.sleep(0.01)
+
+
+def test_whose_folder_was_taken_over_writes_nothing_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that was suspended, say, on another machine than the one that took it for dead."""
+    without_locks(monkeypatch)
+    with locked(tmp_path) as held, RunLog(tmp_path, check=held.check) as log:
+        log.event("start")
+        (tmp_path / LOCK).unlink()
+        (tmp_path / LOCK).write_text("of another")
+        assert not held.is_there()
+        with pytest.raises(InputError, match=f"{LOCK}: is no longer this run's"):
+            log.event("train")
+    assert (tmp_path / LOCK).read_text() == "of another"
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 1
+
+
+def test_a_start_that_fails_leaves_no_lock_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_locks(monkeypatch)
+    folder, made = create_run_folder(str(tmp_path / "a/b"), "d12", reuse=False)
+    with pytest.raises(KeyError), locked(folder) as held, leaving_nothing(held, made):
+        raise KeyError
+    assert os.listdir(tmp_path) == []
 
 
 # ---- the configuration

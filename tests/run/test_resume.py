@@ -1,5 +1,7 @@
 """Stopping a run and continuing it: the same bits as without a break, what is refused, what a failing save costs."""
 
+import errno
+import fcntl
 import itertools
 import json
 import os
@@ -9,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import pytest
@@ -23,7 +25,7 @@ from llmc_jax.config.train import TrainConfig
 from llmc_jax.data.loader import TokenLoader
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.kernels import choice, record
-from llmc_jax.logs.files import KERNELS
+from llmc_jax.logs.files import KERNELS, LOCK
 from llmc_jax.models.gpt2.tensors import views
 from llmc_jax.plan.plan import Plan
 from llmc_jax.run import curves
@@ -666,6 +668,21 @@ def test_two_processes_do_not_train_in_one_folder(train: Train, copy: Path) -> N
         refused = train("-y", 1)
     assert refused.code == 2 and "another process is training in this folder" in refused.err
     assert snapshot(copy) == before
+
+
+def test_without_locks_a_run_is_the_same_and_says_so_once(
+    train: Train, copy: Path, unbroken: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(*_: Any) -> NoReturn:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    with locked(copy):
+        assert "another process is training in this folder" in train("-y", 1).err
+    run = complete(train("-y", 1, "-n", 4))
+    assert len([line for line in run.out.splitlines() if "warning" in line and LOCK in line]) == 1
+    check_same(run.folder, unbroken)
+    assert leftovers(run.folder) == []
 
 
 def move(run: Path) -> None:
