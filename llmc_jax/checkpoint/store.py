@@ -35,6 +35,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from llmc_jax.checkpoint.arrays import TENSORS as ARRAYS
 from llmc_jax.checkpoint.arrays import (
     array_files,
     check_sizes,
@@ -364,13 +365,14 @@ def _seal(writing: Writing, model: Path | None) -> int:
 def _put_in_place(writing: Writing, model: Path | None) -> None:
     """Rename the hidden folder and the model.
 
-    A folder that has the name already waits under another until the new one is complete.
+    A folder that has the name already waits under another until the new one is complete; one with a user's files stays.
     """
     run, step = writing.run, writing.step
     target, done = state_folder(run, step), done_file(run, step)
     was_done = done.exists()
-    aside = _hidden(run, step, "old") if os.path.lexists(target) else None
-    if aside:
+    moved = target.with_name(f"{target.name}-moved-{secrets.token_hex(4)}")
+    aside = _hidden(run, step, "old") if (ours := _is_ours(target)) else moved
+    if there := os.path.lexists(target):
         os.rename(target, aside)
     renamed = False
     try:
@@ -387,10 +389,10 @@ def _put_in_place(writing: Writing, model: Path | None) -> None:
                     file.unlink(missing_ok=True)
         if renamed:
             os.rename(target, writing.folder)
-        if aside:
+        if there:
             os.rename(aside, target)
         raise
-    if aside:
+    if there and ours:
         with suppress(OSError):  # what cannot be removed now, `clean` removes
             _remove(aside)
 
@@ -443,6 +445,11 @@ def _remove(folder: Path) -> None:
         folder.unlink()
     else:
         shutil.rmtree(folder)
+
+
+def _is_ours(folder: Path) -> bool:
+    """Return whether nothing but a checkpoint's files is lost if a state folder, or a link to one, is removed."""
+    return folder.is_symlink() or (folder.is_dir() and {MANIFEST, METADATA, ARRAYS}.issuperset(os.listdir(folder)))
 
 
 def _sync_files(folder: Path, paths: Iterable[str]) -> None:
@@ -782,9 +789,9 @@ def prune(
     """Remove the checkpoints that need not be kept. Return the steps removed, ascending.
 
     Kept are the last `keep` good ones, at least `least`, and everything newer than these; of the older ones those whose
-    step is a multiple of major_every (0: no such), and the good one of the lowest validation loss, of equals the first.
-    keep 0 keeps all. Good means that every byte was read and is right: steps in known_good are believed, and those that
-    are found good here are added to it.
+    step is a multiple of major_every (0: no such), the good one of the lowest validation loss, of equals the first, and
+    what holds a user's files too. keep 0 keeps all. Good means that every byte was read and is right: steps in
+    known_good are believed, and those that are found good here are added to it.
 
     Raises InputError if something cannot be removed.
     """
@@ -804,7 +811,7 @@ def prune(
     rated = sorted((e for e in found if e.val_loss is not None), key=lambda e: (e.val_loss, e.step))
     kept = {e.step for e in islice(filter(good, rated), 1)}  # no more are looked at
     kept |= {e.step for e in found if major_every and e.step % major_every == 0}
-    removed = [e for e in found if e.step < last[-1].step and e.step not in kept and os.path.lexists(e.folder)]
+    removed = [e for e in found if e.step < last[-1].step and e.step not in kept and _is_ours(e.folder)]
     for e in removed:
         _remove_checkpoint(run, e.step)
         known.discard(e.step)

@@ -960,6 +960,48 @@ def test_what_is_in_the_way_of_a_save_is_replaced_or_named(run: Path, name: str,
     assert (run / name).is_dir() and not (run / "state_00000300").exists()
 
 
+def fill(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "notes.txt").write_text("mine")
+
+
+def add(folder: Path) -> None:
+    shutil.copytree(folder.with_name("state_00000200"), folder)
+    (folder / "notes.txt").write_text("mine")
+
+
+@pytest.mark.parametrize("put", [fill, add, lambda folder: folder.write_text("mine")])
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_a_user_put_under_a_checkpoints_name_stays(
+    run: Path, monkeypatch: pytest.MonkeyPatch, put: Callable[[Path], None], fails: bool
+) -> None:
+    """It makes room for the checkpoint, and is where it was if that cannot be written."""
+    put(run / "state_00000300")
+    before = sorted(path.name for path in (run / "state_00000300").glob("*"))
+    writing = store.begin(run, 300, arrays_of(3), facts_of(300))
+    if fails:
+        (run / "DONE_00000300").mkdir()
+        with pytest.raises(InputError, match="Is a directory"):
+            store.seal(writing)
+        (moved,) = run.glob("state_00000300*")
+        assert moved.name == "state_00000300"
+    else:
+        store.seal(writing)
+        store.clean(run)
+        assert store.check(run / "state_00000300") is None
+        (moved,) = run.glob("state_00000300?*")
+    assert sorted(path.name for path in moved.glob("*")) == before
+    assert (moved if moved.is_file() else moved / "notes.txt").read_text() == "mine"
+
+
+def test_pruning_leaves_what_a_user_put_there(tmp_path: Path) -> None:
+    for step in (2, 3, 4):
+        tiny(tmp_path, step)
+    fill(tmp_path / "state_00000001")
+    assert store.prune(tmp_path, keep=2, major_every=0) == [2]
+    assert (tmp_path / "state_00000001" / "notes.txt").read_text() == "mine"
+
+
 def test_clean_removes_leftovers_and_nothing_else(run: Path, tmp_path: Path) -> None:
     store.begin(run, 300, arrays_of(3), facts_of(3) | {"step": 300})  # and the process dies
     (run / ".model_00000300.bin.0123abcd.tmp").touch()
