@@ -152,10 +152,7 @@ def _taken(folder: Path, by: str = "") -> InputError:
 
 @contextmanager
 def _lock_file(path: Path) -> Iterator[int]:
-    """Make a file that says who we are, and touch it within the block; yield it, open. Raises InputError or OSError.
-
-    That of a process that has died, or of another machine's that has been silent, is removed.
-    """
+    """Make a file that says who we are, and touch it within the block; yield it, open. A dead process's is removed."""
     with suppress(FileNotFoundError), open(path, "rb") as file, tempfile.TemporaryFile(dir=path.parent) as newer:
         last, now = (os.fstat(each.fileno()).st_mtime for each in (file, newer))  # by the file system's clock
         owner = parse_event(str(path), line) if (line := file.read()) else {}  # it is just being written
@@ -289,7 +286,7 @@ class RunLog:
 
     def __init__(self, folder: Path, *, check: Callable[[], None] = lambda: None) -> None:
         """Open the folder's files, to append to them. check: raises InputError where the folder is another one."""
-        self._check = check
+        self._check, self._size = check, 0
         self._files = {name: _opened(folder / name) for name in (MAIN_LOG, METRICS, SAMPLES)}
 
     def train(self, figures: StepFigures) -> None:
@@ -333,6 +330,9 @@ class RunLog:
             raise InputError(f"{file.name}: is no longer the file that this run writes, which {now}")
         data = memoryview(text.encode(errors="replace"))
         before = os.fstat(file.fileno()).st_size
+        if name == METRICS and before < self._size:
+            was, self._size = self._size, before  # said once: what comes after it is written
+            raise InputError(f"{file.name}: was cut from {was:,} to {before:,} bytes while the run wrote it")
         try:
             while data:
                 data = data[file.write(data) :]
@@ -340,6 +340,8 @@ class RunLog:
             with suppress(OSError):  # no half line, which the next event would be glued to
                 file.truncate(before)
             raise InputError(f"{file.name}: cannot write to it: {error.strerror}") from error
+        if name == METRICS:
+            self._size = os.fstat(file.fileno()).st_size
 
     def sync(self) -> None:
         """Bring what was written to the disk; what is no regular file (main.log as a link to /dev/null) has none."""
@@ -364,20 +366,13 @@ class ShortLog(RunLog):
 
     def __init__(self, folder: Path, rank: int, *, check: Callable[[], None] = lambda: None) -> None:
         """Open the process's own file, to append to it. check: as `RunLog` has it."""
-        self._check = check
+        self._check, self._size = check, 0
         self._files = {METRICS: _opened(rank_log(folder, rank))}
 
-    def train(self, figures: StepFigures) -> None:
+    def _nothing(self, *_: Any, **__: Any) -> None:
         """Write nothing: process 0 does."""
 
-    def val(self, step: int, *, loss: float, batches: int) -> None:
-        """Write nothing: process 0 does."""
-
-    def accuracy(self, step: int, *, items: int, correct: int, correct_norm: int) -> None:
-        """Write nothing: process 0 does."""
-
-    def sample(self, step: int, text: str, tokens: int) -> None:
-        """Write nothing: process 0 does."""
+    train = val = accuracy = sample = _nothing
 
 
 def _opened(path: Path) -> FileIO:

@@ -26,7 +26,8 @@ from llmc_jax.config.options import show_value
 from llmc_jax.config.train import ATTENTIONS, AUTO_BATCH, BY_NAME, OPTIONS, PROCESSES, TRACKERS, TrainConfig, differing
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.kernels import record
-from llmc_jax.logs.files import KERNELS, LARGEST, MAIN_LOG, config_file
+from llmc_jax.logs.files import KERNELS, LARGEST, MAIN_LOG, METRICS, config_file
+from llmc_jax.logs.state import read_state
 from llmc_jax.machine.device import Device
 from llmc_jax.machine.versions import git_state, versions
 from llmc_jax.plan.plan import Plan, Repeat, parallel_of
@@ -87,6 +88,8 @@ def find_earlier(config: TrainConfig, report: Callable[[str], None], group: Grou
     run = Path(folder)
     good = _newest_good(run, report, group)
     if good is not None:
+        if group.rank == 0 and config_file(run) is not None and read_state(run).started is None:
+            report(f"{run / METRICS}: holds no start of the run: it was cut, and what was logged before is lost")
         return open_checkpoint(good)
     of_first(group, "no checkpoint", lambda: _refuse_without(run))
     return None

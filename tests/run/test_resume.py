@@ -652,6 +652,14 @@ def test_a_copy_without_its_empty_files_goes_on(train: Train, copy: Path, unbrok
     check_same(run.folder, unbroken)
 
 
+def test_metrics_that_were_cut_are_noticed(train: Train, copy: Path) -> None:
+    os.truncate(copy / "metrics.jsonl", 0)
+    run = complete(train("-y", 1, "-n", 4))
+    assert len([line for line in run.out.splitlines() if "warning" in line and "metrics.jsonl" in line]) == 1
+    assert run.values("resume", "step") == [7] and run.values("end", "outcome") == ["done"]
+    assert "metrics.jsonl" not in complete(train("-y", 1, "-n", 4, "-x", 13)).out
+
+
 def test_whose_main_log_it_is(tmp_path: Path) -> None:
     """Another program's would be lost; one beside a configuration of ours may begin anew."""
     config = TrainConfig(output_dir=str(tmp_path), reuse=True)
