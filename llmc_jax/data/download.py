@@ -199,18 +199,24 @@ def _folder(folder: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def _locked(part: Path) -> Iterator[IO[bytes]]:
     """Open a file for appending that no other process has open so. Raises OSError and InputError."""
+    for path in (part, _notes(part)):  # a pipe would be waited for, a link's file written over
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            raise InputError(f"{path}: is a link, or not a regular file; remove it")
     with open(part, "ab") as file:
         if try_lock(file.fileno()) is False or not leads_to(part, file.fileno()):
             raise InputError(f"{part}: another process is downloading it; wait for that one")
         yield file
 
 
+def _notes(part: Path) -> Path:
+    return part.with_name(f"{part.name}.json")
+
+
 class _Part:
     """The part of a file that has arrived, and beside it what tells whether the server's file is still the same."""
 
     def __init__(self, path: Path, file: IO[bytes]) -> None:
-        self.path, self.file = path, file
-        self.notes = path.with_name(f"{path.name}.json")
+        self.path, self.file, self.notes = path, file, _notes(path)
 
     @property
     def size(self) -> int:
@@ -220,7 +226,7 @@ class _Part:
         """Return the digest or ETag of what has arrived; nothing where that is not known."""
         try:
             found = json.loads(self.notes.read_bytes())["identity"]
-        except (OSError, ValueError, TypeError, KeyError):
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
             return ""
         return str(found)
 
@@ -360,8 +366,13 @@ def _check_promise(source: Remote, total: int | None, part: _Part) -> None:
 
 
 def _copy(answer: http.client.HTTPResponse, part: _Part, have: int, total: int | None, report: Progress) -> None:
+    """Append an answer; what came before it stays if it is longer than `total`. Raises OSError and _OtherFile."""
     report(have, total)
+    before = have
     while chunk := answer.read1(BLOCK_BYTES):
+        if total is not None and have + len(chunk) > total:
+            part.file.truncate(before)
+            raise _OtherFile(f"sends more than the {total} bytes that were expected")
         with refusing(f"{part.path}: cannot be written", "free space, and the same command goes on from there"):
             part.file.write(chunk)
             part.file.flush()

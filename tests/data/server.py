@@ -24,6 +24,7 @@ class Files:
 
     content, listings: what stands at a path. status: paths it answers with a code. redirects: path -> address.
     drops: of a path, after how many bytes each of the next answers breaks off. ranges: does it know Range.
+    lengths: does it say how long an answer is.
     """
 
     content: dict[str, bytes] = field(default_factory=dict)
@@ -33,6 +34,7 @@ class Files:
     drops: dict[str, list[int]] = field(default_factory=dict)
     etag: str | None = None
     ranges: bool = True
+    lengths: bool = True
     asked: list[Asked] = field(default_factory=list)
     address: str = ""
 
@@ -80,7 +82,8 @@ def serving() -> Iterator[Files]:
             if files.etag:
                 self.send_header("ETag", files.etag)
             rest = data[first or 0 :]
-            self.send_header("Content-Length", str(len(rest)))
+            if files.lengths:
+                self.send_header("Content-Length", str(len(rest)))
             self.end_headers()
             self.wfile.write(rest[: files.drops[path].pop(0)] if files.drops.get(path) else rest)
 

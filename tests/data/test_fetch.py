@@ -2,8 +2,10 @@
 
 import hashlib
 import json
+import os
 import shutil
 import sys
+import threading
 import urllib.error
 from collections.abc import Iterator
 from pathlib import Path
@@ -160,6 +162,49 @@ def test_another_file_is_refused_and_not_kept(
         fetch(remote(server, **known), tmp_path / "f")
     assert "\n" not in str(caught.value)
     assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("have", [0, 1000])
+def test_no_more_is_written_than_was_expected(server: Files, tmp_path: Path, have: int) -> None:
+    server.lengths = False
+    if have:
+        (tmp_path / "f.part").write_bytes(DATA[:have])
+        (tmp_path / "f.part.json").write_text(json.dumps({"identity": f"sha256 {SHA256}"}))
+    server.content["/endless"] = DATA * 100
+    told: list[int] = []
+    source = remote(server, "/endless", size=len(DATA), sha256=SHA256)
+    with pytest.raises(InputError, match="more than the 100000 bytes"):
+        fetch(source, tmp_path / "f", lambda done, total: told.append(done))
+    assert max(told) <= len(DATA)
+    assert {path.name: path.stat().st_size for path in tmp_path.glob("*.part")} == ({"f.part": have} if have else {})
+    assert fetch(remote(server, size=len(DATA), sha256=SHA256), tmp_path / "f").read_bytes() == DATA
+
+
+@pytest.mark.parametrize("place", ["f.part", "f.part.json"])
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+def test_what_stands_in_a_parts_place_is_neither_waited_for_nor_written_to(
+    server: Files, tmp_path: Path, place: str, kind: str
+) -> None:
+    (tmp_path / "mine").write_bytes(b"mine")
+    if kind == "pipe":
+        os.mkfifo(tmp_path / place)
+    else:
+        (tmp_path / place).symlink_to(tmp_path / "mine")
+    said: list[str] = []
+
+    def call() -> None:
+        try:
+            fetch(remote(server), tmp_path / "f")
+        except InputError as error:
+            said.append(str(error))
+
+    thread = threading.Thread(target=call, daemon=True)  # at a pipe it would wait for good
+    thread.start()
+    thread.join(10.0)
+    assert len(said) == 1
+    assert said[0].startswith(f"{tmp_path / place}: is a link, or not a regular file")
+    assert (tmp_path / "mine").read_bytes() == b"mine"
+    assert server.asked == []
 
 
 @pytest.mark.parametrize(("code", "asks"), [(404, 1), (401, 1), (403, 1), (451, 1), (503, 4)])
