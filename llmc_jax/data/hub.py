@@ -69,19 +69,21 @@ def list_files(repo: str, revision: str, folder: str, advice: str) -> list[Entry
             following = _next_page(url, headers.get("Link") or "")
         except (OSError, http.client.HTTPException) as error:
             raise InputError(f"{what}: {url}: cannot be downloaded ({explained(error, own)}); {advice}") from error
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError) as error:
             raise InputError(f"{what}: {url}: is no such list ({error!r}); {advice}") from error
         if following is None:
-            return sorted(found)
+            return sorted(found, key=lambda entry: entry.path)
         url = following
     raise InputError(f"{what}: {url}: more than {MAX_PAGES} pages; {advice}")
 
 
 def _entry(item: dict[str, Any]) -> Entry:
     """Return a file from the server's words. What they say first of a large one is about the pointer to it."""
-    if large := item.get("lfs"):
-        return Entry(str(item["path"]), int(large["size"]), str(large["oid"]), None)
-    return Entry(str(item["path"]), int(item["size"]), None, str(item["oid"]))
+    path, large = str(item["path"]), item.get("lfs")
+    size, digest = int((large or item)["size"]), str((large or item)["oid"])
+    if not (path.isprintable() and 0 <= size < 1 << 63):
+        raise ValueError(f"{path!a}, {size} bytes"[:200])
+    return Entry(path, size, digest if large else None, None if large else digest)
 
 
 def _next_page(url: str, link: str) -> str | None:

@@ -354,9 +354,28 @@ def test_a_list_does_not_go_on_elsewhere(tree: Files, following: str) -> None:
         hub.list_files("own/er", "main", "d", "ask")
 
 
-@pytest.mark.parametrize("entries", [[{"type": "file"}], [3], [{"type": "file", "path": "a", "size": "x", "oid": ""}]])
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [{"type": "file"}],
+        [3],
+        [{"type": "file", "path": "a", "size": "x", "oid": ""}],
+        [{"type": "file", "path": "d/\x1b]0;a\x07.parquet", "size": 5, "oid": ""}],
+        [{"type": "file", "path": "a", "size": 10**400, "oid": ""}],
+        [{"type": "file", "path": "a", "size": float("inf"), "oid": ""}],
+        [{"type": "file", "path": "a", "size": -1, "oid": ""}],
+    ],
+)
 def test_what_is_no_list_is_refused(tree: Files, entries: list[object]) -> None:
     tree.listings["/api/datasets/own/er/tree/main/d"] = (entries, None)
+    with pytest.raises(InputError, match="is no such list") as caught:
+        hub.list_files("own/er", "main", "d", "ask")
+    assert str(caught.value).isprintable()
+
+
+def test_a_list_nested_too_deep_is_refused(tree: Files) -> None:
+    del tree.listings["/api/datasets/own/er/tree/main/d"]
+    tree.content["/api/datasets/own/er/tree/main/d"] = b"[" * 100_000
     with pytest.raises(InputError, match="is no such list"):
         hub.list_files("own/er", "main", "d", "ask")
 
