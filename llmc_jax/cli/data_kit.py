@@ -52,7 +52,7 @@ def count(text: str) -> int:
     """Return a number of tokens: 100000000, 1e8 or 100M."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\d\d?)?)([kMG]?)", text)
     value = float(match[1]) * {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}[match[2]] if match else 0.5
-    if value != int(value):
+    if not value.is_integer():  # nor is inf, which a number of more than 308 digits becomes
         raise argparse.ArgumentTypeError(f"expected a whole number such as 32768, 1e8 or 100M; found {text!r}")
     return int(text) if text.isdecimal() else int(value)
 

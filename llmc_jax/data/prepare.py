@@ -36,6 +36,7 @@ SHARD_TOKENS = 10**8  # llm.c's scripts for FineWeb
 VAL_TOKENS = 1 << 20  # unless asked for otherwise: at most so many,
 VAL_SHARE = 10  # and at most one token in so many
 BYTES_PER_WORKER = 1 << 23  # less than this is encoded sooner than a process starts
+MAX_WORKERS = 1024
 HASHED_CHARS = 4096  # of a document, to choose its side: texts that begin alike stay together
 
 Report = Callable[[int, int], None]  # bytes read and tokens made since the last call
@@ -183,8 +184,8 @@ def check_settings(settings: Settings, name: str) -> None:
         raise InputError(f"--val-tokens {settings.val_tokens}: expected 0 or more")
     if settings.val_fraction is not None and not 0 < settings.val_fraction < 1:
         raise InputError(f"--val-fraction {settings.val_fraction}: expected a share between 0 and 1, such as 0.05")
-    if settings.workers is not None and settings.workers < 1:
-        raise InputError(f"--workers {settings.workers}: expected 1 or more")
+    if settings.workers is not None and not 1 <= settings.workers <= MAX_WORKERS:
+        raise InputError(f"--workers {settings.workers}: expected 1 to {MAX_WORKERS}")
     if settings.reading.split_on == "":
         raise InputError("--split-on: expected at least one character")
 

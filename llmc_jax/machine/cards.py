@@ -6,7 +6,6 @@ Leaves out prices (plan/prices.toml). Knows no JAX.
 """
 
 import difflib
-import math
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -125,6 +124,7 @@ TARGET_KEYS = (
 )  # fmt: skip
 WHOLE = ("multiprocessors", "shared_memory", "threads_per_multiprocessor", "cores_per_multiprocessor", "l2_cache",
          "memory", "node")  # fmt: skip
+LARGEST = 1e12  # of any number, in its unit
 LEAST_MEMORY = 300  # MiB; a smaller number is one of GB
 WORDS = ("name", "like", "device_kind", "capability", "link_name")
 NUMBERS = (*GPU_KEYS, *TARGET_KEYS, "memory", "watts", "link", "node")
@@ -169,7 +169,7 @@ def _facts(path: Path) -> dict[str, Any]:
         facts = tomllib.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or 'not UTF-8'})") from None
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # a whole number of too many digits is no TOMLDecodeError
         raise InputError(f"{path}: not TOML: {error}") from None
     for key in ("name", "like"):
         if key not in facts:
@@ -187,8 +187,8 @@ def _check(path: Path, key: str, value: Any) -> None:
     if key in WORDS:
         if not isinstance(value, str) or not value.strip():
             raise InputError(f"{path}: {key} = {value!r}: expected text in quotes")
-    elif isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise InputError(f"{path}: {key} = {value!r}: expected a number above 0")
+    elif isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < LARGEST:
+        raise InputError(f"{path}: {key} = {value!r}: expected a number above 0 and below {LARGEST:.0e}")
     elif key in WHOLE and not isinstance(value, int):
         raise InputError(f"{path}: {key} = {value!r}: expected a whole number")
     if key == "memory" and value < LEAST_MEMORY:

@@ -75,6 +75,21 @@ def test_messages_begin_with_what_was_typed(
     assert line.startswith(begin)
 
 
+@pytest.mark.parametrize("name", ["checkpoint", "compare", "convert", "data", "report", "watch"])
+def test_what_a_terminal_would_obey_is_escaped(name: str, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    words = {"checkpoint": ["verify", "x"], "compare": ["logs", "x"], "convert": ["inspect", "x"], "data": ["list"]}
+    assert run(name, *words.get(name, ["x"]), "--\x1b]0;title\x07\x9b2J") == 2
+    error = capsys.readouterr().err
+    assert "\\x1b]0;title\\x07\\x9b2J" in error
+    assert error.replace("\n", "").isprintable()
+
+
+@pytest.mark.parametrize("flag", ["--vocab-size", "--shard-size"])
+def test_a_number_of_very_many_digits_is_bad_input(flag: str, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("data", "prepare" if flag == "--shard-size" else "inspect", "x", flag, "9" * 5000) == 2
+    assert f"argument {flag}: expected a whole number" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("word", "near"),
     [

@@ -355,6 +355,7 @@ def test_an_error_in_a_worker_process_arrives(tmp_path: Path, small_bin: Path) -
         (Settings(shard_tokens=0), "--shard-size 0"),
         (Settings(shard_tokens=1 << 31), "--shard-size 2147483648"),
         (Settings(workers=0), "--workers 0"),
+        (Settings(workers=1 << 31), "--workers 2147483648"),
         (Settings(Reading(split_on="")), "--split-on"),
     ],
 )
