@@ -139,7 +139,7 @@ def _read_corpus(index: Path) -> Corpus | None:
         corpus = Corpus(**{**found, "train": index.parent / found["train"], "val": index.parent / found["val"]})
         with open_token_file(corpus.train) as train, open_token_file(corpus.val) as val:
             counts = train.num_tokens, val.num_tokens
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
     return corpus if counts == (corpus.train_tokens, corpus.val_tokens) else None
 

@@ -5,7 +5,9 @@ memory. Leaves out what rows mean (tasks.py), and long documents (documents.py).
 """
 
 import csv
+import lzma
 import re
+import struct
 import tarfile
 import zipfile
 import zlib
@@ -21,6 +23,10 @@ from llmc_jax.files import refusing
 
 LONGEST_LINE = 1 << 24
 SNIFFED = 512
+UNREADABLE = (
+    zipfile.BadZipFile, tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, struct.error, RuntimeError,
+    NotImplementedError, UnicodeDecodeError,  # a member's name
+)  # fmt: skip
 HIDDEN = re.compile(r"(^|/)(\.|__MACOSX/)")
 
 
@@ -110,7 +116,7 @@ def understood(path: Path) -> Iterator[None]:
     """Turn what the readers of archives raise in the block into one line. Raises FormatError."""
     try:
         yield
-    except (zipfile.BadZipFile, tarfile.TarError, EOFError, zlib.error, RuntimeError, NotImplementedError) as error:
+    except UNREADABLE as error:
         said = str(error).partition("\n")[0] or type(error).__name__
         raise FormatError(f"{path}: cannot be unpacked ({said}); copy or download it again") from error
 

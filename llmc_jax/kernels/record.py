@@ -88,7 +88,7 @@ def from_json(data: Any, place: str) -> Resolved:
             raise ValueError("choices: an operation is in it twice")
         if resolved.logit_rows < 0 or resolved.gelu_fusion not in (0, 1):
             raise ValueError("logit_rows or gelu_fusion is out of range")
-    except (TypeError, ValueError, RecursionError) as error:
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise FormatError(f"{place}: is not a choice of kernels ({error})") from None
     return resolved
 

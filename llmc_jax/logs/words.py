@@ -26,8 +26,8 @@ def _shown(event: Event, name: str, form: str = "") -> str:
     value = event.get(name)
     if value is None:
         return "?"
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return format(float(value) if form and abs(value) < 1e300 else value, form) if number else str(value)
+    number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
+    return format(float(value), form) if form and number else str(value)
 
 
 def _place(event: Event) -> str:

@@ -272,7 +272,7 @@ def _place(dtype: str) -> Path:
 def _read(path: Path) -> Calibration | None:
     try:
         return from_json(json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None  # not there, or not whole: measured anew
 
 

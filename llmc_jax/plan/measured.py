@@ -48,7 +48,7 @@ def with_measured(hardware: Hardware, folder: Path = RESULTS) -> Hardware:
         content = json.loads(path.read_text())
         done = [(part, name, figures) for part, name, status, figures, *_ in content["records"] if status == "done"]
         return hardware._replace(shares={**hardware.shares, **shares_in(done, hardware, path.name)})
-    except (OSError, ValueError, LookupError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, ArithmeticError, RecursionError) as error:
         raise InputError(f"{path}: not what gpu_check.sh writes ({error}); move it away") from error
 
 

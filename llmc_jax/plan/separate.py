@@ -126,7 +126,7 @@ def _sources_digest() -> str:
 
 def _known_or_compiled(key: str, request: Request) -> Memory | Problem:
     path = _place(key)
-    with suppress(OSError, ValueError, TypeError, KeyError):  # none is there, or a damaged one
+    with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):  # none is there, or a damaged one
         return memory_of(json.loads(path.read_text()))
     found = _compiled(request)
     if isinstance(found, Memory):

@@ -42,5 +42,5 @@ def kept(folder: Path) -> Saved:
         raise InputError(
             f"--read {folder}: has no {Path(error.filename).name}; give a folder that --trace wrote"
         ) from error
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise FormatError(f"--read {folder}: {STEP} is damaged ({error}); record the trace again") from error

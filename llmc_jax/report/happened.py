@@ -1,13 +1,12 @@
 """What happened to a run, in words: skipped steps, saves, resumes, stops. Leaves out figures of steps."""
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from llmc_jax.logs.events import LARGEST_STEP, Events, figures
+from llmc_jax.logs.events import LARGEST_STEP, LARGEST_TIME, Events, figures
 from llmc_jax.logs.words import event_words
 from llmc_jax.report.content import Event
 from llmc_jax.report.series import Axes
@@ -39,7 +38,7 @@ def _event(kind: str, step: int, time: Any, axes: Axes, words: str) -> Event:
     """Return an event at its place. One of a step counts its update, as the step's figures do."""
     made = step + (kind in OF_STEP)
     tokens = None if axes.tokens is None else float(axes.tokens.at(np.array([float(made)]))[0])
-    known = axes.clock == "wall" and isinstance(time, int | float) and math.isfinite(time)
+    known = axes.clock == "wall" and type(time) in (int, float) and 0 <= time < LARGEST_TIME
     return Event(kind, step, tokens, round(time - axes.began, 3) if known else None, words)
 
 

@@ -122,7 +122,7 @@ def _sealed(folder: Path) -> dict[str, str]:
     """Return the digests that a folder was sealed with; none for a list that is damaged."""
     try:
         known = json.loads((folder / SEAL).read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return known if isinstance(known, dict) else {}
 

@@ -121,7 +121,7 @@ def _parsed(path: Path) -> Known:
     try:
         content = json.loads(path.read_bytes())
         return Known(dict(content["facts"]), from_json(Findings, content["found"]), str(content["date"]))
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(str(error)) from error
 
 

@@ -156,6 +156,14 @@ def mmlu_tar(mode: str = "w") -> bytes:
     return data.getvalue()
 
 
+def zip_with_a_name(name: bytes) -> bytes:
+    """Return a zip with one member of a two-byte name, said to be UTF-8."""
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as archive:
+        archive.writestr("é", jsonl(ARC))
+    return data.getvalue().replace("é".encode(), name)
+
+
 def arc_zip() -> bytes:
     data, folder = io.BytesIO(), "ARC-V1-Feb2018-2"
     with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -332,6 +340,7 @@ WRONG: dict[str, tuple[str, bytes, str]] = {
     "text": ("hellaswag", b"Once upon a time", ": is neither"),
     "tokens": ("hellaswag", struct.pack("<256i", 20240520, 1, 0, *[0] * 253), ": is a file of GPT-2 tokens"),
     "bad zip": ("arc-easy", b"PK\3\4" + bytes(600), ": cannot be unpacked"),
+    "a zip's name": ("arc-easy", zip_with_a_name(b"\xff\xfe"), ": cannot be unpacked"),
     "cut zip": ("arc-easy", arc_zip()[:-100], ": cannot be unpacked"),
     "cut tar": ("mmlu", mmlu_tar("w:gz")[:-200], ": cannot be unpacked"),
     "bad parquet": ("arc-easy", b"PAR1" + bytes(600) + b"PAR1", ": cannot be read as parquet"),

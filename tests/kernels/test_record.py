@@ -121,6 +121,7 @@ DAMAGES: dict[str, Any] = {
     "an option that is text": spoiled(options=[[TRITON_GEMM, "on"]]),
     "an option that is no whole number": spoiled(options=[[TRITON_GEMM, 1.5]]),
     "an operation twice": spoiled(choices=[to_json(Choice("gelu", "xla", "xla", ""))] * 2),
+    "400 digits": spoiled(choices=[to_json(Choice("gelu", "xla", "xla", "")) | {"ratio": 10**400}]),
     "null": spoiled(made_for=None),
     "an object for a size": spoiled(choices=[to_json(Choice("gelu", "xla", "xla", "", sizes=(("a", {}),)))]),
 }

@@ -25,6 +25,11 @@ def test_any_event_is_one_printable_line(kind: Any, fields: dict[str, Any]) -> N
     [
         ({"event": "start", "host": "node7", "pid": 41}, "started on node7, process 41"),
         ({"event": "checkpoint", "path": "state_00000100", "ms": 1234.5}, "saved state_00000100 in 1,234 ms"),
+        pytest.param(
+            {"event": "checkpoint", "path": "state_00000100", "ms": 10**400},
+            f"saved state_00000100 in {10**400} ms",
+            id="400 digits",
+        ),
         ({"event": "tracker", "name": "wandb", "sent": 7, "dropped": 0, "problem": None}, "wandb: 7 sent, 0 dropped"),
         (
             {"event": "early_stop", "step": 100, "best_loss": 2.84679, "best_step": 90, "stale": 3},  # with a delta

@@ -272,6 +272,8 @@ KINDS = st.sampled_from(["start", "resume", "sample", "end", "checkpoint", "warn
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(NUMBERS | st.tuples(KINDS, st.integers(-1, 9) | ANY, FIELDS), max_size=8), ANY)
 @example([{"event": "train", "step": 0, "loss": 1.0, "ms": math.inf, "tokens": 1e308}] * 2, {})
+@example([{"event": "checkpoint", "step": 1, "ms": 10**400, "time": 10**400}], {})
+@example([{"event": "train", "step": 0, "time": 1.0}, {"event": "checkpoint", "step": 0, "time": 10**400}], {})
 def test_any_events_and_any_configuration_make_a_page(tmp_path: Path, found: list[Any], config: Any) -> None:
     rows = [each if isinstance(each, dict) else {"event": each[0], "step": each[1], **each[2]} for each in found]
     folder = tmp_path / "a"

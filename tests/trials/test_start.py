@@ -220,7 +220,8 @@ def test_another_combination_is_another_file(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b"[1]", b'{"facts": {}}', b"\xff\xfe", b'{"facts": 1, "found": 2, "date": 3}']
+    "content",
+    [b"", b"{", b"[1]", b'{"facts": {}}', b"\xff\xfe", b'{"facts": 1, "found": 2, "date": 3}', b"[" * 100_000],
 )
 def test_a_damaged_file_is_a_miss(
     content: bytes, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
