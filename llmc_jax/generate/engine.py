@@ -27,6 +27,7 @@ from llmc_jax.models.gpt2.work import COMPUTE_BYTES
 
 SMALLEST_PROMPT, SMALLEST_CACHE = 16, 64  # positions: shorter ones share a program
 MOST_TOKENS, MOST_SAMPLES = 1 << 30, 1 << 16  # positions are counted in int32; all texts are held in memory
+MOST_PROGRAMS = 48  # compiled at a time, of about 4 MB each
 
 
 class Request(NamedTuple):
@@ -186,6 +187,14 @@ def _decode(
     weights: Params, tokens: jax.Array, position: jax.Array, cache: Cache, config: ModelConfig, attention: str
 ) -> tuple[jax.Array, Cache]:
     return gpt2_decode.decode(weights, tokens, position, cache, config, attention)
+
+
+def drop_programs() -> None:
+    """Give all compiled programs back where they are more than MOST_PROGRAMS: each unlike request adds some."""
+    functions: tuple[Any, ...] = (_prefill, _decode, draw)
+    if sum(each._cache_size() for each in functions) > MOST_PROGRAMS:
+        for each in functions:
+            each.clear_cache()
 
 
 class _Batch(NamedTuple):

@@ -309,6 +309,7 @@ class Handler(BaseHTTPRequestHandler):
                     records.send({"waiting": before})
                 told = before
             records.answer(request)
+            engine.drop_programs()
 
     def _body(self) -> bytes:
         if self.headers.get_content_type() != "application/json":

@@ -26,6 +26,7 @@ from llmc_jax.errors import InputError
 from llmc_jax.generate import engine
 from llmc_jax.generate.engine import Drawn, Dropped, Request
 from llmc_jax.generate.model import Model, open_model
+from llmc_jax.generate.page import request_of
 from llmc_jax.generate.sampling import Sampling
 from llmc_jax.generate.serve import Limits, Server, listening, serve
 from llmc_jax.generate.text import TextStream
@@ -418,6 +419,25 @@ def one_of_three(model: Model, request: Request) -> Iterator[Drawn | Dropped]:
             yield drawn("x", position)
     else:
         yield from engine.generate(model, request)
+
+
+def test_compiled_programs_are_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def programs() -> int:
+        functions: tuple[Any, ...] = (engine._prefill, engine._decode, engine.draw)
+        return sum(each._cache_size() for each in functions)
+
+    flat = plain_model.random_flat(CONFIG, num_parameters(CONFIG), seed=1).astype(np.float32)
+    write_model(tmp_path / "model.bin", CONFIG, flat)
+    model = open_model(tmp_path / "model.bin")
+    request = request_of(model, {"prompt": "a", "tokens": 2, "temperature": 0})
+    drawn = len(list(engine.generate(model, request)))  # compiled here: a client waits briefly
+    made = programs()
+    assert made >= 3
+    with served(engine.generate, model) as server:
+        for most, left in ((made, made), (made - 1, 0)):
+            monkeypatch.setattr(engine, "MOST_PROGRAMS", most)
+            assert len(all_records(server, prompt="a", tokens=2, temperature=0)) == drawn + 2
+            until(lambda left=left: programs() == left)  # type: ignore[misc]
 
 
 @pytest.mark.slow
