@@ -25,7 +25,7 @@ def of_first(group: Group, name: str, action: Callable[[], Any]) -> Any:
     """
     if group.size == 1:
         return action()
-    (found, *_) = group.meet(name, _tried(action) if group.rank == 0 else None)
+    (found, *_) = _checked(group, group.meet(name, _tried(action) if group.rank == 0 else None)[:1])
     if "problem" in found:
         raise Agreed(found["problem"])
     return found["value"]
@@ -39,7 +39,7 @@ def of_all(group: Group, name: str, action: Callable[[], Any]) -> list[Any]:
     """
     if group.size == 1:
         return [action()]
-    found = group.meet(name, _tried(action))
+    found = _checked(group, group.meet(name, _tried(action)))
     _raise_agreed(group, [each.get("problem") for each in found])
     return [each["value"] for each in found]
 
@@ -61,8 +61,17 @@ def alike(group: Group, name: str) -> Iterator[None]:
     _raise_agreed(group, group.meet(name, problem))
 
 
+def _checked(group: Group, answers: list[Any]) -> list[dict[str, Any]]:
+    """Return answers, all as `_tried` gives them. Raises Agreed for another: a stranger may stand in a rank's place."""
+    for rank, each in enumerate(answers):
+        if not isinstance(each, dict) or each.keys() not in ({"value"}, {"problem"}):
+            raise Agreed(f"{who(group, rank)}: answers what no process of a run does; what else uses the port of -ps?")
+    return answers
+
+
 def _raise_agreed(group: Group, problems: Sequence[str | None]) -> None:
     """Raise Agreed with what is wrong, by rank: once, where it is the same for all."""
+    problems = [words if words is None else str(words) for words in problems]
     if problems[0] is not None and len(set(problems)) == 1:
         raise Agreed(problems[0])
     found = [f"{who(group, rank)}: {words}" for rank, words in enumerate(problems) if words is not None]

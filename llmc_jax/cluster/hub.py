@@ -28,7 +28,7 @@ from llmc_jax.cluster.messages import (
     seconds,
     text,
 )
-from llmc_jax.errors import ExitCode, InputError
+from llmc_jax.errors import InputError
 from llmc_jax.files import write_atomic
 
 ADDRESS_FILE = "rank_0_address.json"  # in the folder of -pf, until all have come
@@ -36,6 +36,7 @@ ALL_ROWS = 64  # processes up to which everybody is told of all at every beat; o
 SECONDS_TO_SAY_WHO = 10.0  # for whoever connects: it is said at once
 STRANGERS = 256  # that may be connected at a time and have not said who they are
 SPARE_FILES = STRANGERS + 64  # that the hub may have open beside a connection of each process
+MOST_MEETINGS = 16  # of a rank that are open at a time: it has one for each thread that waits
 SECONDS_TO_PART = 5.0  # for which the hub stays until the others have heard the last word
 
 
@@ -188,7 +189,7 @@ class Hub:
         again = before is not None and not self.complete and hello.is_of(self.peers[hello.rank])
         others = [peer for peer in self.peers.values() if not (again and peer.rank == hello.rank)]
         if words := hello.misfit(self.member.size, others):
-            verdict = Verdict(hello.rank, hello.host, hello.pid, "refused", words=words, status=ExitCode.BAD_INPUT)
+            verdict = Verdict(hello.rank, hello.host, hello.pid, "refused", words=words)
             if not self.complete:  # a run that goes on needs nobody
                 self.conclude(verdict)
             link.send("verdict", **verdict.fields)
@@ -235,6 +236,9 @@ class Hub:
                 self.conclude(Verdict.of_message(message))
 
     def _meet(self, rank: int, name: str, value: Any) -> None:
+        """Take a rank's value of a meeting. Raises NotAMessage where it has too many that others have not come to."""
+        if sum(rank in values for _, values in self.meetings.values()) >= MOST_MEETINGS:
+            raise NotAMessage
         _, values = self.meetings.setdefault(name, (self.clock.now(), {}))
         values.setdefault(rank, value)
         if len(values) == self.member.size:

@@ -100,7 +100,6 @@ class Verdict(NamedTuple):
     phase: str = "start"
     words: str = ""
     also: tuple[int, ...] = ()  # ranks of which the same holds
-    status: int = ExitCode.PEER_LOST
 
     @classmethod
     def of_message(cls, message: Message) -> "Verdict":
@@ -108,14 +107,19 @@ class Verdict(NamedTuple):
         cause, also = text(message, "cause"), message.get("also")
         if cause not in CAUSES or not isinstance(also, list) or not all(type(rank) is int for rank in also):
             raise NotAMessage
-        numbers = {name: number(message, name) for name in ("rank", "pid", "step", "status")}
+        numbers = {name: number(message, name) for name in ("rank", "pid", "step")}
         texts = {name: text(message, name) for name in ("host", "phase", "words")}
         return cls(cause=cause, also=tuple(also), **numbers, **texts)  # type: ignore[arg-type]
 
     @property
+    def status(self) -> int:
+        """Return the exit status: of its cause alone, since a stranger may have sent the verdict."""
+        return ExitCode.BAD_INPUT if self.cause == "refused" else ExitCode.PEER_LOST
+
+    @property
     def fields(self) -> dict[str, Any]:
         """Return what of it is worth recording."""
-        return {**self._asdict(), "also": list(self.also)}
+        return {**self._asdict(), "also": list(self.also), "status": self.status}
 
 
 def beat_interval(timeout: float) -> float:

@@ -13,7 +13,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmc_jax.cluster.hub import ADDRESS_FILE, Address, Hello, Hub, listening_socket, own_addresses, rows_of
+from llmc_jax.cluster.hub import (
+    ADDRESS_FILE,
+    MOST_MEETINGS,
+    Address,
+    Hello,
+    Hub,
+    listening_socket,
+    own_addresses,
+    rows_of,
+)
 from llmc_jax.cluster.judge import Verdict
 from llmc_jax.cluster.launchers import Member
 from llmc_jax.cluster.links import Link
@@ -115,6 +124,25 @@ def test_a_meeting_of_many_names_at_once() -> None:
             }
 
     asyncio.run(together())
+
+
+@pytest.mark.parametrize(("cause", "status"), [("failed", 75), ("refused", 2)])
+def test_a_verdict_that_was_sent_has_its_causes_status(cause: str, status: int) -> None:
+    sent = Verdict(1, "host", 4, cause).fields | {"status": 0}
+    found = Verdict.of_message({"is": "verdict", **sent})
+    assert found.status == found.fields["status"] == status
+
+
+def test_a_rank_has_few_meetings_open() -> None:
+    async def kept() -> None:
+        hub = Hub(MEMBER, TIMEOUT)
+        links = await met(hub, 3)
+        for number in range(1000):
+            links[1].send("meet", name=f"{number}", value="x" * 1000)
+        assert (await says(links[0], "verdict"))["rank"] == 1
+        assert len(hub.meetings) == MOST_MEETINGS
+
+    asyncio.run(kept())
 
 
 def test_all_hear_the_last_beats_of_all() -> None:

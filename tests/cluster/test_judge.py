@@ -178,7 +178,7 @@ texts = st.text(max_size=20)
 numbers = st.integers(0, 10**6)
 VERDICTS = st.builds(
     Verdict, numbers, texts, numbers, st.sampled_from(sorted(module.CAUSES)), numbers, texts, texts,
-    st.lists(numbers, max_size=3).map(tuple), numbers,
+    st.lists(numbers, max_size=3).map(tuple),
 )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from llmc_jax.cluster.judge import (
     line_of,
 )
 from llmc_jax.config.train import BY_NAME
-from llmc_jax.errors import EXIT_MEANINGS, ExitCode
+from llmc_jax.errors import EXIT_MEANINGS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/processes.md"
 TIMEOUT = int(BY_NAME["peer_timeout"].default)
@@ -48,7 +48,7 @@ def refused(rank: int, size: int) -> str:
     """What is said of a process that belongs to two others, or believes so."""
     hello = Hello(rank, size, "", "", "node2", 8041)
     words = hello.misfit(2, [Peer(1, "node2", 8040)])
-    return said(Verdict(rank, "node2", 8041, "refused", words=words, status=ExitCode.BAD_INPUT), END)
+    return said(Verdict(rank, "node2", 8041, "refused", words=words), END)
 
 
 def lines() -> dict[str, str]:
