@@ -76,7 +76,8 @@ def layernorm_backward(
     """Return layernorm's gradients: dx (..., C) in x's dtype, and three sums over all rows in fp32: dw, db, dbias (C,).
 
     dout and x (..., C) bf16, fp16 or fp32, w (C,), mean and rstd (...) fp32 as the forward returned them. dbias is the
-    sum of dx before it is rounded. Whoever puts the sums into the gradient rounds them, without a kernel for it.
+    sum of dx before it is rounded, or after where rows are streamed. Whoever puts the sums into the gradient rounds
+    them, without a kernel for it.
     Compulsory bytes for n rows: 3 n C itemsize + 8 n + four of w. On an H200 d12's 65,536 rows of 768 bf16 take no
     less than 63 us. Beyond them, each block's three sums are written and read once: 24 C blocks, see `blocks`.
     Alignment: C to a multiple of 32, n to one of 4; else they are padded, by copies.

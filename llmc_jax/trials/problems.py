@@ -47,6 +47,7 @@ class Problem(NamedTuple):
     becomes: tuple[int, ...] = ()  # of each of those, the output that takes its place
     rows: bool = True  # errors are relative to the row they are in; else to the whole array
     cut: tuple[int, ...] = ()  # arrays of as many rows, or sequences, each of which has its own part of the answer
+    sums: tuple[tuple[int, int], ...] = ()  # outputs that are sums over another's rows, before or after its rounding
 
 
 def _tuple(result: Any) -> tuple[jax.Array, ...]:
@@ -102,9 +103,10 @@ def _layernorm(function: str, normal: Function, n: int, C: int) -> Problem:
         return Problem(function, (x, normal(n, C), w, b), _plain, 4 * x.nbytes + 8 * n + 2 * w.nbytes, cut=(0, 1))
     _, mean, rstd = jax.jit(kernels.XLA.layernorm_forward)(x, w, b)
     arrays = (normal(n, C), x, w, mean, rstd)
+    moved, sums = 3 * x.nbytes + 8 * n + 4 * w.nbytes, ((3, 0),)  # dbias, of dx
     if function == "layernorm_backward":
-        return Problem(function, arrays, _plain, 3 * x.nbytes + 8 * n + 4 * w.nbytes, cut=(0, 1, 3, 4))
-    return Problem(function, (normal(n, C), *arrays), _plain, 4 * x.nbytes + 8 * n + 4 * w.nbytes, cut=(0, 1, 2, 4, 5))
+        return Problem(function, arrays, _plain, moved, cut=(0, 1, 3, 4), sums=sums)
+    return Problem(function, (normal(n, C), *arrays), _plain, moved + x.nbytes, cut=(0, 1, 2, 4, 5), sums=sums)
 
 
 def _softmax(function: str, normal: Function, B: int, NH: int, T: int) -> Problem:
