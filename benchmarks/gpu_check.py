@@ -29,7 +29,18 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.gpu import clocks, first, groups, targets, versus
 from benchmarks.gpu.expected import CALL, seconds_of, seconds_of_all
 from benchmarks.gpu.plan import PARTS, SIDE_BY_SIDE, Item, plan, step_flags
-from benchmarks.gpu.results import DONE, FAILED, SKIPPED, Record, Results, number, page, result_files, source_digest
+from benchmarks.gpu.results import (
+    DONE,
+    FAILED,
+    SKIPPED,
+    UNJUDGED,
+    Record,
+    Results,
+    number,
+    page,
+    result_files,
+    source_digest,
+)
 from llmc_jax.cli.kit import exit_status
 from llmc_jax.errors import InputError
 from llmc_jax.machine.jax_setup import MEMORY_SHARE
@@ -39,7 +50,7 @@ from llmc_jax.trials.children import Children, Outcome, Stuck, Task
 MARGIN = 0.02  # of a card's memory, for the contexts of processes that share it
 LEAST_SECONDS = 5  # that are not worth beginning an item for
 DESCRIBE_SECONDS = 120
-STATUS = {"DONE": DONE, "SKIPPED": SKIPPED, "FAILED": FAILED, "SPOILT": FAILED}
+STATUS = {"DONE": DONE, "SKIPPED": SKIPPED, "FAILED": FAILED, "SPOILT": FAILED, "UNJUDGED": UNJUDGED}
 
 
 class Check:
@@ -133,7 +144,7 @@ class Check:
         done = outcome.kind != "TIME"
         with self._writing:
             if done:
-                self._keep(item, *with_clock(outcome, readings))
+                self._keep(item, *with_clock(outcome, readings)[:3])
             elif not self.began:
                 told = f"not done after {outcome.seconds:.0f} s, all the time of a call; give it more with --minutes"
                 self._keep(item, "FAILED", told, outcome.seconds)
@@ -165,7 +176,7 @@ class Check:
                 if outcome.kind == "TIME":
                     print(f"versus: time is up before {item.name}", flush=True)
                     return
-                self._keep(item, *with_clock(outcome, readings))
+                self._keep(item, *with_clock(outcome, readings)[:3])
 
     def describe(self) -> dict[str, str]:
         """Return what there is to know of the machine, asked in a process of its own. Raises InputError."""

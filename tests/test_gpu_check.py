@@ -19,7 +19,7 @@ from benchmarks.gpu import clocks, first, groups, ncu, races, resume, solvers, s
 from benchmarks.gpu.expected import CALL, seconds_of, seconds_of_all
 from benchmarks.gpu.plan import ATTENTION, D12_NUMERICS, PARTS, SIDE_BY_SIDE, STEP_PARTS, Item, plan, step_flags
 from benchmarks.gpu.programs import step_times
-from benchmarks.gpu.results import DONE, FAILED, SKIPPED, Record, Results, page, result_files, source_digest
+from benchmarks.gpu.results import DONE, FAILED, SKIPPED, UNJUDGED, Record, Results, page, result_files, source_digest
 from llmc_jax import kernels
 from llmc_jax.config.flags import parse_args
 from llmc_jax.config.model import parse_descriptor
@@ -220,6 +220,8 @@ def test_which_kernel_a_wrong_item_condemns(tmp_path: Path) -> None:
     assert "output 3" in results.wrong()["numerics", STREAMED] and "false" in results.wrong()["numerics", STREAMED]
     timed = {name: results.is_wrong("kernels", name) for name in (backward, adamw, "layernorm_backward bf16 64x5000")}
     assert timed == {backward: False, adamw: False, "layernorm_backward bf16 64x5000": True}
+    results.records[large] = record(UNJUDGED, "the process ended with status -9")
+    assert list(results.failed()) == [large] and not results.is_wrong("kernels", adamw)
     results.records["numerics", "layernorm_backward bf16 63x4096"] = record(verdict="WRONG: output 0")
     results.records[large] = record(FAILED, "ValueError: shapes")
     assert results.is_wrong("kernels", backward) and results.is_wrong("kernels", adamw)
@@ -792,7 +794,7 @@ def test_a_crash_costs_one_line(tmp_path: Path) -> None:
     assert not check.run_items("machine", items[1:2], time.monotonic() + 1) and not check.results.records  # no time
     assert check.run_items("machine", items, time.monotonic() + 300)
     found = {name: record for (_, name), record in check.results.records.items()}
-    assert [found[item.name].status for item in items] == [FAILED, DONE, FAILED, FAILED, DONE]
+    assert [found[item.name].status for item in items] == [FAILED, DONE, FAILED, UNJUDGED, DONE]
     assert "ValueError" in found["mistake"].message
     assert "xla_no_such_flag" in found["dies"].message
     assert "not done after" in found["too long"].message

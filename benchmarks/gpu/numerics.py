@@ -40,7 +40,7 @@ def measure(
     solver = solvers.implementation(function, implementation, interpret=interpret, form=form)
     promised = solvers.repeats_bits(function, implementation)
     wide, rounding = {"fp64": jnp.float64, "fp32": jnp.float32}[reference], options.get("rounding", "nearest")
-    run = jax.jit(given.bind(solver))
+    run = jax.jit(given.bind(solver)).lower(*given.arrays).compile()
     return _with_verdict(*judged(given, run, promised=promised, interpret=interpret, wide=wide, rounding=rounding))
 
 

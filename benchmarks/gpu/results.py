@@ -14,7 +14,7 @@ from llmc_jax.files import digest_of_files
 from llmc_jax.trials.figures import Figures
 from pallas_kernels import tuning
 
-DONE, SKIPPED, FAILED = "done", "skipped", "failed"
+DONE, SKIPPED, FAILED, UNJUDGED = "done", "skipped", "failed", "not judged"
 KERNEL_PARTS = ("kernels", "tiles")  # whose items time a kernel that part numerics checks
 COPIES = ("copy", "copy by a fusion")  # items of part machine: what a kernel's GB/s are compared with
 NO_MEMORY = "RESOURCE_EXHAUSTED"  # in a message: says nothing of the kernel
@@ -25,7 +25,7 @@ Key = tuple[str, str]  # part, name of the item
 class Record(NamedTuple):
     """One item, measured or tried."""
 
-    status: str  # DONE, SKIPPED or FAILED
+    status: str  # DONE, SKIPPED, FAILED, or UNJUDGED: the machine failed, which says nothing of what was measured
     figures: Figures
     message: str  # why not; of what is done, what there is to know beside the figures
     date: str
@@ -126,7 +126,8 @@ class Results:
     def failed(self) -> dict[Key, str]:
         """Return what failed otherwise, and how."""
         wrong = self.wrong()
-        return {key: each.message for key, each in self.records.items() if each.status == FAILED and key not in wrong}
+        failed = {key: each for key, each in self.records.items() if each.status in (FAILED, UNJUDGED)}
+        return {key: each.message for key, each in failed.items() if key not in wrong}
 
     def is_wrong(self, part: str, name: str) -> bool:
         """Return whether the kernel that an item times failed, in this dtype and form, on any shape."""

@@ -51,7 +51,8 @@ def rows(found: Findings) -> list[list[str]]:
     return [
         [
             each.operation, " ".join(filter(None, [each.implementation, each.variant.text])),
-            f"{each.us:,.0f}" if each.us else "", each.problem or "right",
+            f"{each.us:,.0f}" if each.us else "",
+            each.problem or (f"not judged: {each.unjudged}" if each.unjudged else "right"),
             "runs" if each.key in runs else "",
         ]
         for each in sorted(found.found, key=lambda each: each.operation)

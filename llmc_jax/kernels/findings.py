@@ -31,6 +31,7 @@ class Finding(NamedTuple):
     variant: Variant = Variant()
     problem: str = ""  # what is wrong with it; empty: nothing
     us: float = 0.0  # of the operation in a whole step; 0: it was not timed
+    unjudged: str = ""  # why nobody knows whether it is right; what is not wrong may be used
 
     @property
     def key(self) -> tuple[str, str, Variant]:

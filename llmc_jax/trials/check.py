@@ -26,7 +26,7 @@ from llmc_jax.training.step import StepNumbers, StepOptions, train_step
 from llmc_jax.trials import candidates, numerics, problems, times
 from llmc_jax.trials.candidates import Case
 from llmc_jax.trials.clock import timing
-from llmc_jax.trials.figures import Figures, NotMeasured, Tried
+from llmc_jax.trials.figures import Figures, NotMeasured, Tried, running
 
 MATRIX_BYTES = 2e9  # of attention's T x T matrix in one layer, beyond which XLA's step does without it, and has no time
 BETA1 = 0.9
@@ -63,8 +63,9 @@ def measure_candidate(case: Case, finding: Finding) -> Finding:
         options = {"rounding": case.rounding, "master_weights": case.master_weights} if adamw else {}
         given = problems.problem(part.function, case.dtype, part.sizes, problems.seed_of(part.function), **options)
         solver: Any = tuple(by_name.values()) if "attention" in part.function else by_name[part.function]
-        run, figures = jax.jit(given.bind(solver)), Figures()
+        figures = Figures()
         if row.by != "xla":
+            run = jax.jit(given.bind(solver)).lower(*given.arrays).compile()
             wide = jnp.float32 if adamw and given.arrays[0].size > WHOLE_IN_FP64 else jnp.float64
             figures, found = numerics.judged(
                 given, run, promised=row.repeats_bits, interpret=case.interpret, wide=wide, rounding=case.rounding
@@ -72,7 +73,7 @@ def measure_candidate(case: Case, finding: Finding) -> Finding:
             wrong += [f"{part.function}, {each}" for each in found]
         if not wrong:
             total += part.calls * times.time_of(solver, [given], quick=case.interpret).seconds
-            if row.repeats_bits and numerics.digest(run(*given.arrays)) != figures["digest"]:
+            if figures and row.repeats_bits and numerics.digest(run(*given.arrays)) != figures["digest"]:
                 wrong.append(f"{part.function}, other bits after it was timed")
         del given
     return finding._replace(problem="; ".join(wrong), us=0.0 if wrong else 1e6 * total)
@@ -155,15 +156,13 @@ def _step(case: Case, given: dict[str, Function], options: compiling.Options) ->
     adamw = AdamWNumbers(real(BETA1), real(0.95), real(1e-8), real(0.0))
     numbers = jax.device_put(StepNumbers(schedule, adamw, real(0.0)))
     program = compiling.compiled(train_step.lower(state, *batch, numbers, model, step_options), merged)
-    state, metrics = program(state, *batch, numbers)
-    loss, gradient = float(metrics.loss), np.asarray(state.buffers["m"]) / np.float32(1 - BETA1)
-    if case.interpret:
-        return Step(loss, gradient, 1.0)
     states = [state]
 
-    def run_calls(calls: int) -> None:
+    def run_calls(calls: int) -> Any:
         for _ in range(calls):
             states[0], metrics = program(states[0], *batch, numbers)
-        jax.block_until_ready(metrics)
+        return jax.block_until_ready(metrics)
 
-    return Step(loss, gradient, timing(run_calls, least=0.3, rounds=3).seconds)
+    with running():
+        loss, gradient = float(run_calls(1).loss), np.asarray(states[0].buffers["m"]) / np.float32(1 - BETA1)
+        return Step(loss, gradient, 1.0 if case.interpret else timing(run_calls, least=0.3, rounds=3).seconds)

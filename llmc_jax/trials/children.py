@@ -5,6 +5,7 @@ be spoilt is killed, and the next task begins a new one. The child's side is wor
 """
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,6 +20,11 @@ from typing import Any, NamedTuple
 from llmc_jax.machine.jax_setup import ROOT, child_environment
 
 START_SECONDS = 30.0  # that a process may take to start, beside its first task's own time
+# In an error that says nothing of what was measured: the GPU, the host or its disk is full, or ptxas was killed.
+OF_THE_MACHINE = re.compile(
+    r"(?i)RESOURCE_EXHAUSTED|out.of.memory|bad_alloc|cannot allocate memory|no space left|"
+    r"ptxas exited with \D*(9|15|137|143)\b"
+)
 END_SECONDS = 10.0  # after which a process that was killed and is still there counts as one that cannot be ended
 
 
@@ -28,15 +34,18 @@ class Task(NamedTuple):
     name: str
     module: str  # its full name
     arguments: Mapping[str, Any]  # that pickle takes
-    seconds: float  # that it may take, once its process has started
+    seconds: float  # that it may take to compile, once its process has started, and then to run
 
 
 class Outcome(NamedTuple):
     """What came of a task."""
 
-    kind: str  # DONE, SKIPPED, FAILED, SPOILT (its process had to be ended); TIME: `until` came before its own time
+    # DONE, SKIPPED, FAILED, SPOILT (its process had to be ended), UNJUDGED (the machine failed, or compiling took too
+    # long: that says nothing of what was measured); TIME: `until` came before its own time
+    kind: str
     content: Any  # the figures; of the others why there are none, of TIME None
     seconds: float
+    ran: float = 0.0  # seconds for which it was running when time was up
 
 
 class Stuck(Exception):
@@ -63,15 +72,21 @@ class Children:
         if self._child is None:
             self._child, fresh = _Child(self.environment, self.folder), True
         limit = began + task.seconds + (START_SECONDS if fresh else 0)
-        within = min(limit, until)
-        kind, content = self._child.ask(task, within)
-        if kind == "TIME" and within == limit:
-            kind, content = "SPOILT", f"not done after {task.seconds:g} s"
+        kind, content = self._child.ask(task, min(limit, until))
+        since = None  # when it began to run what is compiled
+        while kind == "RUNNING":
+            now = time.monotonic()
+            since, limit = now if content else None, now + task.seconds
+            kind, content = self._child.ask(None, min(limit, until))
+        if kind == "TIME" and limit <= until:
+            told = f"not done after {task.seconds:g} s"
+            kind, content = ("SPOILT", told) if since else ("UNJUDGED", f"{told}, compilation included")
         elif kind == "ENDED":
-            kind, content = "SPOILT", self._child.last_words()
-        if kind in ("SPOILT", "TIME"):
+            kind, content = self._child.last_words()
+        if kind in ("SPOILT", "UNJUDGED", "TIME"):
             self.close()
-        return Outcome(kind, content, time.monotonic() - began)
+        now = time.monotonic()
+        return Outcome(kind, content, now - began, now - since if since else 0.0)
 
     def close(self) -> None:
         """End the child, if there is one; the next task begins another. Sets `stuck` where it cannot be ended."""
@@ -93,25 +108,28 @@ class _Child:
                 pass_fds=[theirs.fileno()],
             )  # fmt: skip
 
-    def ask(self, task: Task, within: float) -> tuple[str, Any]:
-        """Return kind and content of the answer; ENDED: the process did; TIME: it ran out."""
+    def ask(self, task: Task | None, within: float) -> tuple[str, Any]:
+        """Return kind and content of the next answer, to a task if given; ENDED: the process did; TIME: it ran out."""
         try:
-            self._connection.send(task)
+            if task:
+                self._connection.send(task)
             if self._connection.poll(max(0.0, within - time.monotonic())):
                 return self._connection.recv()
         except (EOFError, OSError):
             return "ENDED", None
         return "TIME", None
 
-    def last_words(self) -> str:
-        """Return how a process ended whose output did."""
+    def last_words(self) -> tuple[str, str]:
+        """Return how a process ended whose output did: UNJUDGED if the system has killed it, else SPOILT; and words."""
         try:
             status: Any = self.process.wait(timeout=END_SECONDS)
         except subprocess.TimeoutExpired:
             status = "unknown"
         self._errors.seek(0)
         lines = [line.strip() for line in self._errors.read().splitlines() if line.strip()]
-        return f"the process ended with status {status}: {' / '.join(lines[-2:])[-300:]}"
+        words = f"the process ended with status {status}: {' / '.join(lines[-2:])[-300:]}"
+        by_the_system = status in (-signal.SIGKILL, -signal.SIGTERM) or OF_THE_MACHINE.search(words)
+        return "UNJUDGED" if by_the_system else "SPOILT", words
 
     def end(self) -> bool:
         """End the process and what it started; return whether it is gone."""

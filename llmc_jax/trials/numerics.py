@@ -16,7 +16,7 @@ from llmc_jax.config.model import ModelConfig
 from llmc_jax.models.gpt2.tensors import tensor_specs
 from llmc_jax.training.adamw import ADAMW
 from llmc_jax.trials import reference
-from llmc_jax.trials.figures import FREE, OTHER, SAME, Figures
+from llmc_jax.trials.figures import FREE, OTHER, SAME, Figures, running
 from llmc_jax.trials.problems import Function, Problem
 
 
@@ -47,10 +47,11 @@ def judged(
     run: compiled. promised: that the same inputs give the same bits. wide: float64 or float32, in which the answer is
     computed.
     """
-    found = _poisoned(run, given.arrays, interpret)
     again = 0 if interpret or not promised else 2
-    first = digest(found)
-    moved = any(digest(_poisoned(run, given.arrays, interpret)) != first for _ in range(again))
+    with running():
+        found = _poisoned(run, given.arrays, interpret)
+        first = digest(found)
+        moved = any(digest(_poisoned(run, given.arrays, interpret)) != first for _ in range(again))
     errors = reference.errors(found, given, wide)
     tolerances = ATTENTION if "attention" in given.function else ROUNDED
     wrong = []

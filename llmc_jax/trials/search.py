@@ -16,11 +16,12 @@ from llmc_jax.trials.children import Outcome, Task
 from llmc_jax.trials.figures import Tried
 
 MODULE = "llmc_jax.trials.check"
-CANDIDATE_SECONDS = 40.0  # that one implementation may take, its compilation included
+CANDIDATE_SECONDS = 40.0  # that one implementation may take to compile, and then to run
 STEP_SECONDS = 100.0
 SHARE = 0.5  # of the time, that implementations by themselves may take
 NO_FUSION = (("xla_gpu_enable_dynamic_slice_fusion", False),)  # the second try, where a step on kernels is wrong
 UNCOMPARED = "there was not enough time or memory to compare a whole step"
+HANGS = CANDIDATE_SECONDS / 2  # seconds of running after which what time was up for hangs: it takes milliseconds
 STARTS = 3  # in which a search that runs out of time goes on; what is not known then stays so
 
 DEFAULT = Variant()
@@ -84,12 +85,12 @@ def try_each(how: Search, listed: Sequence[Finding], known: Sequence[Finding], u
         how.say(f"{number + 1}/{len(listed)} {finding.label}")
         outcome = how.attempt(task(finding.label, CANDIDATE_SECONDS, "candidate", how.case, finding=finding), until)
         if outcome.kind == "TIME":
-            if outcome.seconds < CANDIDATE_SECONDS:
+            if outcome.ran < HANGS:
                 break
             outcome = outcome._replace(kind="SPOILT", content=f"not done after {outcome.seconds:.0f} s")
         found.append(tried := _finding(finding, outcome))
-        if tried.problem:
-            how.say(f"{finding.label} is not used: {tried.problem}")
+        if why := tried.problem or tried.unjudged:
+            how.say(f"{finding.label} is not {'used' if tried.problem else 'judged'}: {why}")
     return tuple(found)
 
 
@@ -108,9 +109,8 @@ def _finding(finding: Finding, outcome: Outcome) -> Finding:
     """Return what came of trying it. XLA's have no problem, as they always remain, nor has what cannot be tried."""
     if outcome.kind == "DONE":
         return outcome.content
-    no_memory = "RESOURCE_EXHAUSTED" in str(outcome.content)  # the comparison needs more of it than the kernel does
-    if row_of(finding).by == "xla" or outcome.kind == "SKIPPED" or no_memory:
-        return finding
+    if row_of(finding).by == "xla" or outcome.kind in ("SKIPPED", "UNJUDGED"):
+        return finding._replace(unjudged=str(outcome.content))
     return finding._replace(problem=str(outcome.content))
 
 
@@ -251,9 +251,11 @@ def _spoilt(found: Sequence[Finding], operations: Collection[str]) -> Set:
 
 
 def _try_step(how: Search, step: Step, until: float) -> Tried | None:
-    """Return what came of a step; None: time was up, or the memory too small for two steps."""
+    """Return what came of a step; None: time was up, the memory too small for two steps, or it could not be judged."""
     arguments = {"chosen": step.sets, "options": step.options}
     outcome = how.attempt(task("step", STEP_SECONDS, "step", how.case, **arguments), until)
-    if outcome.kind == "TIME" or "RESOURCE_EXHAUSTED" in str(outcome.content):
+    if outcome.kind in ("TIME", "UNJUDGED"):
+        if outcome.content:
+            how.say(f"{step.name} is not judged: {outcome.content}")
         return None
     return outcome.content if outcome.kind == "DONE" else Tried(str(outcome.content))

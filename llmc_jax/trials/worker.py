@@ -1,8 +1,9 @@
 """The process that measures for a parent (children.py), task by task: `python -m llmc_jax.trials.worker FD`.
 
-Answers each with its kind and content (`Outcome`) over the connection FD. Ends after a failure that may have spoilt the
-GPU's context (SPOILT), so that the parent starts a new process for the rest; and where the parent is gone, in the
-middle of a task too. Ends without clean-up, since the context may be broken.
+Answers each with its kind and content (`Outcome`) over the connection FD, and says when it runs what is compiled
+(RUNNING). Ends after a failure that may have spoilt the GPU's context (SPOILT, UNJUDGED), so that the parent starts a
+new process for the rest; and where the parent is gone, in the middle of a task too. Ends without clean-up, since the
+context may be broken.
 """
 
 import gc
@@ -16,6 +17,8 @@ import traceback
 from multiprocessing.connection import Connection
 from typing import Any
 
+from llmc_jax.trials import figures
+from llmc_jax.trials.children import OF_THE_MACHINE
 from llmc_jax.trials.figures import NotMeasured
 
 
@@ -24,8 +27,9 @@ def main() -> None:
     parent = Connection(int(sys.argv[1]))
     tasks: queue.Queue[bytes] = queue.Queue()
     threading.Thread(target=_listen, args=(parent, tasks), daemon=True).start()
+    figures.tell = lambda runs: parent.send(("RUNNING", runs))
     kind = ""
-    while kind != "SPOILT":
+    while kind not in ("SPOILT", "UNJUDGED"):
         kind, content = _measured(tasks.get())
         parent.send((kind, content))
         gc.collect()  # arrays that a cycle still holds
@@ -49,8 +53,11 @@ def _measured(sent: bytes) -> tuple[str, Any]:
     except Exception as error:
         traceback.print_exc()  # the parent keeps the log of a process that fails
         text = " ".join(f"{type(error).__name__}: {error}".split())
+        short = text if len(text) <= 400 else f"{text[:200]} … {text[-190:]}"
+        if isinstance(error, (MemoryError, OSError)) or OF_THE_MACHINE.search(text):
+            return "UNJUDGED", short
         harmless = isinstance(error, (ValueError, TypeError, ImportError, AttributeError))
-        return "FAILED" if harmless else "SPOILT", text if len(text) <= 400 else f"{text[:200]} … {text[-190:]}"
+        return "FAILED" if harmless else "SPOILT", short
 
 
 if __name__ == "__main__":

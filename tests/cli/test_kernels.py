@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from llmc_jax.cli import kernels as command
-from llmc_jax.kernels import Findings
+from llmc_jax.kernels import Finding, Findings
 from llmc_jax.trials import card, known, start
 from tests.kernels.test_findings import FINDINGS
 from tests.trials.test_check import D12
@@ -16,6 +16,11 @@ from tests.trials.test_start import H200
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("LLMC_JAX_CACHE", str(tmp_path))
     return tmp_path
+
+
+def test_what_is_not_judged_is_not_called_right() -> None:
+    (row,) = command.rows(Findings(found=(Finding("gelu", "pallas", unjudged="no space"),)))
+    assert row[3] == "not judged: no space"
 
 
 def test_what_is_known(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from llmc_jax.trials import children
+from llmc_jax.trials import children, worker
 from llmc_jax.trials.children import ROOT, Children, Outcome, Stuck, Task
 
 FAKE = """
 import os, signal, sys, time
-from llmc_jax.trials.figures import NotMeasured
+from llmc_jax.trials.figures import NotMeasured, running
 
 def measure(what, seconds=0.0):
     if what == "mistake":
@@ -27,6 +27,13 @@ def measure(what, seconds=0.0):
         raise NotMeasured("not here")
     if what == "abort":
         os.abort()
+    if what == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if what == "disk":
+        raise OSError(28, "No space left on device")
+    if what == "hangs":
+        with running():
+            time.sleep(60)
     if what == "exit":
         print("last words", file=sys.stderr, flush=True)
         os._exit(3)
@@ -54,16 +61,18 @@ def outcomes(fake: dict[str, str]) -> Iterator[list[Outcome]]:
     with closing(Children(fake)) as running:
         names = ["good", "mistake", "skipped", "good", "spoilt", "good", "abort", "exit", "good"]
         found = [running.measure(task(name)) for name in names]
-        found.append(running.measure(task("hangs", 1.0, seconds=60.0)))
+        found.append(running.measure(task("hangs", 2.0)))
         found.append(running.measure(task("good")))
+        found += [running.measure(task(name)) for name in ("killed", "disk", "good")]
         yield found
 
 
 def test_each_failure_costs_one_task(outcomes: list[Outcome]) -> None:
     kinds = ["DONE", "FAILED", "SKIPPED", "DONE", "SPOILT", "DONE", "SPOILT", "SPOILT", "DONE", "SPOILT", "DONE"]
+    kinds += ["UNJUDGED", "UNJUDGED", "DONE"]
     assert [each.kind for each in outcomes] == kinds
     processes = [each.content["pid"] for each in outcomes if each.kind == "DONE"]
-    assert processes[0] == processes[1] and len(set(processes)) == 4
+    assert processes[0] == processes[1] and len(set(processes)) == 5
 
 
 def test_what_is_told(outcomes: list[Outcome]) -> None:
@@ -71,7 +80,59 @@ def test_what_is_told(outcomes: list[Outcome]) -> None:
     assert "CUDA_ERROR_ILLEGAL_ADDRESS" in outcomes[4].content
     assert "status -6" in outcomes[6].content
     assert "status 3" in outcomes[7].content and "last words" in outcomes[7].content
-    assert outcomes[9].content == "not done after 1 s" and 1.0 <= outcomes[9].seconds < 60
+    assert outcomes[9].content == "not done after 2 s" and 2.0 <= outcomes[9].ran <= outcomes[9].seconds < 60
+    assert "status -9" in outcomes[11].content and "No space left" in outcomes[12].content
+
+
+COMPILED, RAN, DONE = ("RUNNING", True), ("RUNNING", False), ("DONE", 1)
+
+
+@pytest.mark.parametrize("answers, kind, ran", [
+    ([(41, DONE)], "UNJUDGED", 0),
+    ([(39, COMPILED), (39, RAN), (39, DONE)], "DONE", 0),
+    ([(39, COMPILED), (41, RAN)], "SPOILT", 40),
+    ([(1, COMPILED), (1, RAN), (41, COMPILED)], "UNJUDGED", 0),
+    ([(39, COMPILED), (39, RAN), (39, COMPILED), (39, RAN)], "TIME", 33),
+])  # fmt: skip
+def test_a_hang_is_one_of_what_is_compiled(
+    answers: list[tuple[int, Any]], kind: str, ran: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of 40 s; all is over after 150 s. answers: seconds until each."""
+    clock = [1000.0]
+
+    class Child:
+        def ask(self, _: Task | None, within: float) -> tuple[str, Any]:
+            seconds, answer = answers.pop(0)
+            late = clock[0] + seconds > within
+            clock[0] = within if late else clock[0] + seconds
+            return ("TIME", None) if late else answer
+
+        def end(self) -> bool:
+            return True
+
+    monkeypatch.setattr(children.time, "monotonic", lambda: clock[0])
+    running = Children({})
+    running._child = Child()  # type: ignore[assignment]
+    found = running.measure(task("any", 40.0), 1150.0)
+    assert (found.kind, found.ran) == (kind, ran)
+
+
+@pytest.mark.parametrize("words, of_the_machine", [
+    ("JaxRuntimeError: RESOURCE_EXHAUSTED: 5 GB", True),
+    ("JaxRuntimeError: INTERNAL: CUDA_ERROR_OUT_OF_MEMORY: out of memory", True),
+    ("JaxRuntimeError: INTERNAL: ptxas exited with non-zero error code 9, output: ", True),  # a raw wait status
+    ("JaxRuntimeError: INTERNAL: ptxas exited with 137", True),
+    ("JaxRuntimeError: INTERNAL: ptxas exited with non-zero error code 65280, output: fatal", False),
+    ("JaxRuntimeError: INTERNAL: ptxas exited with non-zero error code 139, output: ", False),  # it crashed
+    ("the process ended with status -6: terminate called after throwing an instance of 'std::bad_alloc'", True),
+    ("JaxRuntimeError: INTERNAL: CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access was encountered", False),
+])  # fmt: skip
+def test_what_says_nothing_of_a_kernel(words: str, of_the_machine: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_: bytes) -> None:
+        raise RuntimeError(words)
+
+    monkeypatch.setattr(worker.pickle, "loads", fails)
+    assert worker._measured(b"")[0] == ("UNJUDGED" if of_the_machine else "SPOILT")
 
 
 def test_time_is_up(fake: dict[str, str]) -> None:

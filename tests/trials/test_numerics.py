@@ -89,7 +89,7 @@ def test_a_sum_may_be_of_rounded_terms_but_of_all(left_out: int, right: bool) ->
         dx, dw, db, _ = problems.plain_twin("layernorm_backward")(*arrays)
         return dx, dw, db, jnp.sum(dx[left_out:], axis=0, dtype=jnp.float32)
 
-    _, wrong = numerics.judged(given, solver, promised=False, interpret=True, wide=jnp.float64, rounding="nearest")
+    _, wrong = numerics.judged(given, jax.jit(given.bind(solver)), promised=False, interpret=True, wide=jnp.float64, rounding="nearest")
     assert [each.partition(":")[0] for each in wrong] == ([] if right else ["output 3"])
 
 
@@ -97,12 +97,12 @@ def test_a_sum_may_be_of_rounded_terms_but_of_all(left_out: int, right: bool) ->
 FEW: dict[str, Callable[..., list[int]]] = {
     "layernorm": lambda n, C: [min(n, 2 + n % 2), C],
     "gelu": lambda n, columns: [min(n, 2 + n % 2), columns],
-    "softmax": lambda B, NH, T: [1, 2, _few(T)],
+    "softmax": lambda B, NH, T: [1, 1, _few(T)],
     "classifier": lambda n, V, Vp: [2, V % 20_000, Vp % 20_000],
-    "embedding": lambda B, T, C, Vp: [2, _few(T), C, min(Vp, 384)],
+    "embedding": lambda B, T, C, Vp: [2, 8 + T % 8, C, min(Vp, 384)],
     "adamw": lambda n: [2**16],
     "global_norm": lambda n: [2**16],
-    "attention": lambda B, T, NH, HS: [1, _few(T), 2, HS],
+    "attention": lambda B, T, NH, HS: [1, _few(T), 1, HS],
 }
 
 
