@@ -20,7 +20,7 @@ def measure(
     B: int, dtype: str, T: int = 1024, compiled: bool = True, steps: int = STEPS, attention: str = ""
 ) -> Figures:
     """Tokens per second. dtype: bf16, or tf32 for fp32 with TF32 products. attention: cudnn, or PyTorch's choice."""
-    # Its key does not have the choice of attention: cuDNN's step would be FlashAttention's, compiled by an earlier item.
+    # Its key lacks the choice of attention: cuDNN's step would be the one with FlashAttention, compiled before.
     os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
     try:
         import torch
