@@ -50,7 +50,7 @@ def test_the_package_comes_without_jax_until_it_is_used() -> None:
 
 def test_type_checkers_see_the_names_that_are_listed() -> None:
     tree = ast.parse((ROOT / "llmc_jax/__init__.py").read_text())
-    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
+    (block,) = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
     seen = [alias.name for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names]
     seen += [
         node.target.id for node in block.body if isinstance(node, ast.AnnAssign) if isinstance(node.target, ast.Name)

@@ -36,6 +36,7 @@ ALL_ROWS = 64  # processes up to which everybody is told of all at every beat; o
 SECONDS_TO_SAY_WHO = 10.0  # for whoever connects: it is said at once
 STRANGERS = 256  # that may be connected at a time and have not said who they are
 SPARE_FILES = STRANGERS + 64  # that the hub may have open beside a connection of each process
+SECRET = "LLMC_JAX_SECRET"  # environment variable: without its value nobody takes a rank's place
 MOST_MEETINGS = 16  # of a rank that are open at a time: it has one for each thread that waits
 SECONDS_TO_PART = 5.0  # for which the hub stays until the others have heard the last word
 
@@ -63,7 +64,7 @@ class Hello(NamedTuple):
     def stranger_to(self, member: Member, token: str) -> str:
         """Return why it comes from another run, empty if it does not."""
         if self.token != token:
-            return "rank 0 of another run answers there"
+            return f"rank 0 of another run answers there, or one with another {SECRET}"
         if self.job != member.job:
             return (
                 f"another run answers there (job {member.job or 'without a name'}, this one is {self.job or 'without'})"
@@ -123,7 +124,7 @@ class Hub:
 
     def __init__(self, member: Member, timeout: float) -> None:
         self.member, self.timeout = member, timeout
-        self.token = os.urandom(16).hex() if member.folder else ""
+        self.token = os.urandom(16).hex() if member.folder else os.environ.get(SECRET, "")
         self.clock = Clock(beat_interval(timeout))
         self.peers: dict[int, Peer] = {}
         self.left: dict[int, Peer] = {}  # had come, and went before all were there

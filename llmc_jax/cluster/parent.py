@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from llmc_jax.cluster.hub import Address, Hello, Hub, in_words, rows_of
+from llmc_jax.cluster.hub import SECRET, Address, Hello, Hub, in_words, rows_of
 from llmc_jax.cluster.judge import Ended, Peer, Verdict, beat_interval, judge_hub, line_of
 from llmc_jax.cluster.launchers import Member
 from llmc_jax.cluster.links import Clock, Link
@@ -157,7 +157,7 @@ class Parent:
     async def _places(self) -> AsyncIterator[tuple[str, int, str]]:
         """Yield hosts, ports and tokens with which rank 0 may be reached."""
         if not self.member.folder:
-            yield self.member.host, self.member.port, ""
+            yield self.member.host, self.member.port, os.environ.get(SECRET, "")
         elif address := await asyncio.to_thread(Address.read, self.member.folder):
             beside = ["127.0.0.1"] if address.host == socket.gethostname() else []
             for host in [*beside, *address.hosts]:

@@ -88,7 +88,8 @@ def test_wrong_flags_are_refused(words: list[str], capsys: pytest.CaptureFixture
 
 
 def test_it_waits_for_a_run_that_has_not_begun(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    timer = threading.Timer(0.3, lambda: write_run(tmp_path / "later"))
+    whole = write_run(tmp_path / "elsewhere")
+    timer = threading.Timer(0.3, lambda: whole.rename(tmp_path / "later"))  # a run that is seen is seen whole
     timer.start()
     assert watch.main([str(tmp_path / "later"), "--wait", "--every", "0.1", "--once"]) == 0
     timer.join(60)

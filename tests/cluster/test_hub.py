@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from llmc_jax.cluster.hub import (
     ADDRESS_FILE,
     MOST_MEETINGS,
+    SECRET,
     Address,
     Hello,
     Hub,
@@ -70,6 +71,18 @@ def test_whatever_a_stranger_sends_changes_nothing(data: list[bytes]) -> None:
         assert first and first["is"] == "accepted"
 
     asyncio.run(sent())
+
+
+def test_a_secret_keeps_strangers_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is in the environment counts where no folder has a secret; `asked` comes from another environment."""
+
+    async def asked(token: str) -> Any:
+        hub = Hub(MEMBER, TIMEOUT)
+        return (await answer(hub, token=token) or {})["is"], hub.verdict
+
+    monkeypatch.setenv(SECRET, "ours")
+    for token, says in (("", "refused"), ("theirs", "refused"), ("ours", "accepted")):
+        assert asyncio.run(asked(token)) == (says, None)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from llmc_jax.cluster.hub import ADDRESS_FILE, STRANGERS, Hello
+from llmc_jax.cluster.hub import ADDRESS_FILE, SECRET, STRANGERS, Hello
 from llmc_jax.cluster.judge import LIMITS, Peer, judge
 from llmc_jax.errors import ExitCode
 
@@ -129,7 +129,7 @@ def free_port() -> Iterator[int]:
         yield reserved.getsockname()[1]
 
 
-def test_all_end_well(tmp_path: Path) -> None:
+def test_all_end_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As agreed, with one status; nobody is blamed, and the file with the address is gone."""
 
     def agreed() -> None:
@@ -142,7 +142,7 @@ def test_all_end_well(tmp_path: Path) -> None:
         assert [run.worker(str(rank))["local"] for rank in range(3)] == [[rank, 3] for rank in range(3)]
 
     def late() -> None:
-        """Rank 0 comes last, at a port at which nobody listened before."""
+        """Rank 0 comes last, at a port at which nobody listened before; all have the secret that it asks for."""
         with free_port() as port:
             run = Run(tmp_path / "late", 2, address_folder="", port=port)
             run.start(1)
@@ -170,6 +170,7 @@ def test_all_end_well(tmp_path: Path) -> None:
             run.start(0)
             assert run.statuses() == [0, 0] and not run.has_verdict()
 
+    monkeypatch.setenv(SECRET, "theirs")
     side_by_side(agreed, late, stopped, stale)
 
 
