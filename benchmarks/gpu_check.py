@@ -204,7 +204,7 @@ def with_clock(outcome: Outcome, readings: Sequence[GpuReading]) -> Outcome:
 
 def left(results: Results, items: Iterable[Item]) -> list[Item]:
     """The items that were neither measured nor failed. What was skipped may be possible by now."""
-    known = {key for key, record in results.records.items() if record.status != SKIPPED}
+    known = {key for key, record in results.records.items() if record.status not in (SKIPPED, UNJUDGED)}
     return [item for item in items if (item.part, item.name) not in known]
 
 

@@ -186,6 +186,7 @@ FLAGS: dict[str, tuple[list[Any], str]] = {
         ["-e", "gpt2_124M_bf16.bin", "-y", 1, "-o", "nothere"],
         "-y 1 -o nothere: there is no run",
     ),
+    "no number and no path": (["-y", 2, "-o", "run"], "-y 2: resume must be 0 or 1"),
     "an incomplete shape": (["-e", "L1-C16"], "NH missing"),
     "too large for any memory": (["-e", "gpt3:c12288", "-b", 1, "-t", 1024], "needs at least 3,"),
     "a batch too large for any memory": (["-b", 10**9, "-x", 0, "-v", 0], "; lower -b or -t, or take "),

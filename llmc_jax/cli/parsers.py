@@ -4,6 +4,7 @@ train.py, the profiler and the kernels read their words by hand (config/flags.py
 """
 
 import argparse
+import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any, NoReturn
@@ -36,13 +37,23 @@ class Parser(argparse.ArgumentParser):
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Return what the words say. Raises InputError for one that nothing takes, with what is most likely meant."""
         found, rest = self.parse_known_args(args, namespace)
+        known = self._flags(set(sys.argv[1:] if args is None else args)) if rest else set()
         for flag in (word.partition("=")[0] for word in rest):
             if not flag.startswith("-"):
-                prompt = "--prompt takes a text; " if "--prompt" in self._option_string_actions else ""
+                prompt = "--prompt takes a text; " if "--prompt" in known else ""
                 raise InputError(f"{show_value(flag)}: a value without a flag; {prompt}--help lists all")
-            near = ELSEWHERE.get(flag) or "".join(get_close_matches(flag, self._option_string_actions, 1))
+            elsewhere = ELSEWHERE.get(flag)
+            near = elsewhere if elsewhere in known else "".join(get_close_matches(flag, known, 1))
             meant = f"did you mean {near}? " if near else ""
             raise InputError(f"{show_value(flag)}: there is no such flag; {meant}--help lists all")
+        return found
+
+    def _flags(self, words: set[str]) -> set[str]:
+        """Return its flags, and those of the commands among the words."""
+        found = set(self._option_string_actions)
+        for action in self._actions:
+            commands = action.choices if isinstance(action, argparse._SubParsersAction) else {}
+            found |= {flag for word in words & set(commands) for flag in commands[word]._flags(words)}
         return found
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:

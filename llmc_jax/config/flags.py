@@ -1,5 +1,6 @@
 """Words of the command line to values of `TrainConfig`. Leaves out `--help` and what runs (cli/train.py)."""
 
+import os
 import re
 import shlex
 from collections import deque
@@ -198,7 +199,7 @@ def _as_type(kind: type, text: str) -> Any:
 
 def _advice(about: Option, text: str) -> str:
     """Return what to write instead, where that can be guessed."""
-    if about.name == "reuse":  # the path of a run
+    if about.name == "reuse" and (os.path.isdir(text) or os.sep in text):  # the path of a run
         return f"; write -y 1 -o {text}"
     if about.type is int and isinstance(_as_type(int, text), str):  # 1e4 or 4.0
         number = _as_type(float, text)

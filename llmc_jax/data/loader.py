@@ -387,13 +387,19 @@ def continued(loader: TokenLoader, state: Mapping[str, Any], micro_batches: int)
             f"{micro_batches} micro-batches, not a multiple of {n}: give -b and -t as they had them, and -d a multiple "
             f"of {unit} tokens"
         )
-    if n != loader.num_processes:
-        loader = TokenLoader(
-            loader.paths, loader.batch_size, loader.sequence_length, vocab_size=loader.vocab_size,
-            shuffle=loader.shuffle, flag=loader.flag, process_rank=0 if n == 1 else None, num_processes=n,
-        )  # fmt: skip
+    loader = of_processes(loader, n)
     loader.restore(state)
     return loader
+
+
+def of_processes(loader: TokenLoader, n: int) -> TokenLoader:
+    """Return a loader as n processes in turns read the same files: itself, or one at the beginning."""
+    if n == loader.num_processes:
+        return loader
+    return TokenLoader(
+        loader.paths, loader.batch_size, loader.sequence_length, vocab_size=loader.vocab_size,
+        shuffle=loader.shuffle, flag=loader.flag, process_rank=0 if n == 1 else None, num_processes=n,
+    )  # fmt: skip
 
 
 class Prefetcher(Iterator[Batch]):

@@ -5,7 +5,6 @@ memory. Leaves out what rows mean (tasks.py), and long documents (documents.py).
 """
 
 import csv
-import lzma
 import re
 import struct
 import tarfile
@@ -22,9 +21,14 @@ from llmc_jax.errors import FormatError, InputError
 from llmc_jax.files import refusing
 
 LONGEST_LINE = 1 << 24
+try:
+    from lzma import LZMAError
+except ImportError:  # a Python that was built without
+    LZMAError = EOFError  # type: ignore[misc, assignment]
+
 SNIFFED = 512
 UNREADABLE = (
-    zipfile.BadZipFile, tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, struct.error, RuntimeError,
+    zipfile.BadZipFile, tarfile.TarError, EOFError, zlib.error, LZMAError, struct.error, RuntimeError,
     NotImplementedError, UnicodeDecodeError,  # a member's name
 )  # fmt: skip
 HIDDEN = re.compile(r"(^|/)(\.|__MACOSX/)")

@@ -88,8 +88,8 @@ class Follower:
 
 def _thinned(lines: bytes, every: int) -> list[bytes]:
     """Return the first line, and of the others all but those of steps with an update that are no multiples."""
-    zeros, skipped = len(str(every)) - 1, b'"skipped": true'
-    updated = rb"(?![^\n]*%s)" % skipped if skipped in lines else b""
+    zeros, odd = len(str(every)) - 1, rb'"(?:skipped": true|loss": -?[^-\d])'  # no update, or a loss that is no number
+    updated = rb"(?![^\n]*%s)" % odd if re.search(odd, lines) else b""
     left_out = rb'\{"event": "train", "step": \d*(?!0{%d})\d{%d},%s' % (zeros, zeros, updated)
     return [lines[: lines.find(b"\n")], *re.findall(rb"\n(?!%s)[^\n]+" % left_out, lines)]
 

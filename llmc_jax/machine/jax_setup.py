@@ -25,10 +25,12 @@ def uv_run() -> str:
 
 def python_command() -> str:
     """Return how one types the Python that runs: `.venv/bin/python` where it is the repository's and not activated."""
+    if uv_run():
+        return "uv run python"
     own = Path(".venv")
     if "VIRTUAL_ENV" not in os.environ and own.is_dir() and own.resolve() == Path(sys.prefix).resolve():
         return ".venv/bin/python"
-    return f"{uv_run()}python"
+    return "python"
 
 
 def one_command() -> str:

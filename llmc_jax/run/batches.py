@@ -1,6 +1,7 @@
 """The batches that a run trains on, and the loss over those that it validates on."""
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any, NamedTuple
@@ -57,16 +58,20 @@ def validate(run: Run, progress: Progress) -> Progress:
     setup, loader = run.setup, run.setup.data.val
     assert loader is not None
     loader.reset()
-    total, left, at_once = 0.0, setup.val_batches, setup.plan.parallel.devices
+    total, left, at_once, own = 0.0, setup.val_batches, setup.plan.parallel.devices, setup.place.own_devices
+    read = math.lcm(at_once, loader.num_processes)  # as many as there are devices, unless more of llm.c's take turns
+    wanted = [first + device for first in range(0, read, at_once) for device in own]
     while left:
-        setup.group.phase("validate", progress.step)  # whose limit is for one batch, however many there are
-        # as many batches as there are devices; the last time some may be read once more and not counted
-        batch = loader.next_batch(at_once, setup.place.own_devices)
-        for loss in losses(setup, progress.state.weights, *batch)[:left]:
-            total += loss  # one after the other, whatever the number of devices
-        left -= min(left, at_once)
-        if run.votes.ask():
-            return progress
+        inputs, targets = loader.next_batch(read, wanted)
+        for first in range(0, len(wanted), len(own)):
+            setup.group.phase("validate", progress.step)  # whose limit is for one batch, however many there are
+            batch = (each[first : first + len(own)] for each in (inputs, targets))
+            # the last time some may be read once more and not counted
+            for loss in losses(setup, progress.state.weights, *batch)[:left]:
+                total += loss  # one after the other, whatever the number of devices
+            left -= min(left, at_once)
+            if run.votes.ask():
+                return progress
     mean = total / setup.val_batches
     run.log.val(progress.step, loss=mean, batches=setup.val_batches)
     run.console.val(mean)

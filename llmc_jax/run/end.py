@@ -97,7 +97,7 @@ def summary(run: Run, outcome: Outcome) -> Iterator[str]:
 def to_try(run: Run, outcome: Outcome) -> Iterator[tuple[str, str, str]]:
     """Yield commands for what a run has left, and of the demo what may follow it: heading, command, meaning."""
     config, folder, val = run.setup.config, shlex.quote(str(run.held.folder)), run.setup.data.val
-    if outcome.progress.saved is not None and outcome.code != ExitCode.DIVERGED:
+    if outcome.progress.saved is not None and outcome.code != ExitCode.DIVERGED and run.held.is_there():
         prompt = "--prompt 'def read' --temperature 0.8" if run.setup.data.corpus else "--interactive"
         yield "ask it:", f"{jax_setup.other_command('generate')} {folder} {prompt}", "docs/generate.md"
         if val is not None:

@@ -25,7 +25,7 @@ from llmc_jax.config.options import show_value, without_credentials
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.files import complete_file, leads_to, path_of, plain, reason, refusing, sync, try_lock, write_atomic
 from llmc_jax.logs.files import CONFIG, KERNELS, LOCK, MAIN_LOG, METRICS, SAMPLES, parse_event, rank_log, read_bytes
-from llmc_jax.logs.state import RUNNING, Seen, own_process, run_state
+from llmc_jax.logs.state import RUNNING, Seen, is_there, own_process, run_state
 from llmc_jax.machine.versions import environment, git_state, versions
 from llmc_jax.run.figures import StepFigures
 
@@ -153,10 +153,18 @@ def _taken(folder: Path, by: str = "") -> InputError:
 @contextmanager
 def _lock_file(path: Path) -> Iterator[int]:
     """Make a file that says who we are, and touch it within the block; yield it, open. A dead process's is removed."""
+    import psutil  # here, because few file systems need it
+
     with suppress(FileNotFoundError), open(path, "rb") as file, tempfile.TemporaryFile(dir=path.parent) as newer:
         last, now = (os.fstat(each.fileno()).st_mtime for each in (file, newer))  # by the file system's clock
-        owner = parse_event(str(path), line) if (line := file.read()) else {}  # it is just being written
-        found = run_state(Seen(owner, time=last, trained=True), now)
+        owner: Mapping[str, Any] = {}
+        with suppress(FormatError):  # it is just being written, or damaged
+            owner = parse_event(str(path), file.read())
+        began = owner.get("began")  # by the clock of its machine, which the file system's may differ from
+        found = run_state(
+            Seen(owner, time=last, trained=True), now,
+            lambda start, last: is_there(start, began if isinstance(began, int | float) else last),
+        )  # fmt: skip
         if found.state == RUNNING:
             raise _taken(path.parent, f" (process {found.pid} on {found.host}, says {path.name})")
         if leads_to(path, file.fileno()):
@@ -169,7 +177,7 @@ def _lock_file(path: Path) -> Iterator[int]:
                 os.utime(ours.fileno())
 
     with open(path, "x") as ours:  # of two processes one succeeds
-        print(json.dumps(own_process()), file=ours, flush=True)
+        print(json.dumps({**own_process(), "began": psutil.Process().create_time()}), file=ours, flush=True)
         thread = threading.Thread(target=beat, daemon=True)
         thread.start()
         try:

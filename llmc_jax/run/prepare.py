@@ -34,7 +34,7 @@ from llmc_jax.config.train import AUTO_BATCH, BY_NAME, TrainConfig
 from llmc_jax.data.corpora import Corpus, stdlib_corpus
 from llmc_jax.data.evalfile import is_eval_file
 from llmc_jax.data.items import Item, check_fit
-from llmc_jax.data.loader import TokenLoader, continued
+from llmc_jax.data.loader import TokenLoader, continued, of_processes
 from llmc_jax.data.tasks import read_items
 from llmc_jax.data.tokenizers import Choice, load_tokenizer
 from llmc_jax.errors import InputError
@@ -493,13 +493,14 @@ def prepare(config: TrainConfig, notes: list[str], group: Group = ALONE) -> tupl
         steps = total_steps(config, data.train)
         tokenizer = choose_tokenizer(config, model.config, data)
         state, found = starting_state(plan, place, earlier, model, drawing)
+        data = continued_data(config, earlier, data)
         setup = Setup(
             plan=plan,
             name=config.preset or (model.path.stem if model.path else config.model),
             weights=model.path,
             group=group,
             place=place,
-            data=continued_data(config, earlier, data),
+            data=data,
             questions=questions,
             steps=steps,
             val_batches=validation_batches(config, data.val),
@@ -554,11 +555,18 @@ def begun_metadata(plan: Plan, data: Data, device: Device, origin: Mapping[str, 
 
 
 def continued_data(config: TrainConfig, earlier: Checkpoint | None, data: Data) -> Data:
-    """Return the data, its training part where a checkpoint left it."""
+    """Return the data, its training part where a checkpoint left it.
+
+    In llm.c's order both parts are read as by so many processes as began the run, so that losses stay comparable.
+    """
     if earlier is None or data.train is None or config.overfit or earlier.metadata.loader is None:
         return data
     with naming("-i"):
-        return data._replace(train=continued(data.train, earlier.metadata.loader, config.micro_batches))
+        train, val = continued(data.train, earlier.metadata.loader, config.micro_batches), data.val
+    if val is not None and config.batch_order == "llmc":
+        with naming("-j"):
+            val = of_processes(val, train.num_processes)
+    return data._replace(train=train, val=val)
 
 
 def notes_on_start(setup: Setup) -> Iterator[str]:

@@ -132,12 +132,14 @@ def locked(card: Card, say: Callable[[str], None]) -> Iterator[bool | None]:
     Yields whether it had to wait; None where it waited in vain, for one that is suspended for example. Where there can
     be no lock, the block runs without.
     """
-    waited, until = False, time.monotonic() + PATIENCE
+    waited, until, descriptor = False, time.monotonic() + PATIENCE, -1
     try:
         folder().mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder() / f"{card.uuid}.lock", os.O_RDWR | os.O_CREAT, 0o600)
         try_lock(descriptor)  # where that fails, it does so here
     except OSError:
+        if descriptor >= 0:
+            os.close(descriptor)
         yield False
         return
     try:

@@ -62,6 +62,11 @@ def test_each_explains_itself_by_the_name_that_was_typed(
         (["checkpoint", "verify", "/none"], "llmc-jax checkpoint: /none: "),
         (["compare", "logs", "a.log"], "llmc-jax compare logs: "),
         (["data", "inspect", "/none.bin"], "llmc-jax data: inspect /none.bin: "),
+        (
+            ["data", "prepare", "x", "--tokeniser", "bytes"],
+            "llmc-jax data: --tokeniser: there is no such flag; did you mean --tokenizer? ",
+        ),
+        (["convert", "inspect", "x", "-t", "4"], "llmc-jax convert: -t: there is no such flag; --help "),
         (["kernels", "--nonsense"], "llmc-jax kernels: --nonsense: "),
         (["plan", "--nonsense"], "llmc-jax plan: --nonsense: "),
         (["profile", "--nonsense"], "llmc-jax profile: --nonsense: "),

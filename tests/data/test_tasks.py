@@ -6,6 +6,8 @@ import io
 import json
 import os
 import struct
+import subprocess
+import sys
 import tarfile
 import zipfile
 from collections.abc import Callable
@@ -22,6 +24,7 @@ from llmc_jax.data.tasks import TASKS, Question, read_items
 from llmc_jax.data.tokenizers import bin_tokenizer, bytes_tokenizer
 from llmc_jax.errors import InputError
 
+ROOT = Path(__file__).resolve().parents[2]
 BYTES = bytes_tokenizer()
 # of what write_evalfile of llm.c's dev/data/data_common.py writes for the sample, with tiktoken's GPT-2
 LLMCS_SAMPLE = "199ced6942131df43ef6712bbae45b624148ed3ae618f5757f2b315a7d1f94d3"
@@ -427,3 +430,8 @@ def test_a_question_may_begin_with_the_letters_of_a_zip(tmp_path: Path) -> None:
     path.write_text("PK stands for,a,b,c,d,B\n")
     [question] = TASKS["mmlu"].read(path)
     assert (question.context, question.label) == ("Question: PK stands for\n\nAnswer:", 1)
+
+
+def test_a_python_without_lzma_reads_all_other_archives() -> None:
+    code = "import sys; sys.modules['_lzma'] = None; from llmc_jax.data.rows import UNREADABLE; print(len(UNREADABLE))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True).stdout.strip()

@@ -62,6 +62,7 @@ IN_TURN = [
     Start("one", f"{FIXED} --devices 1"),
     Start("any", f"{FLAGS} --devices 4 -z 2"),
     Start("llmc", f"{FLAGS} --devices 2 --batch-order llmc --dtype bf16"),
+    Start("llmc on one", "-y 1 --devices 1", of="llmc"),
     Start("four on two", "-y 1 --devices 2 -z 1", of="four"),
     Start("four on one", "-y 1 --devices 1 -z 0", of="four"),
     Start("any on two", "-y 1 --devices 2 -z 1", of="any"),
@@ -159,7 +160,7 @@ def test_tokens_of_as_many_processes_of_llmc(runs: Runs) -> None:
     assert not np.array_equal(alone[0], inputs)
 
 
-@pytest.mark.parametrize(("name", "batches"), [("four", 5), ("llmc", 2 * 5)])
+@pytest.mark.parametrize(("name", "batches"), [("four", 5), ("llmc", 2 * 5), ("llmc on one", 2 * 5)])
 def test_a_validation_counts_each_device_in_llmcs_order(runs: Runs, name: str, batches: int) -> None:
     run = runs.result(name)
     assert run.values("val", "batches") == [batches] * 3

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
+import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -573,15 +574,17 @@ def dead() -> int:
 
 @pytest.mark.parametrize(
     ("of", "silent", "free"),
-    [("dead", 0, True), ("ours", 1, False), ("other", 50, False), ("other", 70, True), ("", 50, False), ("", 70, True)],
-)
+    [("dead", 0, True), ("ours", 1, False), ("other", 50, False), ("other", 70, True), ("", 50, False), ("", 70, True),
+     ("damaged", 50, False), ("damaged", 70, True), ("ours", 3e6, False)],  # by a clock that is a month behind
+)  # fmt: skip
 def test_whose_lock_file_is_taken_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: str, silent: int, free: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: str, silent: float, free: bool
 ) -> None:
     """That of a process that can be seen by what is seen, however long it is silent; any other by its silence."""
     without_locks(monkeypatch)
-    process = own_process() | {"dead": {"pid": dead()}, "other": {"host": "another"}}.get(of, {})
-    (tmp_path / LOCK).write_text(json.dumps(process) + "\n" if of else "")
+    changed = {"dead": {"pid": dead()}, "other": {"host": "another"}}.get(of, {})
+    process = own_process() | {"began": psutil.Process().create_time()} | changed
+    (tmp_path / LOCK).write_text({"": "", "damaged": '{"pid'}.get(of, json.dumps(process) + "\n"))
     os.utime(tmp_path / LOCK, ((tmp_path / LOCK).stat().st_mtime - silent,) * 2)
     if of == "ours":
         monkeypatch.setattr("llmc_jax.logs.state.SILENCE", 0.0)
