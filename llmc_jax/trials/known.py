@@ -125,6 +125,14 @@ def _parsed(path: Path) -> Known:
         raise ValueError(str(error)) from error
 
 
+def _taken(descriptor: int) -> bool:
+    """Return whether another process has the lock of an open file; of one that cannot be locked nobody has it."""
+    try:
+        return try_lock(descriptor) is False
+    except OSError:
+        return False
+
+
 @contextmanager
 def locked(card: Card, say: Callable[[str], None]) -> Iterator[bool | None]:
     """Keep other programs of ours from trying anything on the card within the block; wait for one that does.
@@ -132,18 +140,15 @@ def locked(card: Card, say: Callable[[str], None]) -> Iterator[bool | None]:
     Yields whether it had to wait; None where it waited in vain, for one that is suspended for example. Where there can
     be no lock, the block runs without.
     """
-    waited, until, descriptor = False, time.monotonic() + PATIENCE, -1
+    waited, until = False, time.monotonic() + PATIENCE
     try:
         folder().mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder() / f"{card.uuid}.lock", os.O_RDWR | os.O_CREAT, 0o600)
-        try_lock(descriptor)  # where that fails, it does so here
     except OSError:
-        if descriptor >= 0:
-            os.close(descriptor)
         yield False
         return
     try:
-        while try_lock(descriptor) is False:
+        while _taken(descriptor):
             if not waited:
                 say(f"another process is checking the kernels on this {card.name}; waiting for it")
             waited = True

@@ -1,5 +1,7 @@
 """A check before a run: the card, its cache and lock, processes that go wrong, and that a CPU notices nothing of it."""
 
+import errno
+import fcntl
 import json
 import os
 import subprocess
@@ -157,6 +159,16 @@ def test_a_lock_that_is_never_given_back(find_out: Callable[..., Findings], monk
     with known.locked(H200, print):
         found = find_out()
     assert not found.found and len(found.notes) == 1 and not known.all_known()
+
+
+def test_a_lock_that_fails_lets_the_check_run(
+    find_out: Callable[..., Findings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> NoReturn:
+        raise OSError(errno.EIO, "")
+
+    monkeypatch.setattr(fcntl, "flock", fails)
+    assert find_out().complete
 
 
 def test_processes_that_may_be_killed_do_not_write_into_the_cache_of_the_runs(
