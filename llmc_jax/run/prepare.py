@@ -555,10 +555,7 @@ def begun_metadata(plan: Plan, data: Data, device: Device, origin: Mapping[str, 
 
 
 def continued_data(config: TrainConfig, earlier: Checkpoint | None, data: Data) -> Data:
-    """Return the data, its training part where a checkpoint left it.
-
-    In llm.c's order both parts are read as by so many processes as began the run, so that losses stay comparable.
-    """
+    """Return the data as read by the processes that began the run, its training part where a checkpoint left it."""
     if earlier is None or data.train is None or config.overfit or earlier.metadata.loader is None:
         return data
     with naming("-i"):

@@ -245,12 +245,11 @@ def _read(path: Path, arrays: tuple[Any, ...]) -> Any:
         expected = [(each.shape, each.dtype) for each in jax.tree.leaves(arrays)]
         if [(each.shape, each.dtype) for each in found.in_avals] != expected:
             return None
+        if "cuda" in found.platforms:  # importing it names the library that XLA links our kernels with
+            importlib.import_module("pallas_kernels.mosaic")
+        return found
     except Exception:  # a damaged file, or one of another version, is made anew: it may raise anything
         return None
-    if "cuda" in found.platforms:  # importing it names the library that XLA links our kernels with
-        with suppress(ImportError):  # there are none of ours in it
-            importlib.import_module("pallas_kernels.mosaic")
-    return found
 
 
 def _exported(path: Path, arrays: tuple[Any, ...], model: ModelConfig, options: StepOptions, platforms: Any) -> Any:
