@@ -1,16 +1,18 @@
-"""How every file of ours is written, so that it is never half there; where an open one is; and where caches live."""
+"""How files are opened, and written so that they are never half there; where an open one is; where caches live."""
 
 import errno
 import fcntl
+import json
 import math
 import os
+import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
-from llmc_jax.errors import InputError
+from llmc_jax.errors import FormatError, InputError
 
 
 def cache_folder() -> Path:
@@ -30,6 +32,67 @@ def refusing(what: str, advice: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise InputError(f"{what} ({reason(error)}); {advice}") from error
+
+
+class Stamp(NamedTuple):
+    """What tells whether a file is still the one that was looked at."""
+
+    device: int
+    inode: int
+    size: int
+    modified: int  # nanoseconds
+
+
+def stamp_of(file: BinaryIO) -> Stamp:
+    """Return the stamp of an open file."""
+    found = os.fstat(file.fileno())
+    return Stamp(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+@contextmanager
+def opened(path: Path, stamp: Stamp | None = None) -> Iterator[BinaryIO]:
+    """Open a regular file for reading; with a stamp, the same file as then.
+
+    Raises FormatError if there is none, it cannot be read, it is a folder or a pipe, or it changed since `stamp`.
+    """
+    try:
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):  # a folder, or something like a pipe that could block or never end
+            raise FormatError(f"{path}: {'a folder' if stat.S_ISDIR(mode) else 'not a regular file'}; expected a file")
+        file = path.open("rb")
+    except FileNotFoundError:
+        raise FormatError(f"{path}: no such file") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        if isinstance(error, InputError):
+            raise
+        raise FormatError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    with file:
+        if stamp is not None and stamp_of(file) != stamp:
+            raise FormatError(f"{path}: changed while it was being read; is something writing to it?")
+        yield file
+
+
+def read_json_object(path: Path, largest: int) -> dict[str, Any]:
+    """Return the object in a JSON file of at most `largest` bytes. Raises FormatError if there is none."""
+    with opened(path) as file:
+        size = stamp_of(file).size
+        if size > largest:
+            raise FormatError(f"{path}: {size:,} bytes; expected a file of JSON with at most {largest:,}")
+        raw = file.read(size)
+    try:
+        found = json.loads(raw.decode())
+    except RecursionError:
+        raise FormatError(f"{path}: nested too deeply") from None
+    except ValueError as error:
+        raise FormatError(f"{path}: is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise FormatError(f"{path}: holds no JSON object, but {type(found).__name__}")
+    return found
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a JSON file as transformers does. Raises OSError."""
+    path.write_text(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 @contextmanager

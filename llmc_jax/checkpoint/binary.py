@@ -12,17 +12,9 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 
 from llmc_jax import magics
-from llmc_jax.checkpoint.reading import (
-    CHUNK,
-    ITEMSIZE,
-    Stamp,
-    not_finite,
-    opened,
-    read_exactly,
-    read_float32,
-    stamp_of,
-)
+from llmc_jax.checkpoint.reading import CHUNK, ITEMSIZE, not_finite, read_exactly, read_float32
 from llmc_jax.errors import FormatError, InputError
+from llmc_jax.files import Stamp, opened, stamp_of
 
 HEADER_INTS = 256
 HEADER_BYTES = 4 * HEADER_INTS

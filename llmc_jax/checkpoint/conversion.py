@@ -20,13 +20,13 @@ import numpy as np
 
 from llmc_jax.checkpoint import hugging_face, llmc, llmc_state, store
 from llmc_jax.checkpoint.contents import Identity, Metadata
-from llmc_jax.checkpoint.hf_tokenizer import write_files
 from llmc_jax.checkpoint.llmc import bf16_to_fp32, fp32_to_bf16
 from llmc_jax.checkpoint.llmc_state import OurState
 from llmc_jax.checkpoint.reading import chunks, not_finite
 from llmc_jax.checkpoint.source import Slice, Source, SpecialTokens, slices, slices_of
 from llmc_jax.checkpoint.sources import open_source
 from llmc_jax.config.model import ModelConfig
+from llmc_jax.data.hf_tokenizer import write_files
 from llmc_jax.data.tokenizers import Table
 from llmc_jax.errors import InputError
 from llmc_jax.files import reason, refuse_existing, sync

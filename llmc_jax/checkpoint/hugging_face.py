@@ -4,7 +4,6 @@ transformers keeps linear weights as (in, out), llm.c as (out, in); it does not 
 files (hf_tokenizer.py), PyTorch's own pytorch_model.bin, and models that are no plain GPT-2, which are refused.
 """
 
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -14,11 +13,12 @@ import numpy as np
 
 from llmc_jax.checkpoint.binary import Stored
 from llmc_jax.checkpoint.llmc import fp32_to_bf16, with_padding
-from llmc_jax.checkpoint.reading import ITEMSIZE, read_json_object
+from llmc_jax.checkpoint.reading import ITEMSIZE
 from llmc_jax.checkpoint.safetensors import read_archive, read_index, write_archive
 from llmc_jax.checkpoint.source import Slice, Source, SpecialTokens, slices
 from llmc_jax.config.model import GPT2_VOCAB, ModelConfig, pad_vocab
 from llmc_jax.errors import FormatError
+from llmc_jax.files import read_json_object, write_json
 from llmc_jax.models.gpt2.tensors import BY_NAME, TENSORS
 
 WEIGHTS = "model.safetensors"
@@ -296,8 +296,3 @@ def write_folder(
     known = {name: value for name, value in ids.items() if value is not None}
     write_json(folder / "generation_config.json", {"_from_model_config": True, "use_cache": True, **known})
     write_weights(folder / WEIGHTS, config, dtype, read)
-
-
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a JSON file as transformers does. Raises OSError."""
-    path.write_text(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -47,12 +47,11 @@ from llmc_jax import magics
 from llmc_jax.checkpoint import llmc
 from llmc_jax.checkpoint.binary import HEADER_BYTES, Stored, Summed, read_at, read_header_ints
 from llmc_jax.checkpoint.contents import Identity, Metadata
-from llmc_jax.checkpoint.reading import opened, stamp_of
 from llmc_jax.checkpoint.source import Source, slices
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.data.loader import NOT_IN_LLMC, Rank
 from llmc_jax.errors import FormatError, InputError
-from llmc_jax.files import reason, refuse_existing, write_problem
+from llmc_jax.files import opened, reason, refuse_existing, stamp_of, write_problem
 from llmc_jax.models.gpt2.tensors import BY_NAME, num_parameters, tensor_specs
 from llmc_jax.rng import MT_WORDS, seed_words, skip_u32
 

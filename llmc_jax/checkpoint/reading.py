@@ -1,60 +1,19 @@
-"""Stretches of large files as float32: never past a file's end, never from a file that changed meanwhile.
+"""Stretches of large files as float32: never past a file's end.
 
 Files are read, not mapped: a mapped file that shrinks kills the process. Leaves out what the bytes mean.
 """
 
-import json
 import os
-import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import numpy as np
 
-from llmc_jax.errors import FormatError, InputError
+from llmc_jax.errors import FormatError
 
 CHUNK = 1 << 22  # elements handled at a time: 16 MiB as fp32, so that the working copies stay small beside the model
 ITEMSIZE = {"fp32": 4, "bf16": 2, "fp16": 2}
-
-
-class Stamp(NamedTuple):
-    """What tells whether a file is still the one that was looked at."""
-
-    device: int
-    inode: int
-    size: int
-    modified: int  # nanoseconds
-
-
-def stamp_of(file: BinaryIO) -> Stamp:
-    """Return the stamp of an open file."""
-    found = os.fstat(file.fileno())
-    return Stamp(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
-
-
-@contextmanager
-def opened(path: Path, stamp: Stamp | None = None) -> Iterator[BinaryIO]:
-    """Open a regular file for reading; with a stamp, the same file as then.
-
-    Raises FormatError if there is none, it cannot be read, it is a folder or a pipe, or it changed since `stamp`.
-    """
-    try:
-        mode = path.stat().st_mode
-        if not stat.S_ISREG(mode):  # a folder, or something like a pipe that could block or never end
-            raise FormatError(f"{path}: {'a folder' if stat.S_ISDIR(mode) else 'not a regular file'}; expected a file")
-        file = path.open("rb")
-    except FileNotFoundError:
-        raise FormatError(f"{path}: no such file") from None
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        if isinstance(error, InputError):
-            raise
-        raise FormatError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    with file:
-        if stamp is not None and stamp_of(file) != stamp:
-            raise FormatError(f"{path}: changed while it was being read; is something writing to it?")
-        yield file
 
 
 def read_exactly(file: Any, path: Path, count: int) -> bytes:
@@ -76,24 +35,6 @@ def fill(file: Any, path: Path, array: np.ndarray) -> None:
     if count != array.nbytes:
         end = os.fstat(file.fileno()).st_size
         raise FormatError(f"{path}: ended at byte {end:,} while being read; is something writing to it?")
-
-
-def read_json_object(path: Path, largest: int) -> dict[str, Any]:
-    """Return the object in a JSON file of at most `largest` bytes. Raises FormatError if there is none."""
-    with opened(path) as file:
-        size = stamp_of(file).size
-        if size > largest:
-            raise FormatError(f"{path}: {size:,} bytes; expected a file of JSON with at most {largest:,}")
-        raw = read_exactly(file, path, size)
-    try:
-        found = json.loads(raw.decode())
-    except RecursionError:
-        raise FormatError(f"{path}: nested too deeply") from None
-    except ValueError as error:
-        raise FormatError(f"{path}: is not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise FormatError(f"{path}: holds no JSON object, but {type(found).__name__}")
-    return found
 
 
 def read_float32(file: BinaryIO, path: Path, offset: int, dtype: str, out: np.ndarray) -> None:

@@ -15,7 +15,6 @@ import numpy as np
 
 from llmc_jax.checkpoint import conversion
 from llmc_jax.checkpoint.conversion import Outcome, Passage
-from llmc_jax.checkpoint.hf_tokenizer import merges_of, read_table
 from llmc_jax.checkpoint.hugging_face import end_of_text
 from llmc_jax.checkpoint.llmc import STORAGE, V2_ORDERS, WRITABLE
 from llmc_jax.checkpoint.reading import chunks
@@ -24,6 +23,7 @@ from llmc_jax.checkpoint.sources import open_source
 from llmc_jax.cli.kit import print_json
 from llmc_jax.cli.parsers import Parser, add_json, run_command
 from llmc_jax.config.model import GPT2_VOCAB
+from llmc_jax.data.hf_tokenizer import merges_of, read_table
 from llmc_jax.data.tokenizers import LLAMA3_VOCAB, Table, load_tokenizer, read_tokenizer_bin, write_tokenizer_bin
 from llmc_jax.errors import InputError
 from llmc_jax.files import refuse_existing

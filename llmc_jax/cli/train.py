@@ -86,7 +86,7 @@ def continued(given: Given) -> tuple[TrainConfig, list[str]]:
     config = given.config
     if not config.reuse or not config.output_dir:
         return config, []
-    from llmc_jax.checkpoint.reading import read_json_object  # here, because few command lines need them
+    from llmc_jax.files import read_json_object  # here, because few command lines need them
     from llmc_jax.logs.files import LARGEST, config_file
 
     place = config_file(Path(config.output_dir))

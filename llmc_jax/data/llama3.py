@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from llmc_jax.data.tokenizers import LLAMA3_EOT, LLAMA3_VOCAB, Choice, Table, Tokenizer, table_tokenizer
+from llmc_jax.data.tokenizers import LLAMA3_EOT, Choice, Table, Tokenizer, table_tokenizer
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.files import cache_folder, refusing
 
@@ -108,9 +108,7 @@ def read_model(path: str | Path) -> Table:
 
 def model_tokenizer(path: str | Path, name: str | None = None, spec: str | None = None) -> Tokenizer:
     """Return the tokenizer of a `tokenizer.model`, of Meta's or one made like it, whatever the file's name."""
-    table = read_model(path)
-    usual = "llama3" if len(table.pieces) == LLAMA3_VOCAB else Path(path).name
-    return table_tokenizer(name or usual, table, spec or str(path))
+    return table_tokenizer(name or Path(path).name, read_model(path), spec or str(path))
 
 
 def llama3_tokenizer(allow_network: bool = True, folders: Iterable[Path] = ()) -> Choice:

@@ -13,7 +13,7 @@ import re
 import struct
 import tempfile
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,6 +26,7 @@ from llmc_jax.files import refusing, write_atomic, write_bytes
 
 END_OF_TEXT = b"<|endoftext|>"
 BYTES_VOCAB, BYTES_EOT = 257, 256
+BYTES_PIECES = (*(bytes([value]) for value in range(256)), END_OF_TEXT)
 GPT2_EOT = GPT2_VOCAB - 1
 DEFAULT_BIN = "gpt2_tokenizer.bin"  # where llm.c's trainers look for it
 
@@ -55,7 +56,8 @@ class Tokenizer:
 
     name: `bytes`, `gpt2`, or the name of a table's file. pieces: the bytes that each id stands for, V of them; the
     end-of-text token's are shown in samples and never come out of `encode`. eot: the id before every document.
-    spec: what `load_tokenizer` takes to make the same tokenizer, in another process for example.
+    spec: what `load_tokenizer` takes to make the same tokenizer, in another process for example. json: the
+    tokenizer.json of one that the table alone does not tell, with which the tokenizers package encodes; else empty.
     """
 
     name: str
@@ -63,6 +65,7 @@ class Tokenizer:
     eot: int
     spec: str
     encode_text: Callable[[str], np.ndarray] = field(repr=False, compare=False)
+    json: str = field(default="", repr=False)
 
     @property
     def vocab_size(self) -> int:
@@ -114,8 +117,7 @@ class Tokenizer:
 
 def bytes_tokenizer() -> Tokenizer:
     """Return the tokenizer in which every byte is its own id, 0 to 255; the end-of-text token is 256: V=257."""
-    pieces = (*(bytes([value]) for value in range(256)), END_OF_TEXT)
-    return Tokenizer("bytes", pieces, BYTES_EOT, "bytes", lambda text: np.frombuffer(text.encode(), np.uint8))
+    return Tokenizer("bytes", BYTES_PIECES, BYTES_EOT, "bytes", lambda text: np.frombuffer(text.encode(), np.uint8))
 
 
 # ----- GPT-2's table ------------------------------------------------------------------------------------------------
@@ -170,7 +172,7 @@ def _gpt2_in_current_folder() -> tuple[bytes, ...] | None:
         pieces = read_tokenizer_bin(DEFAULT_BIN).pieces
     except InputError:
         return None
-    return pieces if hashlib.sha256(_payload(pieces)).hexdigest() == GPT2_PIECES_SHA256 else None
+    return pieces if _digest(pieces) == GPT2_PIECES_SHA256 else None
 
 
 def _downloaded_merges(path: Path | None) -> bytes:
@@ -351,9 +353,7 @@ def bin_tokenizer(path: str | Path) -> Tokenizer:
     Ids are the ranks of the merges, and text is cut into words by GPT-2's pattern. `encode` raises InputError if the
     table lacks a single byte or has one piece twice.
     """
-    table = read_tokenizer_bin(path)
-    names = {GPT2_VOCAB: "gpt2", LLAMA3_VOCAB: "llama3"}
-    return table_tokenizer(names.get(len(table.pieces), Path(path).name), table, str(path))
+    return table_tokenizer(Path(path).name, read_tokenizer_bin(path), str(path))
 
 
 def file_tokenizer(path: str | Path) -> Tokenizer:
@@ -367,8 +367,22 @@ def file_tokenizer(path: str | Path) -> Tokenizer:
 
 
 def table_tokenizer(name: str, table: Table, spec: str) -> Tokenizer:
-    """Return the tokenizer of a table, whichever file it comes from; otherwise as `bin_tokenizer`."""
-    return _bpe_tokenizer(name, table.pieces, table.eot, spec)
+    """Return the tokenizer of a table, whichever file it comes from; otherwise as `bin_tokenizer`.
+
+    What the table holds, and nothing else, makes it `bytes`, `gpt2` or `llama3`; name is that of any other.
+    """
+    pieces, eot = table.pieces, table.eot
+    if (pieces, eot) == (BYTES_PIECES, BYTES_EOT):
+        return replace(bytes_tokenizer(), spec=spec)
+    if len(pieces) == GPT2_VOCAB and eot == GPT2_EOT and _digest(pieces) == GPT2_PIECES_SHA256:
+        name = "gpt2"
+    elif len(pieces) == LLAMA3_VOCAB and pieces[eot] == LLAMA3_BEGIN:
+        name = "llama3"
+    return _bpe_tokenizer(name, pieces, eot, spec)
+
+
+def _digest(pieces: tuple[bytes, ...]) -> str:
+    return hashlib.sha256(_payload(pieces)).hexdigest()
 
 
 # ----- choosing one -------------------------------------------------------------------------------------------------

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from llmc_jax.checkpoint.hf_tokenizer import read_table
 from llmc_jax.checkpoint.llmc import dirty_rows, oddities
 from llmc_jax.checkpoint.reading import not_finite
 from llmc_jax.checkpoint.source import Source, slices_of
 from llmc_jax.checkpoint.sources import open_source
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.config.train import ATTENTIONS, attention_computed
+from llmc_jax.data.hf_tokenizer import read_table
 from llmc_jax.data.tokenizers import Choice, Tokenizer, load_tokenizer, table_tokenizer, usual_eot
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.machine.device import available_memory_bytes, first_device, gib

@@ -16,7 +16,6 @@ from typing import Any
 from llmc_jax.checkpoint import store
 from llmc_jax.checkpoint.contents import Identity, Metadata
 from llmc_jax.checkpoint.manifest import MANIFEST
-from llmc_jax.checkpoint.reading import read_json_object
 from llmc_jax.checkpoint.source import Source
 from llmc_jax.checkpoint.sources import open_source
 from llmc_jax.checkpoint.store import Checkpoint, open_checkpoint
@@ -25,6 +24,7 @@ from llmc_jax.cluster.worker import ALONE, Group
 from llmc_jax.config.options import show_value
 from llmc_jax.config.train import ATTENTIONS, AUTO_BATCH, BY_NAME, OPTIONS, PROCESSES, TRACKERS, TrainConfig, differing
 from llmc_jax.errors import FormatError, InputError
+from llmc_jax.files import read_json_object
 from llmc_jax.kernels import record
 from llmc_jax.logs.files import KERNELS, LARGEST, MAIN_LOG, METRICS, config_file
 from llmc_jax.logs.state import read_state

@@ -14,12 +14,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from llmc_jax.checkpoint import conversion, hf_tokenizer
+from llmc_jax.checkpoint import conversion
 from llmc_jax.checkpoint.hugging_face import name_in_block, write_folder
 from llmc_jax.checkpoint.safetensors import read_archive
 from llmc_jax.checkpoint.source import Slice, Source, SpecialTokens, slices
 from llmc_jax.checkpoint.sources import open_source
 from llmc_jax.config.model import ModelConfig
+from llmc_jax.data import hf_tokenizer
 from llmc_jax.data.tokenizers import Table, bytes_tokenizer, gpt2_tokenizer
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.models.gpt2 import model as gpt2

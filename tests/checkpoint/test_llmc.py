@@ -21,10 +21,10 @@ from llmc_jax.checkpoint.llmc import (
     warnings_of,
     write_model,
 )
-from llmc_jax.checkpoint.reading import Stamp
 from llmc_jax.checkpoint.sources import flat_parameters, open_source
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.errors import FormatError, InputError
+from llmc_jax.files import Stamp
 from llmc_jax.models.gpt2.tensors import num_parameters, tensor_specs
 
 TINY = ModelConfig(

@@ -37,12 +37,12 @@ from llmc_jax.checkpoint.llmc_state import (
     to_state,
     write_llmc_state,
 )
-from llmc_jax.checkpoint.reading import Stamp, opened
 from llmc_jax.checkpoint.source import Source, slices_of
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.data.loader import TokenLoader
 from llmc_jax.data.tokenfile import write_token_file
 from llmc_jax.errors import FormatError, InputError
+from llmc_jax.files import Stamp, opened
 from llmc_jax.models.gpt2.tensors import num_parameters, tensor_specs
 from llmc_jax.rng import Mt19937, random_u32
 

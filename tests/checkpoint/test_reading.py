@@ -10,8 +10,9 @@ import pytest
 
 from llmc_jax import magics
 from llmc_jax.checkpoint.binary import read_header_ints
-from llmc_jax.checkpoint.reading import fp16_to_fp32, opened, read_float32, stamp_of
+from llmc_jax.checkpoint.reading import fp16_to_fp32, read_float32
 from llmc_jax.errors import FormatError
+from llmc_jax.files import opened, stamp_of
 
 
 def oracle_fp16(bits: int) -> int:

@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from llmc_jax.checkpoint.hugging_face import write_json
-from llmc_jax.checkpoint.reading import read_json_object
 from llmc_jax.data.tokenizers import END_OF_TEXT, MAX_VOCAB, Table, byte_characters
 from llmc_jax.errors import FormatError, InputError
+from llmc_jax.files import read_json_object, write_json
 
 LARGEST_FILE = 1 << 28  # bytes; GPT-2's vocab.json has 1 MB
 
