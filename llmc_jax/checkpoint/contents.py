@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from llmc_jax.config.model import ModelConfig
+from llmc_jax.data.tables import Named
 from llmc_jax.errors import FormatError
 
 FORMAT = 2  # of the metadata and of the manifest beside it, as they are written
@@ -83,6 +84,7 @@ class Metadata:
     kernels: Mapping[str, Any] | None = None  # what ran each operation, as JSON; older checkpoints do not say
     range_test: Mapping[str, Any] | None = None  # rates and losses of a test that --find-lr makes
     origin: Mapping[str, Any] = OURS  # of the weights, or of another program's run: what it takes to hand that back
+    tokenizer: Named | None = None  # whose ids the model knows; None: not known, and older checkpoints do not say
 
     def to_json(self) -> dict[str, Any]:
         """Return what is stored, as JSON can hold it."""
@@ -103,7 +105,9 @@ class Metadata:
         }
         if self.range_test is not None:
             stored["range_test"] = dict(self.range_test)
-        return {name: stored[name] for name in CONVERTED} if self.total_steps is None else stored
+        if self.total_steps is None:
+            stored = {name: stored[name] for name in CONVERTED}
+        return stored if self.tokenizer is None else stored | {"tokenizer": self.tokenizer._asdict()}
 
     @staticmethod
     def from_json(stored: Mapping[str, Any], folder: Path) -> "Metadata":
@@ -124,7 +128,7 @@ class Metadata:
             rest |= {name: found} if found else {}
         master, rounding, data = stored.get("master_weights", True), stored.get("rounding"), stored.get("data")
         identity = Identity(_model(stored, folder), dtype, master, rounding, data)
-        return Metadata(step, identity, counters=counters, **rest)
+        return Metadata(step, identity, counters=counters, tokenizer=_tokenizer(stored, folder), **rest)
 
 
 def _model(stored: Mapping[str, Any], folder: Path) -> ModelConfig:
@@ -133,6 +137,16 @@ def _model(stored: Mapping[str, Any], folder: Path) -> ModelConfig:
     if not isinstance(shape, Mapping) or set(shape) != names or not all(type(each) is int for each in shape.values()):
         raise FormatError(f"{folder}: run.json holds no model's shape; this is not a training state of llmc-jax")
     return ModelConfig(**shape)
+
+
+def _tokenizer(stored: Mapping[str, Any], folder: Path) -> Named | None:
+    found = stored.get("tokenizer")
+    if found is None:
+        return None
+    kinds = {"name": str, "ids": int, "sha256": str}
+    if not isinstance(found, Mapping) or {name: type(value) for name, value in found.items()} != kinds:
+        raise FormatError(f"{folder}: run.json has tokenizer {found!r:.80}, which names no table")
+    return Named(**found)
 
 
 def _check_range_test(found: Any, folder: Path) -> None:

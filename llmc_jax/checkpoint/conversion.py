@@ -9,7 +9,7 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -25,9 +25,12 @@ from llmc_jax.checkpoint.llmc_state import OurState
 from llmc_jax.checkpoint.reading import chunks, not_finite
 from llmc_jax.checkpoint.source import Slice, Source, SpecialTokens, slices, slices_of
 from llmc_jax.checkpoint.sources import open_source
+from llmc_jax.checkpoint.tokenizer import folder_of, name_of
 from llmc_jax.config.model import ModelConfig
+from llmc_jax.data import tables
+from llmc_jax.data.hf_tokenizer import FILES as TOKENIZER_FILES
 from llmc_jax.data.hf_tokenizer import write_files
-from llmc_jax.data.tokenizers import Table
+from llmc_jax.data.tokenizers import Choice, Tokenizer, known_eot
 from llmc_jax.errors import InputError
 from llmc_jax.files import reason, refuse_existing, sync
 from llmc_jax.models.gpt2.tensors import flat_size, num_parameters, tensor_specs
@@ -37,9 +40,7 @@ NO_SPECIAL = (
     "bos_token_id and eos_token_id are null, because this vocabulary does not say which ids begin and end a text; give "
     "--tokenizer FILE, or set them in config.json and generation_config.json"
 )
-OUR_FILES = frozenset(
-    {"config.json", "generation_config.json", "model.safetensors", "vocab.json", "merges.txt", "tokenizer_config.json"}
-)
+OUR_FILES = frozenset({"config.json", "generation_config.json", "model.safetensors", *TOKENIZER_FILES})
 
 
 class Outcome(NamedTuple):
@@ -200,14 +201,21 @@ def _header_of(source: Source) -> np.ndarray | None:
 # ----- Hugging Face's folders ---------------------------------------------------------------------------------------
 
 
-def to_hugging_face(source: Source, out: Path, dtype: str, table: Table | None, force: bool) -> Outcome:
-    """Write a folder as transformers does it. table: of the tokenizer, written too where there is one."""
+def to_hugging_face(
+    source: Source, out: Path, dtype: str, tokenizer: Tokenizer | None, force: bool, copied: Iterable[Path] = ()
+) -> Outcome:
+    """Write a folder as transformers does it, with the tokenizer where there is one.
+
+    copied: the tokenizer's files, as they lie in another folder of Hugging Face's; else they are written anew.
+    """
     passage = Passage(source, dtype)
-    special = special_tokens(source, table)
+    special = special_tokens(source, tokenizer)
     with new_folder(out, force) as temporary:
         hugging_face.write_folder(temporary, source.config, dtype, passage.take, special)
-        if table is not None:
-            write_files(temporary, table, source.config.max_seq_len)
+        for path in copied:
+            shutil.copyfile(path, temporary / path.name)
+        if tokenizer is not None and not copied:
+            write_files(temporary, tokenizer, source.config.max_seq_len)
         check_written(passage, open_source(temporary), out, padding=False)
         total = sum(path.stat().st_size for path in temporary.iterdir())
         names = ", ".join(sorted(path.name for path in temporary.iterdir()))
@@ -218,17 +226,17 @@ def to_hugging_face(source: Source, out: Path, dtype: str, table: Table | None, 
     return Outcome(wrote, checked, warnings, passage.digest)
 
 
-def special_tokens(source: Source, table: Table | None) -> SpecialTokens:
+def special_tokens(source: Source, tokenizer: Tokenizer | None) -> SpecialTokens:
     """Return the ids that begin and end a text: the source's, else the tokenizer's, else by the vocabulary's size."""
     if source.special is not None and source.special != SpecialTokens(None, None):
         return source.special
-    if table is not None:
-        return SpecialTokens(table.eot, table.eot)
+    if tokenizer is not None:
+        return SpecialTokens(tokenizer.eot, tokenizer.eot)
     return source.special or _by_size(source.config)
 
 
 def _by_size(config: ModelConfig) -> SpecialTokens:
-    eot = hugging_face.end_of_text(config.vocab_size)
+    eot = known_eot(config.vocab_size)
     return SpecialTokens(eot, eot)
 
 
@@ -321,11 +329,18 @@ def _origin(source: Source) -> dict[str, Any]:
     return {"kind": kind, "file": source.path.name, **special}
 
 
-def to_state(source: Source, run: Path, dtype: str, force: bool) -> Outcome:
-    """Write a training state of ours into a run folder. Make the folder where there is none."""
+def to_state(source: Source, run: Path, dtype: str, tokenizer: Choice, force: bool) -> Outcome:
+    """Write a training state of ours, and the tokenizer that it names, into a run folder.
+
+    Make the folder where there is none.
+    """
     found = state_of(source, dtype)
+    metadata = replace(found.metadata, tokenizer=name_of(tokenizer, source.config, folder_of(source)))
     step = found.metadata.step
     refuse_existing(store.state_folder(run, step), force)
+    there = tables.in_run(run)
+    if there is not None and tokenizer.tokenizer is not None and not tables.holds(there, tokenizer.tokenizer):
+        refuse_existing(there, force)
     is_new = not os.path.lexists(run)
     if not is_new and not run.is_dir():
         raise InputError(f"{run}: is not a folder; give the folder of a run, new or not")
@@ -333,17 +348,18 @@ def to_state(source: Source, run: Path, dtype: str, force: bool) -> Outcome:
         run.mkdir(exist_ok=True)
         with tempfile.TemporaryFile(dir=run) as scratch:
             arrays = spooled(found, scratch)
-            writing = store.begin(run, step, arrays, found.metadata.to_json())
+            writing = store.begin(run, step, arrays, metadata.to_json())
             del arrays
         try:
+            tables.keep(run, tokenizer.tokenizer)
             entry = store.seal(writing)
         finally:
             store.abandon(writing)
     except OSError as error:
         raise InputError(f"{run}: cannot be written: {reason(error)}") from error
     finally:
-        if is_new and run.is_dir() and not any(run.iterdir()):
-            run.rmdir()
+        if is_new and run.is_dir() and not store.steps(run):
+            shutil.rmtree(run)
     final = passed(open_source(entry.folder))
     wrote = f"{entry.folder}: training state of llmc-jax, step {step} ({dtype}), {entry.bytes:,} bytes"
     checked = f"{entry.folder}: every tensor read back and equal to what was written"

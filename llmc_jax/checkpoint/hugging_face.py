@@ -280,13 +280,6 @@ def config_json(config: ModelConfig, dtype: str, special: SpecialTokens) -> dict
     }
 
 
-def end_of_text(vocab_size: int) -> int | None:
-    """Return the end-of-text id by the vocabulary's size: GPT-2's, also in a padded vocabulary, or that of bytes."""
-    if GPT2_VOCAB <= vocab_size <= pad_vocab(GPT2_VOCAB):
-        return GPT2_VOCAB - 1
-    return 256 if vocab_size == 257 else None
-
-
 def write_folder(
     folder: Path, config: ModelConfig, dtype: str, read: Callable[[Slice], np.ndarray], special: SpecialTokens
 ) -> None:

@@ -15,16 +15,15 @@ import numpy as np
 
 from llmc_jax.checkpoint import conversion
 from llmc_jax.checkpoint.conversion import Outcome, Passage
-from llmc_jax.checkpoint.hugging_face import end_of_text
 from llmc_jax.checkpoint.llmc import STORAGE, V2_ORDERS, WRITABLE
 from llmc_jax.checkpoint.reading import chunks
 from llmc_jax.checkpoint.source import Source, slices_of
 from llmc_jax.checkpoint.sources import open_source
+from llmc_jax.checkpoint.tokenizer import choose_tokenizer, folder_of, own_tokenizer
 from llmc_jax.cli.kit import print_json
 from llmc_jax.cli.parsers import Parser, add_json, run_command
-from llmc_jax.config.model import GPT2_VOCAB
-from llmc_jax.data.hf_tokenizer import merges_of, read_table
-from llmc_jax.data.tokenizers import LLAMA3_VOCAB, Table, load_tokenizer, read_tokenizer_bin, write_tokenizer_bin
+from llmc_jax.data.hf_tokenizer import FILES, has_tokenizer, merges_of
+from llmc_jax.data.tokenizers import Choice, Table, load_tokenizer, write_tokenizer_bin
 from llmc_jax.errors import InputError
 from llmc_jax.files import refuse_existing
 from llmc_jax.machine.jax_setup import typed
@@ -262,30 +261,59 @@ def _output_dtype(source: Source, target: str, args: argparse.Namespace) -> str:
     return wanted or ("bf16" if source.dtype == "bf16" else "fp32")
 
 
-def _table_for_hugging_face(source: Source, tokenizer: str | None) -> tuple[Table | None, str]:
-    """Return the tokenizer to write into a folder, and a note on where it comes from or why there is none."""
-    V = source.config.vocab_size
-    if source.kind == "hugging-face" and tokenizer is None:
-        folder = source.path if source.path.is_dir() else source.path.parent
-        if not (folder / "vocab.json").is_file() and not (folder / "tokenizer.json").is_file():
-            return None, f"{folder} has none"
-        table, words = read_table(folder), str(folder)
-    elif tokenizer is not None:
-        table, words = read_tokenizer_bin(tokenizer), tokenizer
+HOLDS_ONE = ("hf", "state")  # formats that hold a tokenizer; the others are llm.c's
+
+
+def _tokenizer_out(source: Source, target: str, args: argparse.Namespace) -> Choice:
+    """Return the tokenizer that is to be written, read and checked before anything is, and say where it comes from.
+
+    That is the checkpoint's own, or what --tokenizer names. Into a folder of Hugging Face's also the one that the
+    vocabulary suggests, but never in the place of an own one that cannot be read or written.
+    """
+    if target == "hf" and source.kind == "hugging-face" and args.tokenizer is None:
+        folder = folder_of(source)
+        there = has_tokenizer(folder)
+        print(f"read    tokenizer: the files of {folder}" if there else f"note    there is no tokenizer in {folder}")
+        return own_tokenizer(source) or Choice(None, "")
+    if args.tokenizer is not None and target in HOLDS_ONE:
+        choice = load_tokenizer(args.tokenizer, source.config.vocab_size)._replace(own=True)
     else:
-        choice = load_tokenizer("auto", GPT2_VOCAB if end_of_text(V) == GPT2_VOCAB - 1 else V)
-        if choice.tokenizer is None:
-            return None, choice.note
-        if choice.tokenizer.vocab_size == LLAMA3_VOCAB:  # its merges do not make all of its pieces
-            return None, "copy tokenizer.json of Llama 3 into the folder"
-        table, words = Table(choice.tokenizer.pieces, choice.tokenizer.eot), choice.note
-    if len(table.pieces) > V:
-        raise InputError(f"{words}: has {len(table.pieces):,} ids, but the model's vocabulary is V={V}")
+        choice = choose_tokenizer(source, "auto")
+    if target in HOLDS_ONE:
+        choice = _writable(choice, target, asked=args.tokenizer is not None)
+        none = choice.note if choice.own or target == "hf" else "the checkpoint brings none along"
+        print(f"read    tokenizer: {choice.note}" if choice.tokenizer else f"note    no tokenizer is written: {none}")
+        return choice
+    if args.tokenizer is None:
+        if choice.own:
+            print("note    llm.c's files hold no tokenizer; --tokenizer FILE writes it as llm.c's gpt2_tokenizer.bin")
+        return choice._replace(tokenizer=None)
+    refuse_existing(args.tokenizer, args.force)
+    if choice.tokenizer is None or choice.tokenizer.json:
+        why = choice.note if choice.tokenizer is None else f"{choice.note}: is more than llm.c's table can hold"
+        raise InputError(f"--tokenizer {args.tokenizer}: cannot be written: {why}")
+    return choice
+
+
+def _writable(choice: Choice, target: str, asked: bool) -> Choice:
+    """Return a tokenizer if it can be written into an output that holds one; else no tokenizer, with the reason.
+
+    Raises InputError for one that was asked for.
+    """
+    if choice.tokenizer is None or choice.tokenizer.json:
+        return choice
+    if target == "state":
+        return choice if choice.own else Choice(None, choice.note)
+    if choice.tokenizer.name == "llama3":  # its merges do not make all of its pieces
+        return choice._replace(tokenizer=None, note="copy tokenizer.json of Llama 3 into the folder")
     try:
-        merges_of(table)
+        merges_of(Table(choice.tokenizer.pieces, choice.tokenizer.eot))
     except InputError as error:
-        raise InputError(f"{words}: the tokenizer cannot be written as merges: {error}") from None
-    return table, words
+        why = f"{choice.note}: the tokenizer cannot be written as merges: {error}"
+        if asked:
+            raise InputError(why) from None
+        return choice._replace(tokenizer=None, note=why)
+    return choice
 
 
 def convert(args: argparse.Namespace) -> None:
@@ -295,40 +323,28 @@ def convert(args: argparse.Namespace) -> None:
     if target == "state" and source.kind == "state":
         raise InputError(f"{source.path}: is a training state of llmc-jax already; copy the folder and its DONE_ file")
     dtype = _output_dtype(source, target, args)
-    if args.tokenizer is not None and target != "hf" and source.kind != "hugging-face":
-        raise InputError("--tokenizer: only Hugging Face's folders hold a tokenizer; neither IN nor OUT is one")
     print(f"read    {_headline(source)}")
     _print_warnings(source.warnings, sys.stderr)
-    table = _tokenizer_out(source, target, args)
-    outcome = _write(source, target, dtype, table, args)
+    tokenizer = _tokenizer_out(source, target, args)
+    outcome = _write(source, target, dtype, tokenizer, args)
     print(f"wrote   {outcome.wrote}")
-    if table is not None and target != "hf":
-        write_tokenizer_bin(args.tokenizer, table.pieces, table.eot)
-        print(f"wrote   {args.tokenizer}: llm.c's tokenizer, {len(table.pieces):,} ids")
+    if tokenizer.tokenizer is not None and target not in HOLDS_ONE:
+        write_tokenizer_bin(args.tokenizer, tokenizer.tokenizer.pieces, tokenizer.tokenizer.eot)
+        print(f"wrote   {args.tokenizer}: llm.c's tokenizer, {tokenizer.tokenizer.vocab_size:,} ids")
     print(f"checked {outcome.checked}")
     print(f"digest  {outcome.digest} of the weights (`inspect` prints it too)")
     _print_warnings(outcome.warnings, sys.stderr)
 
 
-def _tokenizer_out(source: Source, target: str, args: argparse.Namespace) -> Table | None:
-    """Return the tokenizer that is to be written, read and checked before anything is."""
-    if target == "hf":
-        table, words = _table_for_hugging_face(source, args.tokenizer)
-        print(f"read    tokenizer: {words}" if table else f"note    no tokenizer files are written: {words}")
-        return table
-    if args.tokenizer is None:
-        return None
-    refuse_existing(args.tokenizer, args.force)
-    return read_table(source.path if source.path.is_dir() else source.path.parent)
-
-
-def _write(source: Source, target: str, dtype: str, table: Table | None, args: argparse.Namespace) -> Outcome:
+def _write(source: Source, target: str, dtype: str, tokenizer: Choice, args: argparse.Namespace) -> Outcome:
     if target == "llmc":
         return conversion.to_model(source, args.out, 3 if dtype == "fp32" else 5, args.force)
     if target == "hf":
-        return conversion.to_hugging_face(source, args.out, dtype, table, args.force)
+        kept = source.kind == "hugging-face" and args.tokenizer is None
+        copied = [path for name in FILES if kept and (path := folder_of(source) / name).is_file()]
+        return conversion.to_hugging_face(source, args.out, dtype, tokenizer.tokenizer, args.force, copied)
     if target == "state":
-        return conversion.to_state(source, args.out, dtype, args.force)
+        return conversion.to_state(source, args.out, dtype, tokenizer, args.force)
     zero = None if args.zero is None else bool(args.zero)
     return conversion.to_llmc_state(source, args.out, dtype, args.processes, zero, args.force)
 
@@ -384,8 +400,8 @@ def make_parser() -> Parser:
         "--tokenizer",
         type=str,
         metavar="FILE",
-        help="llm.c's tokenizer file: read for --to hf (else GPT-2's table, where it is found, for V=50257), written "
-        "when IN is Hugging Face's",
+        help="for --to hf and --to state: take this tokenizer, not that of IN; else: write the tokenizer of IN there, "
+        "as llm.c's gpt2_tokenizer.bin",
     )
     turn.add_argument(
         "--processes", type=int, metavar="N", help="--to llmc-state: number of processes (default: as in IN, or 1)"

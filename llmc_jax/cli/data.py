@@ -24,8 +24,8 @@ from llmc_jax.data.show import SHOWN_TOKENS, describe, inspect_token_file
 from llmc_jax.data.tokenfile import expand_pattern
 from llmc_jax.data.tokenizers import (
     DEFAULT_BIN,
+    printable,
     read_tokenizer_bin,
-    sample_text,
     write_tokenizer_bin,
 )
 from llmc_jax.errors import InputError
@@ -221,7 +221,7 @@ def _tinyshakespeare(options: argparse.Namespace) -> None:
     if str(corpus.train) == TrainConfig().train_data:
         print(f"Next: {train_command()} --preset tinyshakespeare")
     else:
-        print_next(corpus.train, corpus.val, options.tokenizer, tokenizer)
+        print_next(corpus.train, corpus.val, tokenizer)
 
 
 def _stdlib(options: argparse.Namespace) -> None:
@@ -278,7 +278,7 @@ def _tokenizer_encode(options: argparse.Namespace) -> None:
 
 def _tokenizer_decode(options: argparse.Namespace) -> None:
     """Print the text that ids stand for."""
-    print(sample_text(load(options.tokenizer), options.ids))
+    print(printable(load(options.tokenizer).decode(options.ids).decode(errors="replace")))
 
 
 def program(arguments: Sequence[str] | None = None) -> int:

@@ -78,9 +78,10 @@ def make_token_files(
     seconds = time.monotonic() - start
     for shard in made.shards:
         print(f"Saved {shard.tokens} tokens to {shard.path}")
+    print(f"Saved their tokenizer, V={tokenizer.vocab_size}, to {made.table}")
     _print_summary(made, total, seconds)
     train, val = (folder / f"{name}_{split}{'_*' * settings.numbered}.bin" for split in ("train", "val"))
-    print_next(train, val if made.tokens("val") else None, options.tokenizer, tokenizer)
+    print_next(train, val if made.tokens("val") else None, tokenizer)
 
 
 def _print_summary(made: Prepared, total: int, seconds: float) -> None:
@@ -98,12 +99,11 @@ def _print_summary(made: Prepared, total: int, seconds: float) -> None:
         )
 
 
-def print_next(train: Path, val: Path | None, spec: str, tokenizer: Tokenizer) -> None:
+def print_next(train: Path, val: Path | None, tokenizer: Tokenizer) -> None:
     """Print the command that trains on the files: a size for a first look, on a CPU too."""
     model = f"L4-NH4-C128-V{tokenizer.vocab_size}-T128 -t 128"
     validation = f"-j {shlex.quote(str(val))}" if val else "-v 0"
-    own_table = f" --tokenizer {shlex.quote(spec)}" if spec not in ("bytes", "gpt2", "llama3") else ""
-    print(f"Next: {train_command()} -i {shlex.quote(str(train))} {validation} -e {model}{own_table}")
+    print(f"Next: {train_command()} -i {shlex.quote(str(train))} {validation} -e {model}")
 
 
 # ----- progress -----------------------------------------------------------------------------------------------------

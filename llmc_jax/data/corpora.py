@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from llmc_jax.data import tables
 from llmc_jax.data.documents import cut_documents
 from llmc_jax.data.tokenfile import open_token_file, write_token_file
 from llmc_jax.data.tokenizers import DEFAULT_BIN, Tokenizer, bytes_tokenizer, write_tokenizer_bin
@@ -179,6 +180,8 @@ def _save(
         unigram_nats=unigram,
         bigram_nats=bigram,
     )
+    with refusing(f"{stem.parent}: cannot be written", "free space, or choose another folder"):
+        tables.write(Path(f"{stem}{tables.BESIDE}"), tokenizer)
     write_token_file(corpus.val, val, tokenizer.kind)
     write_token_file(corpus.train, train, tokenizer.kind)
     return corpus

@@ -10,10 +10,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from llmc_jax.data.tokenizers import END_OF_TEXT, MAX_VOCAB, Table, byte_characters
+from llmc_jax.data.tokenizers import END_OF_TEXT, MAX_VOCAB, Table, Tokenizer, byte_characters, table_tokenizer
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.files import read_json_object, write_json
 
+FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.json",
+    "merges.txt",
+    "added_tokens.json",
+    "special_tokens_map.json",
+)
 LARGEST_FILE = 1 << 28  # bytes; GPT-2's vocab.json has 1 MB
 
 
@@ -46,7 +54,7 @@ def merges_of(table: Table) -> list[tuple[bytes, bytes]]:
     return [split_of(piece, ranks) for piece in ranks if len(piece) > 1]
 
 
-def write_files(folder: Path, table: Table, max_seq_len: int) -> None:
+def write_files(folder: Path, table: Tokenizer, max_seq_len: int) -> None:
     """Write vocab.json, merges.txt and tokenizer_config.json.
 
     Raises InputError if the table is no byte-pair encoding, OSError if the disk does not take them.
@@ -56,7 +64,7 @@ def write_files(folder: Path, table: Table, max_seq_len: int) -> None:
     def written(piece: bytes) -> str:
         return "".join(characters[value] for value in piece)
 
-    merges = merges_of(table)
+    merges = merges_of(Table(table.pieces, table.eot))
     vocab = {written(piece): token for token, piece in enumerate(table.pieces)}
     vocab.pop(written(table.pieces[table.eot]), None)
     special = END_OF_TEXT.decode()
@@ -118,3 +126,11 @@ def _table_of(path: Path, vocab: Mapping[str, Any]) -> Table:
         except UnicodeEncodeError:
             raise FormatError(f"{path}: token {token}, {text!r}, is not text") from None
     return Table(tuple(pieces), vocab[special])
+
+
+def has_tokenizer(folder: Path) -> bool:
+    return (folder / "vocab.json").is_file() or (folder / "tokenizer.json").is_file()
+
+
+def hf_tokenizer(path: Path) -> Tokenizer:
+    return table_tokenizer(path.name, read_table(path), str(path))

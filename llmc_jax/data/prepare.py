@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from llmc_jax.data import tables
 from llmc_jax.data.documents import PIECE_CHARS, Piece, Reading, find_inputs, read_pieces, size_of
 from llmc_jax.data.tokenfile import HEADER_BYTES, KINDS, MAX_TOKENS, make_header
 from llmc_jax.data.tokenizers import Tokenizer, load_tokenizer
@@ -76,9 +77,10 @@ class Shard(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """What `prepare` made. empty: documents without any text, which were left out."""
+    """What `prepare` made. table: of the tokenizer. empty: documents without any text, which were left out."""
 
     shards: list[Shard]
+    table: Path
     documents: int
     empty: int
 
@@ -97,6 +99,7 @@ def prepare(
 ) -> Prepared:
     """Make token files `{name}_val_000000.bin`, … and `{name}_train_000001.bin`, … in `folder` from the inputs.
 
+    The tokenizer lies beside them for training to find, as `{name}.tokenizer` (data/tables.py).
     inputs: files, folders (all files in them, in the order of their paths, hidden ones left out) and glob patterns.
     Every document is preceded by the end-of-text token, and may go on in the next shard. Ids are uint16 where the
     vocabulary fits, else uint32 in the llama-3 format. The files appear together once all are complete; if anything
@@ -108,14 +111,14 @@ def prepare(
     settings = settings or Settings()
     check_settings(settings, name)
     files = find_inputs(inputs)
-    outputs = re.compile(re.escape(name) + r"_(train|val)(_\d{6})?\.bin")
+    outputs = re.compile(re.escape(name) + r"(_(train|val)(_\d{6})?\.bin|\.tokenizer)")
     with contextlib.ExitStack() as closing:
         with refusing(f"{folder}: cannot be written", "choose another --out"):
             if not folder.exists():
                 closing.callback(_remove_empty, folder)
             folder.mkdir(parents=True, exist_ok=True)
             remove_leftovers(folder)
-            earlier = sorted(path for path in folder.glob("*.bin") if outputs.fullmatch(path.name))
+            earlier = sorted(path for path in folder.iterdir() if outputs.fullmatch(path.name))
             if earlier and not force:
                 raise InputError(
                     f"{earlier[0]} exists ({len(earlier)} file{'s' * (len(earlier) > 1)} of this name); choose another "
@@ -124,11 +127,13 @@ def prepare(
             staging = closing.enter_context(_staging(folder, name))
         result = _write_all(files, staging, name, tokenizer, settings, report or (lambda read, tokens: None))
         shards = [shard._replace(path=folder / shard.path.name) for shard in result.shards]
+        table = folder / result.table.name
+        os.replace(result.table, table)  # first, so that no token file is without it
         for staged, shard in zip(result.shards, shards, strict=True):
             os.replace(staged.path, shard.path)
-        for path in set(earlier) - {shard.path for shard in shards}:
+        for path in set(earlier) - {table, *(shard.path for shard in shards)}:
             path.unlink(missing_ok=True)
-        return result._replace(shards=shards)
+        return result._replace(shards=shards, table=table)
 
 
 def _remove_empty(folder: Path) -> None:
@@ -377,7 +382,9 @@ def _write_all(
                 val.write(val_tokens)
             train.finish()
             val.finish()
-    result = Prepared(val.shards + train.shards, documents, empty)  # counted while the stream is written
+            table = staging / (name + tables.BESIDE)
+            tables.write(table, tokenizer)
+    result = Prepared(val.shards + train.shards, table, documents, empty)  # counted while the stream is written
     _check_result(result, files, settings)
     return result
 

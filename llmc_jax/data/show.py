@@ -10,8 +10,9 @@ from typing import NamedTuple
 import numpy as np
 
 from llmc_jax.config.model import GPT2_VOCAB
+from llmc_jax.data import tables
 from llmc_jax.data.tokenfile import TokenFile, open_token_file
-from llmc_jax.data.tokenizers import BYTES_VOCAB, LLAMA3_VOCAB, load_tokenizer, sample_text, usual_eot
+from llmc_jax.data.tokenizers import BYTES_VOCAB, LLAMA3_VOCAB, Choice, load_tokenizer, sample_text, usual_eot
 from llmc_jax.errors import FormatError
 
 CHUNK_TOKENS = 1 << 22  # read at a time
@@ -55,7 +56,8 @@ def inspect_token_file(
 ) -> Inspection:
     """Read a token file of any format, whatever its size, in bounded memory.
 
-    tokenizer: as for `load_tokenizer`; `auto` takes the one that the ids fit, if its table is at hand. vocab_size: V,
+    tokenizer: as for `load_tokenizer`; `auto` takes the one that lies beside the file (data/tables.py), else the one
+    that the ids fit, if its table is at hand. vocab_size: V,
     against which the ids are checked; None: the smallest of bytes' (257), GPT-2's and Llama 3's that the ids fit.
     eot: the id before each document; None: the tokenizer's, or the vocabulary's. show: how many tokens are decoded.
 
@@ -63,10 +65,12 @@ def inspect_token_file(
     file or the tokenizer cannot be had.
     """
     named = None if tokenizer in ("auto", "none") else load_tokenizer(tokenizer, vocab_size)
+    if tokenizer == "auto" and (beside := tables.of_token_files([Path(path)])):
+        named = Choice(beside[0][1], tables.words(*beside[0]))
     candidates = [BYTES_VOCAB, GPT2_VOCAB, LLAMA3_VOCAB]
     if named is not None and named.tokenizer is not None:
         candidates = [named.tokenizer.vocab_size]
-        vocab_size = named.tokenizer.vocab_size
+        vocab_size = vocab_size or named.tokenizer.vocab_size
     with open_token_file(path) as file:
         ranges = [(int(chunk.min()), int(chunk.max())) for chunk in _chunks(file)]
         lowest, highest = min((low for low, _ in ranges), default=-1), max((high for _, high in ranges), default=-1)

@@ -20,12 +20,13 @@ from typing import NamedTuple
 import numpy as np
 
 from llmc_jax import magics
-from llmc_jax.config.model import GPT2_VOCAB
+from llmc_jax.config.model import GPT2_VOCAB, pad_vocab
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.files import refusing, write_atomic, write_bytes
 
 END_OF_TEXT = b"<|endoftext|>"
 BYTES_VOCAB, BYTES_EOT = 257, 256
+PUBLIC = ("bytes", "gpt2", "llama3")  # names of tokenizers whose tables everybody can have
 BYTES_PIECES = (*(bytes([value]) for value in range(256)), END_OF_TEXT)
 GPT2_EOT = GPT2_VOCAB - 1
 DEFAULT_BIN = "gpt2_tokenizer.bin"  # where llm.c's trainers look for it
@@ -99,6 +100,10 @@ class Tokenizer:
             # halves of surrogate pairs that meet are joined, and the others replaced, as by tiktoken
             ids = self.encode_text(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
         return ids.astype(self.dtype, copy=False)
+
+    def piece(self, token: int) -> bytes:
+        """Return the bytes of an id that a model has; none for its padding rows, which lie beyond the table."""
+        return self.pieces[token] if token < len(self.pieces) else b""
 
     def encode_document(self, text: str | bytes) -> np.ndarray:
         """Return the ids of a document, the end-of-text token first as llm.c's scripts put it: (1 + n,) of `dtype`."""
@@ -329,6 +334,11 @@ def write_tokenizer_bin(path: str | Path, pieces: tuple[bytes, ...], eot: int, v
     Raises InputError if the pieces do not fit the format, or the file cannot be written.
     Source: write_tokenizer of llm.c's train_gpt2.py.
     """
+    write_atomic(path, table_bytes(path, pieces, eot, version))
+
+
+def table_bytes(path: str | Path, pieces: tuple[bytes, ...], eot: int, version: int = 2) -> bytes:
+    """Return the bytes of llm.c's tokenizer file. Raises InputError, which names the path, as `write_tokenizer_bin`."""
     if version == 1 and (len(pieces), eot) != (GPT2_VOCAB, GPT2_EOT):
         raise InputError(
             f"{path}: a version 1 file holds {GPT2_VOCAB} ids with end-of-text {GPT2_EOT}; found {len(pieces)} and "
@@ -340,7 +350,7 @@ def write_tokenizer_bin(path: str | Path, pieces: tuple[bytes, ...], eot: int, v
         if not 1 <= len(piece) <= LONGEST_PIECE:
             raise InputError(f"{path}: id {token} has {len(piece)} bytes; the format takes 1 to {LONGEST_PIECE}")
     header = [magics.TOKENIZER, version, len(pieces), eot if version == 2 else 0, *[0] * 252]
-    write_atomic(path, struct.pack("<256I", *header) + _payload(pieces))
+    return struct.pack("<256I", *header) + _payload(pieces)
 
 
 def _payload(pieces: tuple[bytes, ...]) -> bytes:
@@ -361,8 +371,11 @@ def file_tokenizer(path: str | Path) -> Tokenizer:
 
     Raises InputError if there is no readable file, FormatError for one that is neither.
     """
+    from llmc_jax.data.hf_tokenizer import hf_tokenizer
     from llmc_jax.data.llama3 import is_model, model_tokenizer
 
+    if os.path.isdir(path):
+        return hf_tokenizer(Path(path))
     return model_tokenizer(path) if is_model(path) else bin_tokenizer(path)
 
 
@@ -389,10 +402,14 @@ def _digest(pieces: tuple[bytes, ...]) -> str:
 
 
 class Choice(NamedTuple):
-    """A tokenizer, or None; `note` says in one line where it comes from, or why there is none."""
+    """A tokenizer, or None; `note` says in one line where it comes from, or why there is none.
+
+    own: a checkpoint brings it along; one that cannot be read is None, and not to be replaced by another.
+    """
 
     tokenizer: Tokenizer | None
     note: str
+    own: bool = False
 
 
 def load_tokenizer(spec: str, vocab_size: int | None = None, folders: Iterable[Path] = ()) -> Choice:
@@ -400,11 +417,12 @@ def load_tokenizer(spec: str, vocab_size: int | None = None, folders: Iterable[P
 
     spec: `bytes`; `gpt2` (see `gpt2_tokenizer`; may use the network); `llama3` (see `llama3_tokenizer`; it too may);
     the path of a gpt2_tokenizer.bin or of Llama 3's tokenizer.model; `none`; or `auto`, which never uses the network:
-    bytes for V=257; for V=50257 ./gpt2_tokenizer.bin, else the one in the first of `folders` (those of the data) that
-    has one, else GPT-2's table from tiktoken's cache; for V=128256 Llama 3's, if its table is at hand; otherwise none.
-    vocab_size: the model's V; None if any will do (`auto` then means GPT-2).
+    bytes for V=257; for V=50257, and 50304, to which others pad it, the gpt2_tokenizer.bin of the first of `folders`
+    (those of the model or the data) that has one, else the one here, else GPT-2's table from tiktoken's cache; for
+    V=128256 Llama 3's, if its table is at hand; otherwise none.
+    vocab_size: the model's V, of which the tokenizer may have fewer ids; None if any will do (`auto` then means GPT-2).
 
-    Raises InputError if the tokenizer's vocabulary is not V, or the table cannot be had; FormatError for a bad file.
+    Raises InputError if the tokenizer has more ids than V, or the table cannot be had; FormatError for a bad file.
     """
     if spec == "none":
         return Choice(None, "no tokenizer was asked for")
@@ -425,19 +443,53 @@ def load_tokenizer(spec: str, vocab_size: int | None = None, folders: Iterable[P
             f"--tokenizer {spec}: expected auto, bytes, gpt2, llama3, none, or the path of a {DEFAULT_BIN} or of Llama "
             "3's tokenizer.model (no such file)"
         )
-    if choice.tokenizer is not None:
-        _check_vocab(choice.note, choice.tokenizer.vocab_size, vocab_size)
-    return choice
+    return choice if vocab_size is None else fitted(choice, vocab_size)
+
+
+def fitted(choice: Choice, vocab_size: int) -> Choice:
+    """Return a tokenizer for a model of so many ids; its note tells where the model has more, which are padding then.
+
+    Raises InputError where the tokenizer has more.
+    """
+    if choice.tokenizer is None:
+        return choice
+    ids = choice.tokenizer.vocab_size
+    _check_vocab(choice.note, ids, vocab_size)
+    return choice if ids == vocab_size else choice._replace(note=f"{choice.note} ({ids} of V={vocab_size} ids)")
+
+
+def known_eot(vocab_size: int) -> int | None:
+    """Return the id that stands before a document where the vocabulary's size tells it: of bytes, GPT-2's, also padded
+    to 50304, and Llama 3's. None for any other size.
+    """
+    if GPT2_VOCAB <= vocab_size <= pad_vocab(GPT2_VOCAB):  # between the two it has tokens of its own behind GPT-2's
+        return GPT2_EOT
+    return {BYTES_VOCAB: BYTES_EOT, LLAMA3_VOCAB: LLAMA3_EOT}.get(vocab_size)
 
 
 def usual_eot(vocab_size: int) -> int:
-    """Return the id that stands before a document by the vocabulary's size alone: Llama 3's, else the last one."""
-    return LLAMA3_EOT if vocab_size == LLAMA3_VOCAB else vocab_size - 1
+    """Return the id that stands before a document by the vocabulary's size alone; of an unknown size the last one."""
+    found = known_eot(vocab_size)
+    return vocab_size - 1 if found is None else found
+
+
+def drawable(tokenizer: Tokenizer | None, vocab_size: int) -> int:
+    """Return how many ids of a model, from 0 on, may be drawn: its tokenizer's. The rows behind are padding.
+
+    Without a tokenizer all of V, but for GPT-2's padded vocabulary, of which it is known without the table.
+    """
+    if tokenizer is None:
+        return GPT2_VOCAB if _is_gpt2s(vocab_size) else vocab_size
+    return min(tokenizer.vocab_size, vocab_size)
+
+
+def _is_gpt2s(vocab_size: int) -> bool:
+    return vocab_size in (GPT2_VOCAB, pad_vocab(GPT2_VOCAB))
 
 
 def _check_vocab(note: str, ids: int, vocab_size: int | None) -> None:
-    """Raise InputError where a tokenizer has another number of ids than the model; None: any will do."""
-    if vocab_size not in (None, ids):
+    """Raise InputError where a tokenizer has more ids than the model; None: any number will do."""
+    if vocab_size is not None and ids > vocab_size:
         raise InputError(
             f"tokenizer {note} has {ids} ids, but the model's vocabulary is V={vocab_size}; give the tokenizer that "
             "its data was made with by --tokenizer, or none"
@@ -452,9 +504,9 @@ def _choose_by_vocab(vocab_size: int, folders: Iterable[Path]) -> Choice:
             return _llama3(False, folders)
         except InputError as error:
             return Choice(None, str(error))
-    if vocab_size != GPT2_VOCAB:
+    if not _is_gpt2s(vocab_size):
         return Choice(None, f"no tokenizer is known for V={vocab_size}; give its file with --tokenizer PATH")
-    for path in (Path(DEFAULT_BIN), *(folder / DEFAULT_BIN for folder in folders)):
+    for path in (*(folder / DEFAULT_BIN for folder in folders), Path(DEFAULT_BIN)):
         if path.exists():
             return Choice(bin_tokenizer(path), str(path))
     try:
@@ -480,7 +532,7 @@ def sample_text(tokenizer: Tokenizer | None, ids: Iterable[int]) -> str:
     """
     if tokenizer is None:
         return "".join(f"{token} " for token in ids)
-    return printable(tokenizer.decode(ids).decode(errors="replace"))
+    return printable(b"".join(map(tokenizer.piece, ids)).decode(errors="replace"))
 
 
 def printable(text: str) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 
 from llmc_jax.checkpoint.source import Source
 from llmc_jax.checkpoint.sources import open_source
+from llmc_jax.checkpoint.tokenizer import choose_tokenizer
 from llmc_jax.data.items import Item, check_fit, cropped
 from llmc_jax.data.tasks import TASKS, read_items
 from llmc_jax.data.tokenizers import Tokenizer
@@ -22,7 +23,7 @@ from llmc_jax.evaluate.figures import Figure, exponential, mean
 from llmc_jax.evaluate.scorer import Scorer, score
 from llmc_jax.evaluate.texts import Piece, Positions, Span
 from llmc_jax.files import refusing
-from llmc_jax.generate.model import choose_tokenizer, end_of_text
+from llmc_jax.generate.model import end_of_text
 
 LARGEST_TEXT = 1 << 28  # bytes, which are made into tokens all at once
 
@@ -127,7 +128,7 @@ class Cut(NamedTuple):
 def text_of_data(reader: Reader, pattern: str, cut: Cut) -> Text:
     """Return the token files that a pattern names as one text. Raises InputError."""
     pieces = texts.pieces_of_files(pattern, "--data", reader.vocab_size)
-    return Text("data", pattern, pattern, pieces, cut.rows(pieces), bytes_of(reader.tokenizer))
+    return Text("data", pattern, pattern, pieces, cut.rows(pieces), bytes_of(reader))
 
 
 def text_of_file(reader: Reader, path: str, cut: Cut) -> Text:
@@ -137,7 +138,7 @@ def text_of_file(reader: Reader, path: str, cut: Cut) -> Text:
     ids = np.concatenate([[reader.end_of_text], _encoded(reader.tokenizer, path)])
     pieces = (texts.piece_of_ids(f"--text {path}", ids),)
     key = hashlib.sha256(ids.astype(np.int64).tobytes()).hexdigest()
-    return Text("text", path, key, pieces, cut.rows(pieces), bytes_of(reader.tokenizer))
+    return Text("text", path, key, pieces, cut.rows(pieces), bytes_of(reader))
 
 
 def _encoded(tokenizer: Tokenizer, path: str) -> np.ndarray:
@@ -156,11 +157,12 @@ def _encoded(tokenizer: Tokenizer, path: str) -> np.ndarray:
         raise InputError(f"--text {path}: {error}") from error
 
 
-def bytes_of(tokenizer: Tokenizer | None) -> np.ndarray | None:
-    """Return how many bytes each id stands for (V,); an end of text is none of the text."""
+def bytes_of(reader: Reader) -> np.ndarray | None:
+    """Return how many bytes each id stands for (V,); an end of text is none of the text, nor is a padding row."""
+    tokenizer = reader.tokenizer
     if tokenizer is None:
         return None
-    sizes = np.array([len(piece) for piece in tokenizer.pieces], np.int64)
+    sizes = np.array([len(tokenizer.piece(token)) for token in range(reader.vocab_size)], np.int64)
     sizes[tokenizer.eot] = 0
     return sizes
 

@@ -75,7 +75,7 @@ def ask_as_llmc(
     check_as_llmc(model, tokens, seed)
     T = model.config.max_seq_len
     weights = flat_weights(model.weights, model.config)
-    ids = llmc.generate(weights, model.config, tokens + 1, T, model.end_of_text, model.execution, seed)
+    ids = llmc.generate(weights, model.config, tokens + 1, T, model.end_of_text, model.execution, seed, model.drawable)
     answer = collect(_drawn(model, ids, tokens), 1, show, stop)
     sample = answer.samples[0]
     sample.logprobs = [seen.logprob for seen in look(model, sample.ids, 0)]

@@ -93,8 +93,8 @@ def check_request(model: Model, request: Request) -> None:
     for name, value, most in (("--tokens", request.tokens, MOST_TOKENS), ("--samples", request.samples, MOST_SAMPLES)):
         if not 1 <= value <= most:
             raise InputError(f"{name} {value}: it must be from 1 to {most}")
-    if not 0 <= request.candidates <= V:
-        raise InputError(f"{request.candidates} candidates: it must be from 0 to V={V}")
+    if not 0 <= request.candidates <= model.drawable:
+        raise InputError(f"{request.candidates} candidates: it must be from 0 to {model.drawable}, the ids there are")
     if (bad := next((token for token in request.prompt if not 0 <= token < V), None)) is not None:
         raise InputError(f"the prompt has the id {bad}; this model has ids 0 to {V - 1}")
     if "" in request.stops:
@@ -234,7 +234,7 @@ def _generate(model: Model, request: Request, samples: list[int]) -> Iterator[Dr
     sampling, config = request.sampling, model.config
     batch = _Batch(
         model, np.array(samples, np.int32), cache_size(config, request), numbers_of(sampling),
-        steps_of(sampling, request.candidates),
+        steps_of(sampling, request.candidates, model.drawable if model.drawable < config.vocab_size else None),
     )  # fmt: skip
     prompt = list(request.prompt) or [model.end_of_text]
     texts = [list(prompt) for _ in samples]

@@ -82,12 +82,14 @@ def generate(
     end_of_text: int,
     execution: Execution = PLAIN,
     state: int = SEED,
+    ids: int | None = None,
 ) -> Iterator[int]:
     """Yield num_tokens - 1 ids, each drawn after the ones before it, the first after end_of_text.
 
     weights (flat_size,) in the compute dtype; num_tokens at most maxT; sequence_length: the run's T; state: of the
-    random stream, one draw of which each id takes. The model runs on whole chunks, filled up with end_of_text, so that
-    few lengths are compiled: what stands after a position does not change its logits.
+    random stream, one draw of which each id takes; ids: only the first so many are drawn (None: all V). The model runs
+    on whole chunks, filled up with end_of_text, so that few lengths are compiled: what stands after a position does not
+    change its logits.
     Source: llm.c train_gpt2.cu, `main`, "generating".
     """
     assert num_tokens <= config.max_seq_len
@@ -98,7 +100,7 @@ def generate(
         arrays = weights, tokens[:, :length], np.int32(position - 1)
         logits = compiling.call(next_token_logits, arrays, (config, execution), execution.compiler_options)  # (V,)
         coin, state = random_f32(state)
-        tokens[0, position] = sample_softmax(np.asarray(logits), coin)
+        tokens[0, position] = sample_softmax(np.asarray(logits)[:ids], coin)
         yield int(tokens[0, position])
 
 
@@ -111,6 +113,7 @@ def generate_cached(
     options: compiling.Options = (),
     state: int = SEED,
     pick: Callable[[np.ndarray, float], int] = sample_softmax,
+    ids: int | None = None,
 ) -> Iterator[int]:
     """Yield what `generate` yields, with a cache of keys and values: one program, for one token.
 
@@ -124,5 +127,5 @@ def generate_cached(
         arrays = params, np.array([token], np.int32), np.int32(position), cache
         logits, cache = compiling.call(decoded_logits, arrays, (config, attention), options)
         coin, state = random_f32(state)
-        token = pick(np.asarray(logits), coin)
+        token = pick(np.asarray(logits)[:ids], coin)
         yield token

@@ -107,7 +107,7 @@ def perplexity(model: Model, ids: Sequence[int], num_bytes: int | None = None) -
 
 def text_bytes(tokenizer: Tokenizer, ids: Sequence[int]) -> int:
     """Return how many bytes the ids stand for; an end of text is none of the text."""
-    return sum(len(tokenizer.pieces[token]) for token in ids if token != tokenizer.eot)
+    return sum(len(tokenizer.piece(token)) for token in ids if token != tokenizer.eot)
 
 
 def windows(length: int, config: ModelConfig) -> Iterator[Window]:

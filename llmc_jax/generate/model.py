@@ -14,11 +14,11 @@ from llmc_jax.checkpoint.llmc import dirty_rows, oddities
 from llmc_jax.checkpoint.reading import not_finite
 from llmc_jax.checkpoint.source import Source, slices_of
 from llmc_jax.checkpoint.sources import open_source
+from llmc_jax.checkpoint.tokenizer import choose_tokenizer
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.config.train import ATTENTIONS, attention_computed
-from llmc_jax.data.hf_tokenizer import read_table
-from llmc_jax.data.tokenizers import Choice, Tokenizer, load_tokenizer, table_tokenizer, usual_eot
-from llmc_jax.errors import FormatError, InputError
+from llmc_jax.data.tokenizers import Tokenizer, drawable, usual_eot
+from llmc_jax.errors import InputError
 from llmc_jax.machine.device import available_memory_bytes, first_device, gib
 from llmc_jax.models.gpt2.model import PLAIN, Execution
 from llmc_jax.models.gpt2.tensors import BY_NAME, Params, flat_size, num_parameters, tensor_specs
@@ -54,6 +54,11 @@ class Model(NamedTuple):
     warnings: tuple[str, ...] = ()
 
     @property
+    def drawable(self) -> int:
+        """Return how many ids are ever drawn: those of the tokenizer. The rows of the embedding behind are padding."""
+        return drawable(self.tokenizer, self.config.vocab_size)
+
+    @property
     def dtype(self) -> str:
         """Return what the model computes in: fp32, bf16 or fp16."""
         return next(name for name, dtype in DTYPES.items() if self.weights.wte.dtype == dtype)
@@ -78,8 +83,8 @@ def open_model(
 ) -> Model:
     """Open a checkpoint of any format that `checkpoint.sources.open_source` knows, and put its weights on the device.
 
-    dtype: fp32, bf16 or fp16; auto: bf16 on a GPU, fp32 on a CPU. tokenizer: as for `load_tokenizer`; auto also looks
-    into a folder of Hugging Face's, and at what the run was started with. attention: softmax or relu; auto: as the
+    dtype: fp32, bf16 or fp16; auto: bf16 on a GPU, fp32 on a CPU. tokenizer: as for `load_tokenizer`; auto: the one
+    that the checkpoint brings along, else as its vocabulary suggests. attention: softmax or relu; auto: as the
     training state says it, otherwise softmax. step, v2_order: as for `open_source`.
     Raises InputError (FormatError for bad bytes) if it cannot be opened, the tokenizer does not fit, or the weights
     need more memory than the device has.
@@ -160,36 +165,6 @@ def attention_of(source: Source, asked: str) -> str:
     if asked not in ("auto", found):
         raise InputError(f"{source.path}: was trained with {found} attention, not with {asked}; do not ask for another")
     return found
-
-
-def choose_tokenizer(source: Source, spec: str) -> Choice:
-    """Return the tokenizer of a model; where none was asked for, one that is known to be its own.
-
-    Raises InputError where one was asked for that does not fit V.
-    """
-    V, folder = source.config.vocab_size, source.path if source.path.is_dir() else source.path.parent
-    if spec != "auto":
-        return load_tokenizer(spec, V)
-    if source.kind == "hugging-face" and (found := _hugging_face_tokenizer(folder, V)) is not None:
-        return found
-    trained = source.opened.metadata.options.get("tokenizer", "auto") if source.kind == "state" else "auto"
-    if trained not in ("auto", "none", "gpt2", "llama3"):  # auto finds these too, but never asks the network
-        try:
-            return load_tokenizer(str(trained), V)
-        except InputError:
-            pass  # a file that has gone since the run; V may still say which it was
-    return load_tokenizer("auto", V, (folder, folder.parent))
-
-
-def _hugging_face_tokenizer(folder: Path, vocab_size: int) -> Choice | None:
-    """Return the tokenizer of a folder of Hugging Face's; None where it has none that can be read and fits."""
-    try:
-        table = read_table(folder)
-    except FormatError:
-        return None
-    if len(table.pieces) != vocab_size:
-        return None
-    return Choice(table_tokenizer(folder.name, table, str(folder)), str(folder))
 
 
 def end_of_text(source: Source, tokenizer: Tokenizer | None) -> int:

@@ -130,9 +130,9 @@ def _shown(value: object) -> str:
 
 def piece(model: Model, token: int) -> str:
     """Return one id's bytes as text for display: escaped where they are no whole character or cannot be seen."""
-    if model.tokenizer is None:
+    if model.tokenizer is None or token >= model.tokenizer.vocab_size:
         return str(token)
-    return escaped(model.tokenizer.pieces[token].decode(errors="backslashreplace"))
+    return escaped(model.tokenizer.piece(token).decode(errors="backslashreplace"))
 
 
 def record(model: Model, drawn: Drawn) -> dict[str, Any]:

@@ -40,8 +40,8 @@ def visible(piece: bytes) -> str:
 
 
 def label(tokenizer: Tokenizer | None, token: int) -> str:
-    """Return what stands for a token in a table: its bytes to be seen, or its id where there is no tokenizer."""
-    return str(token) if tokenizer is None else visible(tokenizer.pieces[token])
+    """Return what stands for a token in a table: its bytes to be seen, or its id where no tokenizer has it."""
+    return str(token) if tokenizer is None or token >= tokenizer.vocab_size else visible(tokenizer.piece(token))
 
 
 def colored_text(tokenizer: Tokenizer | None, seen: Sequence[Seen], color: bool) -> str:
@@ -104,7 +104,7 @@ def plain_data(tokenizer: Tokenizer | None, seen: Sequence[Seen]) -> list[dict[s
 
 
 def _text(tokenizer: Tokenizer | None, token: int) -> str | None:
-    return None if tokenizer is None else tokenizer.pieces[token].decode(errors="backslashreplace")
+    return None if tokenizer is None else tokenizer.piece(token).decode(errors="backslashreplace")
 
 
 def _bits(logprob: float) -> float:

@@ -75,6 +75,7 @@ class Steps(NamedTuple):
     top_p: bool
     min_p: bool
     candidates: int  # of the likeliest tokens, how many are reported
+    ids: int | None = None  # only the first so many are drawn and reported: the others are padding; None: all
 
 
 class Draws(NamedTuple):
@@ -103,10 +104,10 @@ def _float32(value: float) -> np.float32:
     return np.float32(min(max(value, float(FLOAT32.tiny)), float(FLOAT32.max)))
 
 
-def steps_of(sampling: Sampling, candidates: int) -> Steps:
-    """Return which steps a sampling takes."""
+def steps_of(sampling: Sampling, candidates: int, ids: int | None = None) -> Steps:
+    """Return which steps a sampling takes. ids: as `Steps` has it."""
     greedy = sampling.temperature == 0
-    return Steps(greedy, sampling.top_k > 0, sampling.top_p < 1, sampling.min_p > 0, candidates)
+    return Steps(greedy, sampling.top_k > 0, sampling.top_p < 1, sampling.min_p > 0, candidates, ids)
 
 
 @partial(jax.jit, static_argnames=("steps",), donate_argnames=("seen",))
@@ -119,9 +120,10 @@ def draw(
     (B,) int32: their numbers; position: a scalar. Returns also `seen` with what was drawn.
     """
     own = jax.nn.log_softmax(logits, axis=-1)  # (B, V)
-    tokens = _drawn(logits, seen, samples, position, numbers, steps)  # (B,)
+    seen_ids = None if seen is None else seen[:, : steps.ids]
+    tokens = _drawn(logits[:, : steps.ids], seen_ids, samples, position, numbers, steps)  # (B,)
     rows = jnp.arange(logits.shape[0])
-    best = jax.lax.top_k(own, steps.candidates)
+    best = jax.lax.top_k(own[:, : steps.ids], steps.candidates)
     draws = Draws(tokens, own[rows, tokens], best[1].astype(jnp.int32), best[0])
     return draws, None if seen is None else seen.at[rows, tokens].set(True)
 

@@ -13,7 +13,7 @@ class TextStream:
 
     def __init__(self, tokenizer: Tokenizer | None, stops: tuple[str, ...] = ()) -> None:
         """Begin a text. stops: it ends before the one of these that is complete first; none is empty."""
-        self._pieces = None if tokenizer is None else tokenizer.pieces
+        self._tokenizer = tokenizer
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._stops = stops
         self._held = ""  # decoded and not let out: it may be the beginning of a stop string
@@ -21,9 +21,9 @@ class TextStream:
 
     def add(self, token: int) -> str:
         """Return the text that is certain after one more token; bytes that are not UTF-8 become U+FFFD."""
-        if self._pieces is None:
+        if self._tokenizer is None:
             return self._out(f"{token} ")
-        return self._out(self._decoder.decode(self._pieces[token] if token < len(self._pieces) else b""))
+        return self._out(self._decoder.decode(self._tokenizer.piece(token)))
 
     def finish(self) -> str:
         """Return what was held back, at the end of the text: half a character becomes U+FFFD."""

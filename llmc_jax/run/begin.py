@@ -17,7 +17,9 @@ from llmc_jax.cluster.agreement import of_all, of_first
 from llmc_jax.cluster.worker import ALONE, Group
 from llmc_jax.config.find_lr import as_asked
 from llmc_jax.config.train import TrainConfig
+from llmc_jax.data import tables
 from llmc_jax.errors import InputError
+from llmc_jax.files import refusing
 from llmc_jax.logs.files import LOCK, config_file, rank_log
 from llmc_jax.logs.state import own_process
 from llmc_jax.machine.gpus import peak_flops
@@ -190,7 +192,8 @@ def begun_log(setup: Setup, held: Held, made: list[Path]) -> RunLog:
         options = as_asked(config, setup.asked)
         used = {**setup.device._asdict(), "used": setup.plan.parallel.devices}
         fitted = {} if setup.fitted is None else {"batch_size": setup.fitted.to_json()}
-        record = config_record(options, asdict(shape), used) | fitted
+        table = {} if setup.metadata.tokenizer is None else {"tokenizer": setup.metadata.tokenizer._asdict()}
+        record = config_record(options, asdict(shape), used) | table | fitted
         kernels = setup.metadata.kernels
         is_first = config_file(held.folder) is None
         if is_first:  # before any log: what has a log but no config.json is another program's folder
@@ -208,6 +211,9 @@ def begun_log(setup: Setup, held: Held, made: list[Path]) -> RunLog:
             log.event(kind, step=step, **counts, **facts, config=record)
             if not is_first and config.max_steps != 0:
                 write_config(held.folder, record, kernels)
+            if is_first or config.max_steps != 0:
+                with refusing(f"{held.folder}: cannot keep the tokenizer", "free space, or choose another -o"):
+                    tables.keep(held.folder, setup.tokenizer.tokenizer)
             closing.pop_all()
             return log
 

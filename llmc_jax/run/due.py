@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from llmc_jax.cluster.agreement import Agreed
 from llmc_jax.config.train import attention_computed
-from llmc_jax.data.tokenizers import sample_text, usual_eot
+from llmc_jax.data.tokenizers import drawable, sample_text, usual_eot
 from llmc_jax.generate.llmc import SEED, generate_cached, sample_mult, sample_softmax
 from llmc_jax.machine.device import memory_stats
 from llmc_jax.rng import skip_u32
@@ -59,19 +59,20 @@ def draw_sample(run: Run, progress: Progress) -> Progress:
     setup, model, tokenizer = run.setup, run.setup.model, run.setup.tokenizer.tokenizer
     weights, attention = setup.place.first(progress.state.weights), attention_computed(setup.config.attention)
     end_of_text = usual_eot(model.vocab_size) if tokenizer is None else tokenizer.eot
-    counters, ids, request = progress.counters, list[int](), run.votes.request
+    counters, drawn, request = progress.counters, list[int](), run.votes.request
+    ids = drawable(tokenizer, model.vocab_size)
     state = skip_u32(SEED, 0 if setup.config.sampling == "train_gpt2.cu" else counters.drawn)
     count, options = setup.config.sample_tokens, setup.plan.execution.compiler_options
     pick = sample_mult if setup.config.sampling == "train_gpt2.c" else sample_softmax
-    for token in generate_cached(weights, model, count, end_of_text, attention, options, state, pick):
+    for token in generate_cached(weights, model, count, end_of_text, attention, options, state, pick, ids):
         setup.group.phase("sample", progress.step)  # whose limit is for one token
         if request.is_set():
             return progress
-        ids.append(token)
-    text = sample_text(tokenizer, ids)
-    run.log.sample(progress.step, text, len(ids))
+        drawn.append(token)
+    text = sample_text(tokenizer, drawn)
+    run.log.sample(progress.step, text, len(drawn))
     run.console.sample(text)
-    return progress._replace(counters=counters._replace(sampled=progress.step, drawn=counters.drawn + len(ids)))
+    return progress._replace(counters=counters._replace(sampled=progress.step, drawn=counters.drawn + len(drawn)))
 
 
 def save(

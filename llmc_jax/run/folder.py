@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from llmc_jax.config.options import show_value, without_credentials
+from llmc_jax.data.tables import IN_RUN
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.files import complete_file, leads_to, path_of, plain, reason, refusing, sync, try_lock, write_atomic
 from llmc_jax.logs.files import CONFIG, KERNELS, LOCK, MAIN_LOG, METRICS, SAMPLES, parse_event, rank_log, read_bytes
@@ -210,7 +211,8 @@ def leaving_nothing(held: Held, made: Iterable[Path]) -> Iterator[None]:
         yield
     except BaseException:
         if held.is_there():
-            for name in {CONFIG, KERNELS, MAIN_LOG, METRICS, SAMPLES} - before | ({LOCK} if made else set()):
+            files = {CONFIG, KERNELS, MAIN_LOG, METRICS, SAMPLES, *IN_RUN.values()}
+            for name in files - before | ({LOCK} if made else set()):
                 with suppress(OSError):
                     (held.folder / name).unlink(missing_ok=True)
             _remove_empty(made)

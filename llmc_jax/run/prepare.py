@@ -23,6 +23,7 @@ from llmc_jax.checkpoint.llmc import warnings_of
 from llmc_jax.checkpoint.source import Source
 from llmc_jax.checkpoint.state import read_state
 from llmc_jax.checkpoint.store import Checkpoint
+from llmc_jax.checkpoint.tokenizer import folder_of, name_of
 from llmc_jax.cluster.agreement import alike, of_first
 from llmc_jax.cluster.launchers import devices_asked
 from llmc_jax.cluster.worker import ALONE, Group
@@ -32,11 +33,11 @@ from llmc_jax.config.flags import models_not_asked_for
 from llmc_jax.config.model import ModelConfig, described, parse_descriptor, where_published
 from llmc_jax.config.train import AUTO_BATCH, BY_NAME, TrainConfig
 from llmc_jax.data.corpora import Corpus, stdlib_corpus
-from llmc_jax.data.evalfile import is_eval_file
 from llmc_jax.data.items import Item, check_fit
 from llmc_jax.data.loader import TokenLoader, continued, of_processes
+from llmc_jax.data.tables import Named
 from llmc_jax.data.tasks import read_items
-from llmc_jax.data.tokenizers import Choice, load_tokenizer
+from llmc_jax.data.tokenizers import Choice
 from llmc_jax.errors import InputError
 from llmc_jax.kernels import record
 from llmc_jax.kernels.plain import to_json
@@ -62,6 +63,7 @@ from llmc_jax.run.resume import (
     naming,
     repeated,
 )
+from llmc_jax.run.tokenizer import choose as choose_tokenizer
 from llmc_jax.run.trackers import require_trackers
 from llmc_jax.training.parallel.placement import Placement, placement
 from llmc_jax.training.state import DTYPES, TrainState, initial_state
@@ -89,6 +91,11 @@ class Data(NamedTuple):
     train: TokenLoader | None
     val: TokenLoader | None
     corpus: Corpus | None  # the built-in one, if it is that
+
+    @property
+    def loaders(self) -> list[TokenLoader]:
+        """Return those that there are, that of training first."""
+        return [loader for loader in (self.train, self.val) if loader is not None]
 
 
 class Setup(NamedTuple):
@@ -266,22 +273,6 @@ def validation_batches(config: TrainConfig, val: TokenLoader | None) -> int:
         return 0
     n = val.num_processes
     return n * (val.num_tokens // (n * config.micro_batch_tokens) if config.val_batches == -1 else config.val_batches)
-
-
-def choose_tokenizer(config: TrainConfig, model: ModelConfig, data: Data) -> Choice:
-    """Return the tokenizer of the samples. Without samples only one that was asked for is looked at.
-
-    A model that trains on the built-in corpus, but has another V than that, has no tokenizer by itself: what V suggests
-    is not what the corpus was made with. GPT-2's table may lie beside the token files.
-    """
-    if config.sample_every == 0 and config.tokenizer == "auto":
-        return Choice(None, "no samples were asked for")
-    name, flag = (config.val_data, "-j") if config.overfit else (config.train_data, "-i")
-    if config.tokenizer == "auto" and data.corpus and name == "stdlib" and data.corpus.vocab_size != model.vocab_size:
-        V = data.corpus.vocab_size
-        return Choice(None, f"{flag} stdlib has V={V}, the model V={model.vocab_size}; take one of that V")
-    folders = [loader.paths[0].parent for loader in (data.train, data.val) if loader is not None]
-    return load_tokenizer(config.tokenizer, model.vocab_size, folders)
 
 
 class Here(NamedTuple):
@@ -477,7 +468,8 @@ def prepare(config: TrainConfig, notes: list[str], group: Group = ALONE) -> tupl
         config = resume.with_batch_of(earlier, config)
         config = with_devices(replace(config, devices=devices_asked(config)), *available_devices(own), group.size)
         data = open_data(replace(config, batch_size=max(1, config.batch_size)), model.config)
-        questions, missing = open_questions(config, model.config, data)
+        tokenizer = choose_tokenizer(config, model.config, data.loaders, data.corpus, model.source, earlier)
+        questions, missing = open_questions(config, model.config, tokenizer)
         notes += missing
     drawing = drawn_beside(config, model) if earlier is None and model.source is None else None
     here = plan_here(config, model.config, earlier, group, own, most_rows(data))
@@ -491,7 +483,6 @@ def prepare(config: TrainConfig, notes: list[str], group: Group = ALONE) -> tupl
         if earlier is not None:
             check_fits(earlier, config, metadata.identity)
         steps = total_steps(config, data.train)
-        tokenizer = choose_tokenizer(config, model.config, data)
         state, found = starting_state(plan, place, earlier, model, drawing)
         data = continued_data(config, earlier, data)
         setup = Setup(
@@ -509,18 +500,22 @@ def prepare(config: TrainConfig, notes: list[str], group: Group = ALONE) -> tupl
             fitted=here.fitted,
             asked=asked,
             earlier=earlier,
-            metadata=replace(metadata, total_steps=steps),
+            metadata=replace(metadata, total_steps=steps, tokenizer=named_tokenizer(tokenizer, model, earlier)),
             monitor=open_monitor() if config.gpu_info_every > 0 and group.rank == 0 else None,
             notes=notes,
             warnings=[*warnings, *found],
         )
     setup.notes.extend([*notes_on_start(setup), *here.notes, *plan.notes_on_bits])
-    if tokenizer.tokenizer is None and config.sample_every:
+    if tokenizer.tokenizer is not None and tokenizer.tokenizer.vocab_size < model.config.vocab_size:
+        setup.notes.append(f"tokenizer {tokenizer.note}: the other rows are padding, which no sample draws")
+    if tokenizer.tokenizer is None and tokenizer.own:
+        setup.warnings.append(f"the tokenizer of the model is not known: {tokenizer.note}")
+    elif tokenizer.tokenizer is None and config.sample_every:
         setup.warnings.append(f"samples are printed as token ids: {tokenizer.note}")
     return setup, state
 
 
-def open_questions(config: TrainConfig, model: ModelConfig, data: Data) -> tuple[Sequence[Item], list[str]]:
+def open_questions(config: TrainConfig, model: ModelConfig, tokenizer: Choice) -> tuple[Sequence[Item], list[str]]:
     """Return HellaSwag's questions, none if the run does not evaluate it, and notes.
 
     Where llm.c's file is not there, the run goes on without, as llm.c's does. Raises InputError for any other file that
@@ -533,9 +528,7 @@ def open_questions(config: TrainConfig, model: ModelConfig, data: Data) -> tuple
         made = f"`{jax_setup.other_command('data')} hellaswag` makes it, --hellaswag-file names another"
         return (), [f"-h 1: there is no {path}, so HellaSwag is not evaluated; {made}"]
     with naming("--hellaswag-file"):
-        is_text = path.exists() and not is_eval_file(path)
-        tokenizer = choose_tokenizer(replace(config, sample_every=1), model, data).tokenizer if is_text else None
-        questions = read_items("hellaswag", path, tokenizer, vocab_size=model.vocab_size)
+        questions = read_items("hellaswag", path, tokenizer.tokenizer, vocab_size=model.vocab_size)
         check_fit(questions, config.sequence_length, str(path))
     return questions, []
 
@@ -552,6 +545,13 @@ def begun_metadata(plan: Plan, data: Data, device: Device, origin: Mapping[str, 
         kernels=to_json(plan.resolved),
         origin=origin,
     )
+
+
+def named_tokenizer(tokenizer: Choice, model: Model, earlier: Checkpoint | None) -> Named | None:
+    """Return the tokenizer that the run's checkpoints name: its own, or where it has none at hand, as before."""
+    if tokenizer.tokenizer is None and earlier is not None:
+        return earlier.metadata.tokenizer
+    return name_of(tokenizer, model.config, Path("") if model.source is None else folder_of(model.source))
 
 
 def continued_data(config: TrainConfig, earlier: Checkpoint | None, data: Data) -> Data:

@@ -21,7 +21,7 @@ from llmc_jax.checkpoint.source import Slice, Source, SpecialTokens, slices
 from llmc_jax.checkpoint.sources import open_source
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.data import hf_tokenizer
-from llmc_jax.data.tokenizers import Table, bytes_tokenizer, gpt2_tokenizer
+from llmc_jax.data.tokenizers import Choice, Table, bytes_tokenizer, gpt2_tokenizer
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.models.gpt2 import model as gpt2
 from llmc_jax.models.gpt2.tensors import BY_NAME, views
@@ -167,7 +167,7 @@ def test_the_ids_that_begin_and_end_a_text_come_back(folder: Path, tmp_path: Pat
     set_config(folder, bos_token_id=special.bos, eos_token_id=special.eos)
     assert open_source(folder).special == special
     conversion.to_hugging_face(open_source(folder), tmp_path / "straight", "bf16", None, force=False)
-    conversion.to_state(open_source(folder), tmp_path / "run", "fp32", force=False)
+    conversion.to_state(open_source(folder), tmp_path / "run", "fp32", Choice(None, ""), force=False)
     conversion.to_hugging_face(open_source(tmp_path / "run"), tmp_path / "back", "fp32", None, force=False)
     for out in (tmp_path / "straight", tmp_path / "back"):
         config = json.loads((out / "config.json").read_text())

@@ -411,7 +411,7 @@ def test_tokenizers_travel_too(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert main([*argv, "--tokenizer", table]) == 2
     assert "has 257 ids, but the model's vocabulary is V=100" in capsys.readouterr().err
     assert main(argv) == 0
-    assert "note    no tokenizer files are written: no tokenizer is known for V=100" in capsys.readouterr().out
+    assert "note    no tokenizer is written: no tokenizer is known for V=100" in capsys.readouterr().out
 
 
 def test_inspect_of_training_states(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from llmc_jax.cli.data import main as data_main
 from llmc_jax.config.flags import parse_args
 from llmc_jax.config.model import GPT2_VOCAB
-from llmc_jax.data import corpora
+from llmc_jax.data import corpora, tokenizers
 from llmc_jax.data.corpora import baselines, stdlib_corpus, tinyshakespeare_corpus
 from llmc_jax.data.tokenfile import open_token_file
 from llmc_jax.data.tokenizers import bin_tokenizer, bytes_tokenizer, load_tokenizer, write_tokenizer_bin
@@ -148,7 +148,7 @@ def test_two_processes_at_once_make_the_real_corpus(tmp_path: Path) -> None:
     assert outputs[0] == outputs[1]
     corpus = stdlib_corpus()
     assert outputs[0].split() == [corpus.fingerprint, str(corpus.train), str(corpus.val)]
-    assert len(list(cache_folder().iterdir())) == 3  # two token files and their index, nothing half-written
+    assert len(list(cache_folder().iterdir())) == 4  # token files, their table and index, nothing half-written
     train, val = open_token_file(corpus.train).read(), open_token_file(corpus.val).read()
     assert train.size > 5_000_000 and 0.02 < val.size / train.size < 0.12
     assert 2.0 < corpus.bigram_nats < 2.8 < corpus.unigram_nats < 3.4  # text like any Python source
@@ -253,6 +253,7 @@ def test_offline_one_command_makes_what_the_preset_reads(
     Path("elsewhere").mkdir()
     pieces = tuple(bytes([n]) for n in range(256)) + tuple(b"#%d" % n for n in range(256, GPT2_VOCAB))
     write_tokenizer_bin("elsewhere/gpt2_tokenizer.bin", pieces, GPT2_VOCAB - 1)
+    monkeypatch.setattr(tokenizers, "GPT2_PIECES_SHA256", tokenizers._digest(pieces))
     command = ["tinyshakespeare", "--text", str(small_text), "--tokenizer", "elsewhere/gpt2_tokenizer.bin"]
     assert data_main(command) == 0
     assert capsys.readouterr().out.splitlines()[-1].endswith("train.py --preset tinyshakespeare")

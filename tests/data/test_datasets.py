@@ -476,7 +476,7 @@ def test_tinystories_is_llmcs(server: Files, monkeypatch: pytest.MonkeyPatch) ->
     assert main([*words, "--force", "--out", str(folder), "--shard-size", "400"]) == 0
     assert all(path.stem[-7] == "_" for path in folder.glob("*.bin"))  # those without a number are replaced too
     assert main([*words, "--force", "--out", str(folder)]) == 0
-    assert len(list(folder.glob("*.bin"))) == 2
+    assert len(list(folder.glob("*.bin"))) == 2 and (folder / "TinyStories_bytes.tokenizer").is_file()
     words = ["tinystories", "--tokenizer", "bytes", "--out", "two", "--from", unpacked, "--files", "2"]
     assert main([*words, "--shard-size", "40"]) == 0
     shards = [tokens_of(path) for path in sorted(Path("two").glob("*train*.bin"))]

@@ -176,7 +176,8 @@ def test_shards(tmp_path: Path, val_tokens: int) -> None:
         assert [shard.tokens for shard in shards] == [len(part) for part in parts]
         names = [f"n_{split}_{number:06d}.bin" for number in range(first, first + len(parts))]
         assert [shard.path for shard in shards] == [tmp_path / name for name in names]
-    assert {path.name for path in tmp_path.iterdir()} == {"a.txt", *(shard.path.name for shard in made.shards)}
+    names = {"a.txt", "n.tokenizer", *(shard.path.name for shard in made.shards)}
+    assert {path.name for path in tmp_path.iterdir()} == names
 
 
 def test_without_options_a_tenth_is_validation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,14 +376,15 @@ def test_earlier_outputs_are_kept_unless_forced(tmp_path: Path) -> None:
     prepare([str(tmp_path / "a.txt")], out, "x", bytes_tokenizer(), Settings(shard_tokens=50))
     other.write_text("not ours")
     before = {path.name: path.read_bytes() for path in out.iterdir()}
-    with pytest.raises(InputError, match=r"x_train_000001\.bin exists \(6 files.*--force"):
+    with pytest.raises(InputError, match=r"x\.tokenizer exists \(7 files.*--force"):
         prepare([str(tmp_path / "a.txt")], out, "x", bytes_tokenizer())
     (tmp_path / "bad.txt").write_bytes(b"hello \xff")
     with pytest.raises(InputError, match="not UTF-8"):  # nor does a failure take anything away
         prepare([str(tmp_path / "bad.txt")], out, "x", bytes_tokenizer(), force=True)
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
     made = prepare([str(tmp_path / "a.txt")], out, "x", bytes_tokenizer(), force=True)
-    assert {path.name for path in out.iterdir()} == {"x_val_000000.bin", "x_train_000001.bin", other.name}
+    expected = {"x.tokenizer", "x_val_000000.bin", "x_train_000001.bin", other.name}
+    assert {path.name for path in out.iterdir()} == expected
     assert len(made.shards) == 2
 
 

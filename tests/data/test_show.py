@@ -82,8 +82,9 @@ def test_ids_beyond_the_vocabulary(tmp_path: Path, kind: str, monkeypatch: pytes
     with pytest.raises(FormatError, match="is id 300"):
         inspect_token_file(path, tokenizer="bytes")
     assert inspect_token_file(path, vocab_size=301).tokens == 11
+    assert inspect_token_file(path, tokenizer="bytes", vocab_size=301).first[-1] == 299  # a row of padding
     with pytest.raises(InputError, match="has 257 ids"):
-        inspect_token_file(path, tokenizer="bytes", vocab_size=301)
+        inspect_token_file(path, tokenizer="bytes", vocab_size=256)
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,10 +15,13 @@ from llmc_jax.data import tokenizers
 from llmc_jax.data.tokenizers import (
     bin_tokenizer,
     bytes_tokenizer,
+    drawable,
     gpt2_tokenizer,
+    known_eot,
     load_tokenizer,
     read_tokenizer_bin,
     sample_text,
+    usual_eot,
     write_tokenizer_bin,
 )
 from llmc_jax.errors import FormatError, InputError
@@ -304,7 +307,7 @@ def test_choices(small_bin: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.chdir(tmp_path)
     assert load_tokenizer("auto", 257).tokenizer == bytes_tokenizer()
     assert load_tokenizer("bytes", 257).tokenizer == bytes_tokenizer()
-    assert load_tokenizer("none", 5) == (None, "no tokenizer was asked for")
+    assert load_tokenizer("none", 5) == (None, "no tokenizer was asked for", False)
     found = load_tokenizer(str(small_bin), 297).tokenizer
     assert found is not None and found.pieces == read_tokenizer_bin(small_bin).pieces
     assert load_tokenizer(found.spec).tokenizer == found
@@ -322,11 +325,40 @@ def test_auto_takes_the_table_in_the_current_folder(monkeypatch: pytest.MonkeyPa
         gpt2_tokenizer(allow_network=False)
 
 
-@pytest.mark.parametrize("spec", ["bytes", "small"])
-def test_a_tokenizer_that_does_not_fit_the_model(small_bin: Path, spec: str) -> None:
-    spec, has = (str(small_bin), 297) if spec == "small" else (spec, 257)
-    with pytest.raises(InputError, match=rf"has {has} ids.*V=50257"):
-        load_tokenizer(spec, 50257)
+@pytest.mark.parametrize(("spec", "ids"), [("bytes", 257), ("small", 297), ("gpt2", 50257), ("llama3", 128256)])
+def test_a_tokenizer_may_have_fewer_ids_than_the_model_never_more(small_bin: Path, spec: str, ids: int) -> None:
+    spec = str(small_bin) if spec == "small" else spec
+    with pytest.raises(InputError, match=rf"has {ids} ids.*V={ids - 1}"):
+        load_tokenizer(spec, ids - 1)
+    if ids < 300:
+        padded = load_tokenizer(spec, 512)
+        assert padded.tokenizer is not None and padded.tokenizer.vocab_size == ids and f"{ids} of V=512" in padded.note
+        assert load_tokenizer(spec, ids).note == ("bytes" if spec == "bytes" else spec)
+
+
+@pytest.mark.parametrize(
+    ("V", "ids", "end"),
+    [(257, 257, 256), (50257, 50257, 50256), (50304, 50257, 50256), (50260, 50260, 50256), (128256, 128256, 128000)],
+)
+def test_what_a_vocabularys_size_tells(V: int, ids: int, end: int) -> None:
+    """Without a table: which ids are drawn, and which ends a text. 50304 is GPT-2's vocabulary, padded."""
+    assert (drawable(None, V), usual_eot(V), known_eot(V)) == (ids, end, end)
+    assert (drawable(None, 512), usual_eot(512), known_eot(512)) == (512, 511, None)
+    assert drawable(bytes_tokenizer(), V) == 257
+
+
+def test_gpt2s_table_in_a_padded_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The data's folder comes before the current one; what is called gpt2 must be GPT-2's by digest."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    for folder, order in (("data", "<H"), (".", ">H")):
+        pieces = tuple(struct.pack(order, token) for token in range(50257))
+        write_tokenizer_bin(f"{folder}/gpt2_tokenizer.bin", pieces, 50256)
+    here, of_data = (load_tokenizer("auto", 50304, folders).tokenizer for folders in ([], [tmp_path / "data"]))
+    assert here is not None and of_data is not None
+    assert (here.pieces[1], of_data.pieces[1]) == (b"\0\1", b"\1\0")
+    assert here.name == "gpt2_tokenizer.bin" and here.eot == 50256
+    assert load_tokenizer("auto", 50258).tokenizer is None
 
 
 @pytest.mark.parametrize(

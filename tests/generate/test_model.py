@@ -1,6 +1,5 @@
 """What is taken from a checkpoint besides its weights: end of text, attention, tokenizer; and which weights."""
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,11 +9,10 @@ import pytest
 
 from llmc_jax.checkpoint.source import Source, SpecialTokens
 from llmc_jax.checkpoint.sources import open_source
-from llmc_jax.config.model import ModelConfig
 from llmc_jax.data import tokenizers
 from llmc_jax.errors import InputError
 from llmc_jax.generate import model as models
-from llmc_jax.generate.model import attention_of, choose_tokenizer, end_of_text, open_model, read_weights
+from llmc_jax.generate.model import attention_of, end_of_text, open_model, read_weights
 from llmc_jax.models.gpt2.tensors import num_parameters
 
 SHAPE = "L2-NH2-C16-V257-T32"
@@ -48,20 +46,6 @@ def test_attention_is_what_the_model_was_trained_with() -> None:
     assert attention_of(state(attention="flash"), "auto") == "softmax"
     with pytest.raises(InputError, match="trained with relu"):
         attention_of(state(attention="relu"), "softmax")
-
-
-def test_the_tokenizer_of_a_run_is_found_without_a_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def gpt2(*, allow_network: bool = True) -> Any:
-        assert not allow_network
-        raise InputError("not in the cache")
-
-    monkeypatch.setattr(tokenizers, "gpt2_tokenizer", gpt2)
-    monkeypatch.chdir(tmp_path)
-    large = ModelConfig(32, 50257, 50304, 1, 2, 16)
-    run = state(tokenizer="gpt2")._replace(config=large, path=tmp_path)
-    assert choose_tokenizer(run, "auto") == (None, "not in the cache")
-    gone = choose_tokenizer(state(tokenizer=str(tmp_path / "gone.bin")), "auto")
-    assert gone.tokenizer is not None and gone.note == "bytes"
 
 
 def test_bf16_takes_the_16_bit_weights_that_a_run_has_computed_with() -> None:

@@ -1,0 +1,213 @@
+"""The table that a run was trained with, asked for after its source is gone, its folder moved and all caches empty."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import llmc_jax
+from llmc_jax.checkpoint import store
+from llmc_jax.cli import convert, evaluate, generate
+from llmc_jax.cli.data import main as data_main
+from llmc_jax.cli.train import main as train_main
+from llmc_jax.data import tables
+from llmc_jax.data.tokenizers import END_OF_TEXT, Table, Tokenizer, file_tokenizer, read_tokenizer_bin, table_tokenizer
+from llmc_jax.generate import page
+from tests.own_table import PADDED, TEXT, V, own_tokenizer, write_own
+
+pytestmark = pytest.mark.usefixtures("nothing_lasts")
+
+Say = Callable[..., str]
+
+
+class Trained(NamedTuple):
+    """A run on an own table, moved; neither the table's file nor the data lies where it was."""
+
+    run: Path
+    data: Path
+    tokenizer: Tokenizer
+    vocab_size: int
+
+
+def shape(vocab_size: int) -> str:
+    return f"L1-NH1-C8-V{vocab_size}-T32"
+
+
+def flags(data: Path, out: Path, *more: Any) -> list[str]:
+    files = ("-i", data / "mine_train_*.bin", "-j", data / "mine_val_*.bin")
+    words = (*files, "-b", 1, "-t", 32, "-x", 2, "-v", 0, "-s", 2, "-g", 8, "-o", out, *more)
+    return [str(word) for word in words]
+
+
+@pytest.fixture(scope="module", params=[V, PADDED])
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """V=50257, for which the vocabulary alone would suggest GPT-2's table; and V=512 for a table of 326 pieces."""
+    folder = tmp_path_factory.mktemp("own")
+    size = V if request.param == V else 326
+    table = write_own(folder / "own.bin", size)
+    (folder / "text.txt").write_text(TEXT * 40)
+    assert data_main(["prepare", str(folder / "text.txt"), "--tokenizer", str(table), "--out", str(folder / "d"),
+                      "--name", "mine"]) == 0  # fmt: skip
+    assert train_main(flags(folder / "d", folder / "run", "-e", shape(request.param))) == 0
+    table.unlink()
+    (folder / "run").rename(folder / "moved")
+    (folder / "d").rename(folder / "elsewhere")
+    return Trained(folder / "moved", folder / "elsewhere", own_tokenizer(size), request.param)
+
+
+@pytest.fixture
+def say(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Say:
+    """Run a command in a folder with another table of GPT-2's size and name; return what it prints."""
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path / "empty"))
+    monkeypatch.chdir(tmp_path)
+    pieces = own_tokenizer().pieces
+    tables.write(tmp_path / "gpt2_tokenizer.bin", tables_of(pieces[::-1][1:]))
+
+    def run(main: Callable[[list[str]], int], *words: Any, status: int = 0) -> str:
+        capsys.readouterr()
+        assert main([str(word) for word in words]) == status
+        out, err = capsys.readouterr()
+        return err if status else out
+
+    return run
+
+
+def tables_of(pieces: tuple[bytes, ...]) -> Tokenizer:
+    return table_tokenizer("other", Table((*pieces, END_OF_TEXT), len(pieces)), "other")
+
+
+def ids_of(path: Path) -> list[int]:
+    model = llmc_jax.load(path)
+    return llmc_jax.encode(model, TEXT).tolist()
+
+
+def test_every_command_reads_by_the_table_of_the_training(trained: Trained, say: Say) -> None:
+    ids = trained.tokenizer.encode(TEXT).tolist()
+    assert ids_of(trained.run) == ids
+    found = json.loads(say(generate.main, trained.run, "--prompt", TEXT[:20], "-n", "9", "--json"))
+    assert found["prompt"]["ids"] == trained.tokenizer.encode(TEXT[:20]).tolist()
+    assert max(found["samples"][0]["ids"]) < trained.tokenizer.vocab_size
+    assert found["model"]["end_of_text"] == trained.tokenizer.eot
+    asked = page.request_of(llmc_jax.load(trained.run), {"prompt": TEXT})
+    assert list(asked.prompt) == ids
+    Path("text.txt").write_text(TEXT)
+    of_text = json.loads(say(evaluate.main, trained.run, "--text", "text.txt", "--json"))
+    assert of_text["subjects"][0]["results"][0]["tokens"] == len(ids)
+
+
+def test_the_run_and_its_states_name_the_table(trained: Trained) -> None:
+    named = tables.named(trained.tokenizer)
+    assert json.loads((trained.run / "config.json").read_text())["tokenizer"]["sha256"] == named.sha256
+    metadata = store.open_checkpoint(trained.run / "state_00000002").metadata
+    assert metadata.tokenizer == named._replace(name="mine.tokenizer")
+    assert file_tokenizer(trained.run / "tokenizer.bin").pieces == trained.tokenizer.pieces
+    assert file_tokenizer(trained.data / "mine.tokenizer").pieces == trained.tokenizer.pieces
+
+
+def test_every_export_carries_it_or_says_that_it_cannot(trained: Trained, say: Say) -> None:
+    ids, run = trained.tokenizer.encode(TEXT).tolist(), trained.run
+    say(convert.main, "convert", run, "hf", "--to", "hf")
+    assert ids_of(Path("hf")) == ids
+    assert json.loads(Path("hf/config.json").read_text())["eos_token_id"] == trained.tokenizer.eot
+    say(convert.main, "convert", "hf", "again", "--to", "hf")
+    for name in ("vocab.json", "merges.txt", "tokenizer_config.json"):
+        assert Path("again", name).read_bytes() == Path("hf", name).read_bytes()
+    say(convert.main, "convert", "hf", "state", "--to", "state")
+    shutil.rmtree("hf")
+    assert ids_of(Path("state")) == ids
+    assert "note    llm.c's files hold no tokenizer" in say(convert.main, "convert", "state", "m.bin")
+    assert {path.name for path in Path().glob("*.bin")} == {"m.bin", "gpt2_tokenizer.bin"}
+    say(convert.main, "convert", "state", "m2.bin", "--tokenizer", "table.bin")
+    assert read_tokenizer_bin("table.bin").pieces == trained.tokenizer.pieces
+    say(convert.main, "convert", "m2.bin", "named", "--to", "state", "--tokenizer", "table.bin")
+    assert ids_of(Path("named")) == ids
+    say(convert.main, "convert", "state", "llmc", "--to", "llmc-state")
+    assert not list(Path("llmc").glob("*tokenizer*"))
+
+
+def test_training_goes_on_with_it_from_a_folder_a_state_and_after_a_break(trained: Trained, say: Say) -> None:
+    ids = trained.tokenizer.encode(TEXT).tolist()
+    say(convert.main, "convert", trained.run, "hf", "--to", "hf")
+    shutil.copytree(trained.data, "plain", ignore=shutil.ignore_patterns("*.tokenizer"))
+    for name, start in {"of-folder": ("-e", "hf"), "of-run": ("--init-from", trained.run)}.items():
+        say(train_main, *flags(Path("plain"), Path(name), *start))
+        assert ids_of(Path(name)) == ids
+    shutil.copytree(trained.run, "resumed")
+    Path("resumed/tokenizer.bin").unlink()  # the data has it too
+    say(train_main, *flags(trained.data, Path("resumed"), "-y", 1, "-x", 3, "-e", shape(trained.vocab_size)))
+    assert ids_of(Path("resumed")) == ids
+    assert store.open_checkpoint(Path("resumed/state_00000003")).metadata.tokenizer is not None
+
+
+def test_a_table_that_is_gone_is_not_replaced(trained: Trained, say: Say) -> None:
+    """Nor one that another was put in the place of. The name of a file overrides it, as long as it fits."""
+    shutil.copytree(trained.run, "run")
+    table = tables.in_run(Path("run"))
+    assert table is not None
+    for other in (None, own_tokenizer(300)):
+        table.unlink(missing_ok=True)
+        if other is not None:
+            tables.write(table, other)
+        told = say(generate.main, "run", "--prompt", "the", "-n", "1", status=2)
+        assert "tokenizer.bin" in told and str(trained.tokenizer.vocab_size) in told
+        out = say(convert.main, "convert", "run", f"hf{other is None}", "--to", "hf")
+        assert "note    no tokenizer is written" in out
+        assert not Path(f"hf{other is None}", "vocab.json").exists()
+    write_own(Path("mine.bin"), trained.tokenizer.vocab_size)
+    model = llmc_jax.load("run", tokenizer="mine.bin")
+    assert llmc_jax.encode(model, TEXT).tolist() == trained.tokenizer.encode(TEXT).tolist()
+    write_own(Path("larger.bin"), trained.vocab_size + 1)
+    told = say(generate.main, "run", "--prompt", "the", "--tokenizer", "larger.bin", status=2)
+    assert f"{trained.vocab_size + 1} ids" in told and f"V={trained.vocab_size}" in told
+
+
+def test_data_and_model_of_two_tables_are_refused(trained: Trained, say: Say) -> None:
+    say(convert.main, "convert", trained.run, "hf", "--to", "hf")
+    shutil.copytree(trained.data, "data")
+    tables.write(Path("data/mine.tokenizer"), tables_of(trained.tokenizer.pieces[::-1][1:]))
+    told = say(train_main, *flags(Path("data"), Path("two"), "-e", "hf"), status=2)
+    assert "mine.tokenizer" in told and "--tokenizer" in told and not Path("two").exists()
+    write_own(Path("named.bin"), trained.tokenizer.vocab_size)
+    say(train_main, *flags(Path("data"), Path("named"), "-e", "hf", "--tokenizer", "named.bin"))
+    assert ids_of(Path("named")) == trained.tokenizer.encode(TEXT).tolist()
+    Path("data/mine.tokenizer").write_bytes(b"damaged")
+    told = say(train_main, *flags(Path("data"), Path("damaged"), "-e", "hf"), status=2)
+    assert "mine.tokenizer" in told and not Path("damaged").exists()
+
+
+def test_a_folder_whose_tokenizer_cannot_be_read(trained: Trained, say: Say) -> None:
+    """Training does without, and says so; no later export has another table in its place."""
+    say(convert.main, "convert", trained.run, "hf", "--to", "hf")
+    vocab = json.loads(Path("hf/vocab.json").read_text())
+    Path("hf/vocab.json").write_text(
+        json.dumps({f"{text}x" * (token > 300) or text: token for text, token in vocab.items()})
+    )
+    told = say(generate.main, "hf", "--prompt", "the", "-n", "1", status=2)
+    assert "vocab.json" in told
+    shutil.copytree(trained.data, "plain", ignore=shutil.ignore_patterns("*.tokenizer"))
+    assert "vocab.json" in say(train_main, *flags(Path("plain"), Path("run"), "-e", "hf"))
+    named = store.open_checkpoint(Path("run/state_00000002")).metadata.tokenizer
+    assert named == tables.Named("hf", trained.vocab_size, "")
+    assert tables.in_run(Path("run")) is None
+    say(convert.main, "convert", "run", "out", "--to", "hf")
+    assert not Path("out/vocab.json").exists()
+
+
+def test_padding_is_never_drawn(trained: Trained, say: Say) -> None:
+    """By any way to draw: the padding rows of this model have by far the largest logits."""
+    if trained.vocab_size != PADDED:
+        pytest.skip("no padding")
+    model = llmc_jax.load(trained.run)
+    ids = trained.tokenizer.vocab_size
+    wte = np.array(model.weights.wte)
+    wte[ids:PADDED] = 50 * np.sign(np.asarray(model.weights.lnfb) + 1e-3)
+    weights = model.weights._replace(wte=wte, lnfb=np.full_like(np.asarray(model.weights.lnfb), 5.0))
+    model = model._replace(weights=weights)
+    for how in ({"temperature": 0.0}, {}, {"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.5}, {"repetition_penalty": 1.3}):
+        drawn = list(llmc_jax.stream(model, "the", tokens=12, samples=2, **how))
+        assert max(each.token for each in drawn) < ids
+        assert max(each.logprob for each in drawn) < -10  # of all V rows
