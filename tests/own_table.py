@@ -15,7 +15,7 @@ def pieces(size: int = V) -> tuple[bytes, ...]:
     return (*singles, *pairs, END_OF_TEXT)
 
 
-def own_tokenizer(size: int = V) -> Tokenizer:
+def made_tokenizer(size: int = V) -> Tokenizer:
     return table_tokenizer("own.bin", Table(pieces(size), size - 1), "own.bin")
 
 

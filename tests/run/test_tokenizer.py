@@ -17,7 +17,7 @@ from llmc_jax.cli.train import main as train_main
 from llmc_jax.data import tables
 from llmc_jax.data.tokenizers import END_OF_TEXT, Table, Tokenizer, file_tokenizer, read_tokenizer_bin, table_tokenizer
 from llmc_jax.generate import page
-from tests.own_table import PADDED, TEXT, V, own_tokenizer, write_own
+from tests.own_table import PADDED, TEXT, V, made_tokenizer, write_own
 
 pytestmark = pytest.mark.usefixtures("nothing_lasts")
 
@@ -56,7 +56,7 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     table.unlink()
     (folder / "run").rename(folder / "moved")
     (folder / "d").rename(folder / "elsewhere")
-    return Trained(folder / "moved", folder / "elsewhere", own_tokenizer(size), request.param)
+    return Trained(folder / "moved", folder / "elsewhere", made_tokenizer(size), request.param)
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def say(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureF
     """Run a command in a folder with another table of GPT-2's size and name; return what it prints."""
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path / "empty"))
     monkeypatch.chdir(tmp_path)
-    pieces = own_tokenizer().pieces
+    pieces = made_tokenizer().pieces
     tables.write(tmp_path / "gpt2_tokenizer.bin", tables_of(pieces[::-1][1:]))
 
     def run(main: Callable[[list[str]], int], *words: Any, status: int = 0) -> str:
@@ -148,7 +148,7 @@ def test_a_table_that_is_gone_is_not_replaced(trained: Trained, say: Say) -> Non
     shutil.copytree(trained.run, "run")
     table = tables.in_run(Path("run"))
     assert table is not None
-    for other in (None, own_tokenizer(300)):
+    for other in (None, made_tokenizer(300)):
         table.unlink(missing_ok=True)
         if other is not None:
             tables.write(table, other)
@@ -211,3 +211,17 @@ def test_padding_is_never_drawn(trained: Trained, say: Say) -> None:
         drawn = list(llmc_jax.stream(model, "the", tokens=12, samples=2, **how))
         assert max(each.token for each in drawn) < ids
         assert max(each.logprob for each in drawn) < -10  # of all V rows
+
+
+def test_questions_in_text_are_read_by_it_too(trained: Trained, say: Say) -> None:
+    """By `evaluate`, and by a run with -h 1."""
+    endings = ["cat. ", "dog.", "the mat", "then"]
+    line = {"ind": 1, "ctx": "the cat sat on", "label": 2, "endings": endings, "activity_label": "x", "ctx_a": "x",
+            "ctx_b": "x", "split": "val", "split_type": "x", "source_id": "x"}  # fmt: skip
+    Path("questions.jsonl").write_text(json.dumps(line) + "\n")
+    say(evaluate.main, trained.run, "--tasks", "hellaswag=questions.jsonl", "--items", "items.jsonl", "--json")
+    (item,) = map(json.loads, Path("items.jsonl").read_text().splitlines())
+    assert item["tokens"] == [len(trained.tokenizer.encode(f" {ending}")) for ending in endings]
+    start = ("-e", shape(trained.vocab_size), "-h", 1, "--hellaswag-file", "questions.jsonl", "-v", 1)
+    say(train_main, *flags(trained.data, Path("asked"), *start))
+    assert "eval:" in Path("asked/main.log").read_text()

@@ -1,0 +1,113 @@
+"""Which tokenizer a checkpoint belongs to. What a whole run makes of it is in tests/run/test_tokenizer.py."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from llmc_jax.checkpoint.contents import Metadata
+from llmc_jax.checkpoint.source import Source
+from llmc_jax.checkpoint.sources import open_source
+from llmc_jax.checkpoint.tokenizer import choose_tokenizer, name_of, own_tokenizer
+from llmc_jax.data import tables, tokenizers
+from llmc_jax.data.tables import Named
+from llmc_jax.data.tokenizers import Choice, bytes_tokenizer, usual_eot
+from llmc_jax.errors import FormatError, InputError
+from tests.own_table import V, made_tokenizer, write_own
+
+
+def source(kind: str, path: Path, vocab_size: int = V, **metadata: Any) -> Source:
+    facts = {"tokenizer": None, "options": {}} | metadata
+    opened = SimpleNamespace(metadata=SimpleNamespace(**facts))
+    return open_source(f"L1-NH1-C8-V{vocab_size}-T32")._replace(kind=kind, path=path, opened=opened)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder without any table, and no caches."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path / "empty"))
+    monkeypatch.setenv("LLMC_JAX_CACHE", str(tmp_path / "cache"))
+    return tmp_path
+
+
+@pytest.mark.parametrize("kind", ["nanogpt", "llmc-model", "llmc-state", "state", "hugging-face"])
+@pytest.mark.parametrize("vocab_size", [V, 50304])
+def test_gpt2s_table_is_taken_where_none_was_brought_along(here: Path, kind: str, vocab_size: int) -> None:
+    """As V suggests, and said with both numbers where the vocabulary is padded. A file here makes up for GPT-2's."""
+    (here / "run").mkdir()
+    model = source(kind, here / "run" / "model", vocab_size)
+    assert own_tokenizer(model) is None
+    assert choose_tokenizer(model, "auto").tokenizer is None
+    write_own(here / "gpt2_tokenizer.bin")
+    found = choose_tokenizer(model, "auto")
+    assert found.tokenizer is not None and not found.own
+    assert found.tokenizer.vocab_size == V and ("V=50304" in found.note) == (vocab_size == 50304)
+    assert usual_eot(vocab_size) == V - 1
+    (here / "run" / "gpt2_tokenizer.bin").write_bytes(tables.contents(made_tokenizer())[1])
+    assert choose_tokenizer(model, "auto").note.startswith(str(here / "run"))  # before the one in the current folder
+
+
+@pytest.mark.parametrize("kind", ["nanogpt", "llmc-model", "llmc-state"])
+def test_other_programs_models_in_a_runs_folder_have_its_table(here: Path, kind: str) -> None:
+    tables.keep(here, made_tokenizer(326))
+    found = choose_tokenizer(source(kind, here / "model_00000002.bin", 512), "auto")
+    assert found.own and found.tokenizer is not None and found.tokenizer.vocab_size == 326
+    refused = choose_tokenizer(source(kind, here / "model_00000002.bin", 300), "auto")
+    assert refused.tokenizer is None and refused.own and "326" in refused.note and "300" in refused.note
+    assert choose_tokenizer(source("random", Path("d12")), "auto").tokenizer is None
+
+
+def test_a_state_of_an_older_program_names_a_file_or_nothing(here: Path) -> None:
+    write_own(here / "own.bin", 326)
+    state = source("state", here / "run" / "state_00000002", 326, options={"tokenizer": str(here / "own.bin")})
+    found = own_tokenizer(state)
+    assert found is not None and found.tokenizer is not None and found.tokenizer.vocab_size == 326
+    gone = source("state", here / "run" / "state_00000002", 257, options={"tokenizer": str(here / "gone.bin")})
+    assert own_tokenizer(gone) is None and choose_tokenizer(gone, "auto").note == "bytes"
+
+
+def test_public_tables_are_found_elsewhere_but_never_by_the_network(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gpt2(*, allow_network: bool = True) -> Any:
+        assert not allow_network
+        raise InputError("not in the cache")
+
+    monkeypatch.setattr(tokenizers, "gpt2_tokenizer", gpt2)
+    state = here / "run" / "state_00000002"
+    named = tables.named(bytes_tokenizer())
+    found = own_tokenizer(source("state", state, 257, tokenizer=named))
+    assert found is not None and found.tokenizer == bytes_tokenizer()
+    for wanted in (Named("gpt2", V, named.sha256), Named("mine", 257, named.sha256), Named("hf", 257, "")):
+        missing = own_tokenizer(source("state", state, tokenizer=wanted))
+        assert missing is not None and missing.own and missing.tokenizer is None
+        assert wanted.name in missing.note and str(wanted.ids) in missing.note
+
+
+def test_what_a_state_says_of_its_tokenizer(here: Path) -> None:
+    config = source("state", here).config
+    own = made_tokenizer(326)
+    assert name_of(Choice(own, ""), config, here) == tables.named(own)
+    assert name_of(Choice(None, "", own=True), config, Path("x/folder")) == Named("folder", V, "")
+    assert name_of(Choice(None, ""), config, here) is None
+
+
+@pytest.mark.parametrize("found", [{"name": "a"}, {"name": "a", "ids": "3", "sha256": ""}, [1], {"name": 1, "ids": 3}])
+def test_a_state_that_names_no_table(found: Any) -> None:
+    model = {
+        "max_seq_len": 8,
+        "vocab_size": 9,
+        "padded_vocab_size": 128,
+        "num_layers": 1,
+        "num_heads": 1,
+        "channels": 8,
+    }
+    stored = {"step": 1, "dtype": "fp32", "model": model}
+    assert Metadata.from_json(stored, Path("x")).tokenizer is None
+    named = {"name": "a", "ids": 3, "sha256": "0"}
+    again = Metadata.from_json(stored | {"tokenizer": named}, Path("x"))
+    assert again.tokenizer == Named("a", 3, "0") and again.to_json()["tokenizer"] == named
+    with pytest.raises(FormatError, match=r"x: run\.json has tokenizer"):
+        Metadata.from_json(stored | {"tokenizer": found}, Path("x"))
