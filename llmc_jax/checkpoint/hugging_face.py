@@ -24,7 +24,7 @@ from llmc_jax.models.gpt2.tensors import BY_NAME, TENSORS
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PREFIXES = ("_orig_mod.", "module.", "transformer.")  # of torch.compile, of DistributedDataParallel, of the model
-HEAD = "lm_head.weight"
+HEAD, WTE = "lm_head.weight", BY_NAME["wte"].hugging_face
 LARGEST_CONFIG = 1 << 20  # bytes
 LARGEST_SIZE = 2**31 - 1
 SIZES = {
@@ -57,7 +57,7 @@ def name_in_block(tensor: str, layer: int) -> str:
 def read_config(path: Path) -> tuple[ModelConfig, bool, SpecialTokens]:
     """Return what a config.json says: the shape, with the vocabulary padded, whether the head is tied, the ids.
 
-    Tied: the output head is the token embedding, so that no file need hold it.
+    Tied: the output head is the token embedding, so that a file need hold one of the two only.
     Raises FormatError if it is missing, unreadable, or describes anything but a plain GPT-2.
     """
     found = read_json_object(path, LARGEST_CONFIG)
@@ -130,13 +130,7 @@ def _source(
     shown: Path, path: Path, described: tuple[ModelConfig, bool, SpecialTokens], stored: Mapping[str, Stored]
 ) -> Source:
     config, tied, special = described
-    source = source_of(path, "hugging-face", config, stored, "config.json", conv1d=True)
-    if not tied and not any(name.endswith(HEAD) for name in stored):
-        raise FormatError(
-            f"{path}: config.json has tie_word_embeddings false, so the model has an output head of its own, but there "
-            f"is no {HEAD}, and transformers would initialise it at random; if the head is the token embedding, set "
-            "tie_word_embeddings to true"
-        )
+    source = source_of(path, "hugging-face", config, stored, "config.json", conv1d=True, tied=tied)
     return source._replace(path=shown, special=special)
 
 
@@ -149,13 +143,15 @@ def source_of(
     *,
     conv1d: bool = False,
     biases: bool = True,
+    tied: bool = True,
 ) -> Source:
     """Return the source of a GPT-2 that consists of tensors by transformers' names, behind any of PREFIXES.
 
     stored: each has path, name, dtype, shape and whole(), as `Stored` has. said_by: what gave the shape. conv1d: linear
-    weights are (in, out). biases: False if it has none; they are zero then.
-    Raises FormatError if tensors are missing, too many, of another shape or dtype, or if there is an output head that
-    is not the token embedding.
+    weights are (in, out). biases: False if it has none; they are zero then. tied: whether the token embedding or the
+    output head, alone, stands for both.
+    Raises FormatError if tensors are missing, too many, of another shape or dtype, or if the output head is not the
+    token embedding.
     """
     tensors: dict[str, Any] = {}
     for name, tensor in stored.items():
@@ -164,25 +160,23 @@ def source_of(
         if name in tensors:
             raise FormatError(f"{path}: holds {name} twice, under different prefixes")
         tensors[name] = tensor
+    if not tied and (HEAD in tensors) != (WTE in tensors):
+        raise FormatError(
+            f"{path}: {said_by} has tie_word_embeddings false, so embedding and output head are two tensors, but there "
+            f"is no {WTE if HEAD in tensors else HEAD}, and transformers would initialise it at random; if the two "
+            "are one, set tie_word_embeddings to true"
+        )
     head = tensors.pop(HEAD, None)
+    if head is not None:
+        tensors.setdefault(WTE, head)  # where it is alone: safetensors' save_model keeps one name of a tensor with two
     _check_count(path, config, len(tensors))
     pieces = [piece for piece in slices(config) if biases or not BY_NAME[piece.tensor].bias]
     wanted = {name_in_block(piece.tensor, piece.layer): stored_shape(config, piece, conv1d) for piece in pieces}
     _check_names(path, wanted, tensors, said_by)
     for name, shape in wanted.items():
-        tensor = tensors[name]
-        if tensor.shape != shape:
-            raise FormatError(
-                f"{tensor.path}: tensor {tensor.name} has shape {tensor.shape}; by {said_by} it must be {shape}"
-            )
-        if tensor.dtype not in ITEMSIZE:
-            expected = "expected float32, bfloat16 or float16"
-            raise FormatError(f"{tensor.path}: tensor {tensor.name} is {tensor.dtype}; {expected}")
-    wte = tensors[name_in_block("wte", 0)]
-    if head is not None and not (head.dtype == wte.dtype and head.same_bits(wte)):
-        raise FormatError(
-            f"{head.path}: {head.name} differs from {wte.name}; this model's output head is its token embedding"
-        )
+        _check_tensor(tensors[name], shape, said_by)
+    if head is not None and head is not tensors[WTE]:
+        _check_head(head, tensors[WTE], said_by)
     shapes = {piece.tensor: piece.shape for piece in slices(config)}
 
     def read(group: str, tensor: str, layer: int) -> np.ndarray:
@@ -197,6 +191,27 @@ def source_of(
     dtypes = {tensors[name].dtype for name in wanted}
     dtype = dtypes.pop() if len(dtypes) == 1 else "fp32"
     return Source(path, kind, config, dtype, None, ("params",), read, ())
+
+
+def _check_tensor(tensor: Any, shape: tuple[int, ...], said_by: str) -> None:
+    if tensor.shape != shape:
+        raise FormatError(
+            f"{tensor.path}: tensor {tensor.name} has shape {tensor.shape}; by {said_by} it must be {shape}"
+        )
+    if tensor.dtype not in ITEMSIZE:
+        expected = "expected float32, bfloat16 or float16"
+        raise FormatError(f"{tensor.path}: tensor {tensor.name} is {tensor.dtype}; {expected}")
+
+
+def _check_head(head: Any, wte: Any, said_by: str) -> None:
+    """Check that an output head is the token embedding: equal as float32, in whichever dtype each is kept."""
+    _check_tensor(head, wte.shape, said_by)
+    if not head.same_bits(wte):
+        dtypes = "" if head.dtype == wte.dtype else f" ({head.dtype} and {wte.dtype})"
+        raise FormatError(
+            f"{head.path}: {head.name} differs from {wte.name}{dtypes}: the model is untied, with an output head of "
+            "its own, and cannot be used here, where the head is the token embedding"
+        )
 
 
 def stored_shape(config: ModelConfig, piece: Slice, conv1d: bool) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from llmc_jax.checkpoint import conversion
 from llmc_jax.checkpoint.hugging_face import name_in_block, write_folder
@@ -25,6 +25,7 @@ from llmc_jax.data.tokenizers import Choice, Table, bytes_tokenizer, gpt2_tokeni
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.models.gpt2 import model as gpt2
 from llmc_jax.models.gpt2.tensors import BY_NAME, views
+from tests.tied_heads import DTYPES, HEAD, Spelling, spelled
 
 FIXTURE = Path(__file__).resolve().parents[1] / "golden" / "hugging_face"
 CONFIG = ModelConfig(max_seq_len=24, vocab_size=61, padded_vocab_size=128, num_layers=2, num_heads=2, channels=16)
@@ -158,6 +159,79 @@ def test_a_head_of_its_own_that_is_not_there(folder: Path) -> None:
     set_config(folder, tie_word_embeddings="no")
     with pytest.raises(FormatError, match="tie_word_embeddings is 'no'"):
         open_source(folder)
+
+
+@pytest.mark.parametrize("kept", ["wte", "head", "both"])
+@pytest.mark.parametrize("outer", ["", "_orig_mod.", "module."])
+@pytest.mark.parametrize("inner", ["transformer.", ""])
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("dtype", list(DTYPES))
+def test_every_spelling_of_a_tied_head(
+    tmp_path: Path, kept: str, outer: str, inner: str, shards: int, dtype: str
+) -> None:
+    plain = open_source(spelled(FIXTURE, tmp_path / "plain", Spelling("wte", dtype)))
+    source = open_source(spelled(FIXTURE, tmp_path / "hf", Spelling(kept, dtype, outer, inner, shards)))
+    assert source._replace(path=plain.path, read=plain.read) == plain
+    assert source.config == CONFIG and source.dtype == dtype
+    assert conversion.passed(source).digest == conversion.passed(plain).digest
+
+
+def test_a_head_in_float32_leaves_a_bf16_model_what_it_is(tmp_path: Path) -> None:
+    folder = spelled(FIXTURE, tmp_path / "hf", Spelling("wte", "bf16"))
+    expected = conversion.passed(open_source(folder)).digest
+    tensors = load_file(folder / "model.safetensors")
+    store(folder / "model.safetensors", tensors | {HEAD: tensors["transformer.wte.weight"].astype(np.float32)})
+    source = open_source(folder)
+    assert (source.dtype, conversion.passed(source).digest) == ("bf16", expected)
+
+
+def with_heads(folder: Path, wte: np.ndarray | None, head: np.ndarray | None, **config: Any) -> Path:
+    """Puts these into a folder's file in the place of its token embedding; returns the folder."""
+    tensors = stored(folder)
+    del tensors["transformer.wte.weight"]
+    both = {"transformer.wte.weight": wte, HEAD: head}
+    store(folder / "model.safetensors", tensors | {name: array for name, array in both.items() if array is not None})
+    set_config(folder, **config)
+    return folder
+
+
+WTE = read_archive(FIXTURE / "model.safetensors")["transformer.wte.weight"].whole()
+NARROW = WTE.astype(DTYPES["bf16"])
+
+
+@pytest.mark.parametrize(("wte", "head"), [(NARROW, NARROW.astype(np.float32)), (NARROW.astype(np.float32), NARROW)])
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_head_of_another_dtype_and_the_same_values_is_tied(
+    folder: Path, wte: np.ndarray, head: np.ndarray, tied: bool
+) -> None:
+    """As transformers has it, which compares values and not bytes."""
+    source = open_source(with_heads(folder, wte, head, tie_word_embeddings=tied))
+    assert source.dtype == "fp32"  # that of the other tensors
+    np.testing.assert_array_equal(source.read("params", "wte", 0)[:61], NARROW.astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("wte", "head", "tied", "words"),
+    [
+        (WTE, NARROW, True, r"lm_head\.weight differs from transformer\.wte\.weight \(bf16 and fp32\)"),
+        (WTE, -WTE, True, r"lm_head\.weight differs from transformer\.wte\.weight: the model is untied"),
+        (WTE, -WTE, False, "the model is untied"),
+        (WTE, WTE[:60], True, r"lm_head\.weight has shape \(60, 16\); by config\.json it must be \(61, 16\)"),
+        (WTE, WTE.astype(np.float64), True, r"lm_head\.weight is F64; expected float32"),
+        (None, WTE[:60], True, r"lm_head\.weight has shape \(60, 16\); by config\.json it must be \(61, 16\)"),
+        (None, WTE.astype(np.float64), True, r"lm_head\.weight is F64; expected float32"),
+        (None, WTE, False, r"tie_word_embeddings false.* no wte\.weight"),
+        (WTE, None, False, r"tie_word_embeddings false.* no lm_head\.weight"),
+        (None, None, True, r"1 of a GPT-2's 28 tensors are missing, wte\.weight first"),
+        (None, None, False, r"1 of a GPT-2's 28 tensors are missing, wte\.weight first"),
+    ],
+)
+def test_heads_that_are_refused(
+    folder: Path, wte: np.ndarray | None, head: np.ndarray | None, tied: bool, words: str
+) -> None:
+    with pytest.raises(FormatError, match=words) as caught:
+        open_source(with_heads(folder, wte, head, tie_word_embeddings=tied))
+    assert str(caught.value).startswith(f"{folder / 'model.safetensors'}: ") and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("ids", [(3, 5), (3, [5, 7]), (None, 5), (None, None)])

@@ -85,6 +85,14 @@ def test_the_mapping() -> None:
     assert any("GELU" in line for line in source.warnings)
 
 
+@pytest.mark.parametrize("kept", ["transformer.wte.weight", "lm_head.weight"])
+@pytest.mark.parametrize("prefix", ["", "_orig_mod."])
+def test_the_embedding_or_the_head_alone_stands_for_both(kept: str, prefix: str) -> None:
+    gone = {"transformer.wte.weight", "lm_head.weight"} - {kept}
+    model = {prefix + name: tensor for name, tensor in state_dict().items() if name not in gone}
+    assert_holds(opened(checkpoint(model=model)), state_dict())
+
+
 def test_without_biases_they_are_zero() -> None:
     tensors = state_dict(biases=False)
     assert_holds(opened(checkpoint(model=tensors, model_args={**ARGS, "bias": False})), tensors)
@@ -132,6 +140,8 @@ def with_args(**changes: Any) -> Callable[[], dict[str, Any]]:
             with_tensor("lm_head.weight", np.zeros((V, C), np.float32)),
             r"lm_head\.weight differs from transformer\.wte\.weight",
         ),
+        (with_tensor("lm_head.weight", np.zeros((V + 1, C), np.float32)), r"lm_head\.weight has shape \(12, 8\)"),
+        (with_tensor("lm_head.weight", np.zeros((V, C))), r"lm_head\.weight is float64; expected float32"),
         (with_tensor("wte.weight", np.zeros((V, C), np.float32)), r"holds wte\.weight twice"),
         (with_tensor("transformer.extra", np.zeros(1, np.float32)), "holds 1 tensors .*, 'extra' first"),
     ],
