@@ -155,8 +155,8 @@ def source_of(
     """
     tensors: dict[str, Any] = {}
     for name, tensor in stored.items():
-        for prefix in PREFIXES:
-            name = name.removeprefix(prefix)
+        while name.startswith(PREFIXES):  # in any order
+            name = name.partition(".")[2]
         if name in tensors:
             raise FormatError(f"{path}: holds {name} twice, under different prefixes")
         tensors[name] = tensor

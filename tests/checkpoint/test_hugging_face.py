@@ -162,7 +162,7 @@ def test_a_head_of_its_own_that_is_not_there(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("kept", ["wte", "head", "both"])
-@pytest.mark.parametrize("outer", ["", "_orig_mod.", "module."])
+@pytest.mark.parametrize("outer", ["", "_orig_mod.", "module._orig_mod."])
 @pytest.mark.parametrize("inner", ["transformer.", ""])
 @pytest.mark.parametrize("shards", [1, 3])
 @pytest.mark.parametrize("dtype", list(DTYPES))
