@@ -17,6 +17,8 @@
 #     "xyzservices==2026.9.1", "absl-py==2.5.1", "aiofiles==25.1.0", "etils==1.15.0", "fsspec==2026.9.0",
 #     "humanize==4.17.0", "msgpack==1.2.4", "orbax-checkpoint==0.12.8", "prometheus-client==0.26.0", "protobuf==7.36.2",
 #     "psutil==7.2.2", "pyyaml==6.0.3", "simplejson==4.3.0", "tensorstore==0.1.86", "uvloop==0.23.0", "zipp==4.1.2",
+#     "anyio==4.16.0", "click==8.5.1", "filelock==4.3.1", "h11==0.16.0", "hf-xet==1.8.0", "httpcore2==2.16.2",
+#     "httpx2==2.16.2", "huggingface-hub==2.4.0", "tokenizers==0.23.3", "tqdm==4.70.1", "truststore==0.10.5",
 #     "build==1.6.1", "execnet==2.1.2", "hypothesis==6.170.15", "iniconfig==2.3.1", "mypy==2.4.1",
 #     "mypy-extensions==1.2.0", "pathspec==1.1.1", "pluggy==1.7.0", "pyarrow==26.0.1", "pytest==9.2.0",
 #     "pytest-xdist==3.8.0", "ruff==0.17.5", "safetensors==0.8.0", "sortedcontainers==2.4.0",

@@ -275,7 +275,7 @@ def test_console_command_exists(project: dict) -> None:
 
 
 def test_extras(project: dict) -> None:
-    assert {"cuda12", "cuda13", "triton", "data", "dev"} <= set(project["optional-dependencies"])
+    assert {"cuda12", "cuda13", "triton", "data", "hf", "dev"} <= set(project["optional-dependencies"])
     for cuda in ("cuda12", "cuda13"):
         jax, nvml = project["optional-dependencies"][cuda]
         assert nvml.startswith("nvidia-ml-py")
