@@ -52,8 +52,8 @@ def add_model(parser: argparse.ArgumentParser, title: str) -> argparse._Argument
     group = parser.add_argument_group(title)
     add = group.add_argument
     add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), help="compute in (default auto: bf16 on a GPU, else fp32)")
-    add("--tokenizer", metavar="SPEC", help="bytes, gpt2, llama3, none or the path of a tokenizer file (default auto: "
-        "a model's own, as far as it is known)")  # fmt: skip
+    add("--tokenizer", metavar="SPEC", help="bytes, gpt2, llama3, none or the path of a tokenizer file or a folder of "
+        "Hugging Face's (default auto: a model's own, as far as it is known)")  # fmt: skip
     add("--model-attention", choices=("auto", "softmax", "relu"),
         help="what it was trained with (default auto: as its training state says, else softmax)")  # fmt: skip
     add("--step", type=int, metavar="N", help="of a folder with several training states: this one, not the newest")

@@ -43,8 +43,8 @@ def add_tokenizer_spec(parser: argparse.ArgumentParser) -> None:
         default="gpt2",
         metavar="SPEC",
         help=f"bytes; gpt2: its table from tiktoken's cache, ./{DEFAULT_BIN} or the network; llama3: likewise from "
-        f"./tokenizer.model, a cache or the network; or the path of a {DEFAULT_BIN} or of Llama 3's tokenizer.model "
-        "(default: gpt2)",
+        f"./tokenizer.model, a cache or the network; or the path of a {DEFAULT_BIN}, of Llama 3's tokenizer.model, or "
+        "of a folder or tokenizer.json of Hugging Face's (default: gpt2)",
     )
 
 

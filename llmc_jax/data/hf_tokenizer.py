@@ -1,28 +1,68 @@
-"""Tokenizer files of Hugging Face's GPT-2: vocab.json and merges.txt out of a table of pieces, and a table out of them.
+"""Tokenizer files of Hugging Face's: read whole or refused, and written.
 
-Both sides hold the same thing: the bytes that each id stands for. There they are written in characters that stand for
-bytes, with the merges listed; here they are bytes, and a merge's rank is its id. Leaves out tables that are no
-byte-level byte-pair encoding.
+A plain one is GPT-2's byte-level byte-pair encoding whose merges have their ids for ranks: the table of its pieces says
+all of it, and tiktoken encodes. Of any other the settings are put together as transformers does it, in the form of a
+tokenizer.json, with which the tokenizers package encodes. What is no byte-level byte-pair encoding, or has a field that
+could change ids and is not known here, is refused by name. Leaves out encoding, and chat templates.
 """
 
+import functools
+import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from llmc_jax.data.tokenizers import END_OF_TEXT, MAX_VOCAB, Table, Tokenizer, byte_characters, table_tokenizer
+import numpy as np
+
+from llmc_jax.data.tokenizers import (
+    END_OF_TEXT,
+    LONGEST_PIECE,
+    MAX_VOCAB,
+    MERGES_SHA256,
+    Table,
+    Tokenizer,
+    byte_characters,
+    check_single_bytes,
+    table_tokenizer,
+)
 from llmc_jax.errors import FormatError, InputError
-from llmc_jax.files import read_json_object, write_json
+from llmc_jax.files import opened, read_json_object, write_json
 
 FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "vocab.json",
-    "merges.txt",
-    "added_tokens.json",
+    "tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json", "added_tokens.json",
     "special_tokens_map.json",
-)
+)  # fmt: skip
 LARGEST_FILE = 1 << 28  # bytes; GPT-2's vocab.json has 1 MB
+
+# Classes of transformers: one that cuts text into words as GPT-2 does, and those that leave all to tokenizer.json
+GPT2_CLASS = "GPT2Tokenizer"
+WHOLE_CLASSES = ("PreTrainedTokenizer", "TokenizersBackend")  # the former with Fast behind it, as it may have
+# What of tokenizer_config.json would put other files, tables or programs in the place of those that are read here
+REFUSED_SETTINGS = ("auto_map", "fast_tokenizer_files", "gguf_file", "init_inputs", "merges", "vocab")
+
+# The fields of a tokenizer.json's model, and the values that they may have; None: any
+MODEL_FIELDS: dict[str, tuple[Any, ...] | None] = {
+    "type": ("BPE",),
+    "dropout": (None, 0),
+    "unk_token": None,  # for characters without an id; the single bytes all have one
+    "continuing_subword_prefix": (None, ""),
+    "end_of_word_suffix": (None, ""),
+    "fuse_unk": (None, True, False),
+    "byte_fallback": (None, False),
+    "ignore_merges": (None, True, False),
+    "vocab": None,
+    "merges": None,
+}
+NORMALIZERS = ("Lowercase", "NFC", "NFD", "NFKC", "NFKD", "Prepend", "Replace", "Strip", "StripAccents")
+PRE_TOKENIZERS = ("ByteLevel", "Digits", "Punctuation", "Split", "Whitespace", "WhitespaceSplit")
+TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Return whether a folder holds a tokenizer of Hugging Face's."""
+    return any((folder / name).is_file() for name in FILES[:2])
 
 
 # ----- out ----------------------------------------------------------------------------------------------------------
@@ -54,83 +94,322 @@ def merges_of(table: Table) -> list[tuple[bytes, bytes]]:
     return [split_of(piece, ranks) for piece in ranks if len(piece) > 1]
 
 
-def write_files(folder: Path, table: Tokenizer, max_seq_len: int) -> None:
-    """Write vocab.json, merges.txt and tokenizer_config.json.
+def write_files(folder: Path, tokenizer: Tokenizer, max_seq_len: int) -> None:
+    """Write the files with which transformers makes the same ids: of a plain one vocab.json and merges.txt, else
+    tokenizer.json; and tokenizer_config.json.
 
-    Raises InputError if the table is no byte-pair encoding, OSError if the disk does not take them.
+    Raises InputError if a plain one is no byte-pair encoding, OSError if the disk does not take them.
     """
-    characters = byte_characters()
-
-    def written(piece: bytes) -> str:
-        return "".join(characters[value] for value in piece)
-
-    merges = merges_of(Table(table.pieces, table.eot))
-    vocab = {written(piece): token for token, piece in enumerate(table.pieces)}
-    vocab.pop(written(table.pieces[table.eot]), None)
-    special = END_OF_TEXT.decode()
-    vocab[special] = table.eot
-    lines = ["#version: 0.2", *(f"{written(left)} {written(right)}" for left, right in merges), ""]
+    special = tokenizer.pieces[tokenizer.eot].decode() if tokenizer.json else END_OF_TEXT.decode()
     settings = {
         "add_prefix_space": False,
         "bos_token": special,
         "eos_token": special,
         "errors": "replace",
         "model_max_length": max_seq_len,
-        "tokenizer_class": "GPT2Tokenizer",
+        "tokenizer_class": GPT2_CLASS,
         "unk_token": special,
     }
+    if tokenizer.json:
+        (folder / "tokenizer.json").write_text(tokenizer.json, encoding="utf-8")
+        prefix = json.loads(tokenizer.json)["pre_tokenizer"].get("add_prefix_space", False)
+        settings |= {"add_prefix_space": prefix, "tokenizer_class": "PreTrainedTokenizerFast"}
+    else:
+        _write_table(folder, Table(tokenizer.pieces, tokenizer.eot))
+    write_json(folder / "tokenizer_config.json", settings)
+
+
+def _write_table(folder: Path, table: Table) -> None:
+    characters = byte_characters()
+
+    def written(piece: bytes) -> str:
+        return "".join(characters[value] for value in piece)
+
+    merges = merges_of(table)
+    vocab = {written(piece): token for token, piece in enumerate(table.pieces)}
+    vocab.pop(written(table.pieces[table.eot]), None)
+    vocab[END_OF_TEXT.decode()] = table.eot
+    lines = ["#version: 0.2", *(f"{written(left)} {written(right)}" for left, right in merges), ""]
     (folder / "vocab.json").write_text(json.dumps(vocab, ensure_ascii=False), encoding="utf-8")
     (folder / "merges.txt").write_text("\n".join(lines), encoding="utf-8", newline="\n")
-    write_json(folder / "tokenizer_config.json", settings)
 
 
 # ----- in -----------------------------------------------------------------------------------------------------------
 
 
-def read_table(folder: Path) -> Table:
-    """Return the table of a folder's vocab.json, or else of its tokenizer.json.
+def hf_tokenizer(path: str | Path) -> Tokenizer:
+    """Return the tokenizer of a folder, as transformers puts it together, or of a tokenizer.json of any name alone.
 
-    Raises FormatError if neither is there, or if it is not the table of a byte-level encoding with an end of text.
+    Its ids are those of transformers 5.24, but that special tokens in a text are text. What ends a text is
+    <|endoftext|>, else the eos_token that tokenizer_config.json or special_tokens_map.json names.
+    Raises FormatError that names file and field for what is no byte-level byte-pair encoding, has a hole in its ids or
+    a setting that is not known, or where nothing ends a text. encode raises InputError without the tokenizers package.
     """
-    path = folder / "vocab.json"
-    if path.is_file():
-        return _table_of(path, read_json_object(path, LARGEST_FILE))
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise FormatError(f"{folder}: holds neither vocab.json nor tokenizer.json, so no tokenizer can be made of it")
-    found = read_json_object(path, LARGEST_FILE)
-    model, added = found.get("model"), found.get("added_tokens", [])
-    if not isinstance(model, dict) or not isinstance(model.get("vocab"), dict) or not isinstance(added, list):
-        raise FormatError(f"{path}: has no model with a vocab")
-    vocab = dict(model["vocab"])
-    for entry in added:
-        if not isinstance(entry, dict) or not isinstance(entry.get("content"), str):
-            raise FormatError(f"{path}: its added_tokens are not a list of tokens")
-        vocab[entry["content"]] = entry.get("id")
-    return _table_of(path, vocab)
+    path = Path(path)
+    folder = path if path.is_dir() else path.parent
+    config, special = (_optional(folder / name) for name in ("tokenizer_config.json", "special_tokens_map.json"))
+    if path.is_dir():
+        file, found, added = _of_folder(folder, config)
+        named = _named(config) | _named(special)
+    else:
+        file, found, named = path, _checked(path, read_json_object(path, LARGEST_FILE)), set()
+        added = found["added_tokens"]
+    ids = dict(found["model"]["vocab"])
+    for token in added:  # transformers goes by their order, and not by the id that a file gives
+        if ids.setdefault(token["content"], len(ids)) != token["id"]:
+            own = ids[token["content"]]
+            _refuse(path, f"the id of the added token {token['content']!r}", token["id"], f"transformers takes {own}")
+    eot = _end_of_text(file, ids, config, special)
+    tokens = {token["content"]: token for token in added}
+    for text in (*named, END_OF_TEXT.decode(), eot):  # what ends a text is special, whatever a file says
+        if text in ids:
+            tokens[text] = _token(file, {"id": ids[text], "content": text} | tokens.get(text, {}) | {"special": True})
+    found["added_tokens"] = sorted(tokens.values(), key=lambda token: int(token["id"]))
+    pieces, name = _pieces(file, ids, tokens), path.resolve().name
+    if (plain := _plain(found, Table(pieces, ids[eot]), name, str(path))) is not None:
+        return plain
+    text = json.dumps(found)
+    encoder = functools.cache(lambda: _encoder(file, text, pieces))  # made when first needed, as tiktoken's
+    return Tokenizer(name, pieces, ids[eot], str(path), lambda text: encoder()(text), text)
 
 
-def _table_of(path: Path, vocab: Mapping[str, Any]) -> Table:
-    ids = list(vocab.values())
+def _optional(path: Path) -> dict[str, Any]:
+    return read_json_object(path, LARGEST_FILE) if path.is_file() else {}
+
+
+def _refuse(file: Path, field: str, value: object, expected: str) -> NoReturn:
+    shown = repr(value)
+    raise FormatError(f"{file}: {field} is {shown if len(shown) < 80 else shown[:76] + ' ...'}; {expected}")
+
+
+def _of_folder(folder: Path, config: Mapping[str, Any]) -> tuple[Path, dict[str, Any], list[dict[str, Any]]]:
+    """Return the file with the vocabulary, a tokenizer.json without added tokens, and those in the order of adding."""
+    settings = folder / "tokenizer_config.json"
+    own = config.get("tokenizer_class") or _optional(folder / "config.json").get("tokenizer_class") or GPT2_CLASS
+    name = str(own).removesuffix("Fast")
+    if name not in (GPT2_CLASS, *WHOLE_CLASSES):
+        _refuse(settings, "tokenizer_class", own, f"expected {GPT2_CLASS} or PreTrainedTokenizerFast")
+    for field in REFUSED_SETTINGS:
+        if config.get(field):
+            _refuse(settings, field, config[field], "this program does not go by it")
+    if type(config.get("add_prefix_space", False)) is not bool:
+        _refuse(settings, "add_prefix_space", config["add_prefix_space"], "expected true or false")
+    file = folder / "tokenizer.json"
+    if file.is_file():
+        found = _checked(file, read_json_object(file, LARGEST_FILE))
+    else:
+        file = folder / "vocab.json"
+        if not file.is_file():
+            raise FormatError(
+                f"{folder}: holds neither vocab.json nor tokenizer.json, so no tokenizer can be made of it"
+            )
+        if name != GPT2_CLASS:
+            _refuse(settings, "tokenizer_class", own, f"without a tokenizer.json expected {GPT2_CLASS}")
+        model = {"vocab": read_json_object(file, LARGEST_FILE), "merges": _merges_in(folder / "merges.txt")}
+        found = _checked(file, {"model": model, "pre_tokenizer": BYTE_LEVEL, "decoder": BYTE_LEVEL})
+    added = sorted(_added(folder, config, found), key=lambda token: int(token["id"]))
+    if name == GPT2_CLASS:
+        _make_gpt2s(file, found, config.get("add_prefix_space"))
+        return file, found, added
+    inside, beside = found["pre_tokenizer"].get("add_prefix_space"), config.get("add_prefix_space")
+    if {inside, beside} == {True, False}:
+        _refuse(file, "pre_tokenizer.add_prefix_space", inside, "tokenizer_config.json says the opposite")
+    return file, found, [*found["added_tokens"], *added]
+
+
+def _make_gpt2s(file: Path, found: dict[str, Any], prefix: bool | None) -> None:
+    """Put GPT-2's pre-tokenizer into a tokenizer.json, as transformers does for its class.
+
+    prefix: what tokenizer_config.json says of a space before a text. Raises FormatError where that loses something.
+    """
+    outer = found["pre_tokenizer"]
+    lost = {"normalizer": found["normalizer"], "model.ignore_merges": found["model"].get("ignore_merges")}
+    if not _is_gpt2s(outer if prefix is None else outer | {"add_prefix_space": False}):
+        lost["pre_tokenizer"] = outer
+    for field, value in lost.items():
+        if value:
+            way = 'write "tokenizer_class": "PreTrainedTokenizerFast" into tokenizer_config.json'
+            _refuse(file, field, value, f"transformers leaves that out for a {GPT2_CLASS}; to have it, {way}")
+    found["pre_tokenizer"] = BYTE_LEVEL | {"add_prefix_space": bool(prefix)}
+
+
+def _is_gpt2s(pre_tokenizer: Mapping[str, Any]) -> bool:
+    return BYTE_LEVEL | dict(pre_tokenizer) | {"trim_offsets": True} == BYTE_LEVEL
+
+
+def _added(folder: Path, config: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the added tokens of a folder: those of tokenizer_config.json, else of the older files."""
+    if "added_tokens_decoder" not in config:
+        path = folder / "added_tokens.json"
+        yield from (_token(path, {"content": text, "id": token}) for text, token in _optional(path).items())
+        yield from found["added_tokens"]
+        return
+    path, listed = folder / "tokenizer_config.json", config["added_tokens_decoder"]
+    if not isinstance(listed, dict) or not all(key.isdecimal() and len(key) < 9 for key in listed):
+        _refuse(path, "added_tokens_decoder", listed, "expected ids, each with a token")
+    yield from (_token(path, {"content": None, **_object(entry), "id": int(key)}) for key, entry in listed.items())
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _token(path: Path, entry: Any) -> dict[str, Any]:
+    """Return an added token with its id and all of its flags. Raises FormatError if it is none."""
+    entry = _object(entry)
+    text, token = entry.get("content"), entry.get("id")
+    flags = {flag: entry.get(flag, flag == "normalized" and not entry.get("special")) for flag in TOKEN_FLAGS}
+    known = entry.keys() <= {"id", "content", *TOKEN_FLAGS} and all(type(flag) is bool for flag in flags.values())
+    if not known or type(token) is not int or not isinstance(text, str) or not text:
+        _refuse(path, "an added token", entry, f"expected id, content, and true or false for {', '.join(TOKEN_FLAGS)}")
+    return {"id": token, "content": text, **flags}
+
+
+def _named(settings: Mapping[str, Any]) -> set[str]:
+    """Return the tokens that a file of settings calls special."""
+    found: list[Any] = []
+    for field, value in settings.items():
+        if field in ("additional_special_tokens", "extra_special_tokens"):
+            found += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        elif field.endswith("_token"):
+            found.append(value)
+    return {text for text in map(_content, found) if text is not None}
+
+
+def _content(token: Any) -> str | None:
+    """Return a token's text, whether it is written as that or with its flags; None if it is neither."""
+    token = token.get("content") if isinstance(token, dict) else token
+    return token if isinstance(token, str) else None
+
+
+def _end_of_text(file: Path, ids: Mapping[str, int], *settings: Mapping[str, Any]) -> str:
+    for text in (END_OF_TEXT.decode(), *(_content(each.get("eos_token")) for each in settings)):
+        if text is not None and text in ids:
+            return text
+    raise FormatError(
+        f"{file}: has no {END_OF_TEXT.decode()}, and no eos_token of tokenizer_config.json; nothing tells the token "
+        "that ends a text"
+    )
+
+
+# ----- tokenizer.json -----------------------------------------------------------------------------------------------
+
+
+def _checked(file: Path, found: dict[str, Any]) -> dict[str, Any]:
+    """Return a tokenizer.json with all of its fields, in one form, its ids in order. Raises FormatError."""
+    model, added = _object(found.get("model")), found.get("added_tokens") or []
+    for field, value in model.items():
+        allowed = MODEL_FIELDS.get(field, ())
+        if allowed is not None and value not in allowed:
+            _refuse(file, f"model.{field}", value, "expected a plain byte-level BPE")
+    if not isinstance(model.get("vocab"), dict):
+        raise FormatError(f"{file}: has no model with a vocab")
+    ids = list(model["vocab"].values())
     if not all(type(token) is int for token in ids) or sorted(ids) != list(range(len(ids))) or len(ids) > MAX_VOCAB:
-        raise FormatError(f"{path}: the ids of its {len(ids):,} tokens are not the numbers from 0 on, each once")
-    special = END_OF_TEXT.decode()
-    if special not in vocab:
-        raise FormatError(f"{path}: has no {special}, the token that ends a text")
+        raise FormatError(f"{file}: the ids of its {len(ids):,} tokens are not the numbers from 0 on, each once")
+    vocab = dict(sorted(model["vocab"].items(), key=lambda item: int(item[1])))
+    normalizer, outer = found.get("normalizer"), found.get("pre_tokenizer")
+    _stages(file, "normalizer", normalizer, NORMALIZERS)
+    stages = _stages(file, "pre_tokenizer", outer, PRE_TOKENIZERS)
+    if stages[-1:] != ["ByteLevel"] or stages.count("ByteLevel") != 1:
+        _refuse(file, "pre_tokenizer", outer, "expected ByteLevel as its last stage, and nowhere else")
+    return {
+        "version": found.get("version", "1.0"),
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [_token(file, entry) for entry in (added if isinstance(added, list) else [added])],
+        "normalizer": normalizer,
+        "pre_tokenizer": outer,
+        "post_processor": found.get("post_processor"),
+        "decoder": found.get("decoder"),
+        "model": {"type": "BPE"} | model | {"vocab": vocab, "merges": _pairs(file, model.get("merges"), vocab)},
+    }
+
+
+def _stages(file: Path, field: str, value: Any, known: tuple[str, ...]) -> list[str]:
+    """Return the types of the stages of a normalizer or pre-tokenizer, which may be none. Raises FormatError."""
+    listed = _object(value).get(field.replace("_", "") + "s") if _object(value).get("type") == "Sequence" else None
+    stages = listed if isinstance(listed, list) else [] if value is None else [value]
+    for stage in stages:
+        if _object(stage).get("type") not in known:
+            _refuse(file, field, stage, f"expected {', '.join(known)}")
+    return [stage["type"] for stage in stages]
+
+
+def _merges_in(path: Path) -> list[str]:
+    """Return the lines of a merges.txt, as the tokenizers package takes them. Raises FormatError."""
+    with opened(path) as file:
+        raw = file.read()
+    try:
+        lines = raw.decode().removesuffix("\n").split("\n")
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{path}: is not UTF-8: byte {error.start} is {raw[error.start]:#04x}") from None
+    return [line.removesuffix("\r") for line in lines if line and not line.startswith("#version")]
+
+
+def _pairs(file: Path, merges: Any, vocab: Mapping[str, int]) -> list[list[str]]:
+    """Return the merges as pairs. Raises FormatError if one does not join two tokens to a third."""
+    pairs = []
+    for number, merge in enumerate(merges if isinstance(merges, list) else [merges]):
+        pair = merge.split(" ") if isinstance(merge, str) else merge
+        known = isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair)
+        if not known or not {*pair, "".join(pair)} <= vocab.keys():
+            _refuse(file, f"merge {number}", merge, "expected two tokens of the vocabulary that make a third")
+        pairs.append(pair)
+    return pairs
+
+
+# ----- pieces, and who encodes --------------------------------------------------------------------------------------
+
+
+def _pieces(file: Path, ids: Mapping[str, int], added: Mapping[str, Any]) -> tuple[bytes, ...]:
+    """Return the bytes that each id stands for."""
     byte_of = {character: value for value, character in enumerate(byte_characters())}
     pieces = [b""] * len(ids)
-    for text, token in vocab.items():
-        plain = all(character in byte_of for character in text)
+    for text, token in ids.items():
+        plain = text not in added and all(character in byte_of for character in text)
         try:
             pieces[token] = bytes(byte_of[character] for character in text) if plain else text.encode()
         except UnicodeEncodeError:
-            raise FormatError(f"{path}: token {token}, {text!r}, is not text") from None
-    return Table(tuple(pieces), vocab[special])
+            raise FormatError(f"{file}: token {token}, {text!r}, is not text") from None
+    return tuple(pieces)
 
 
-def has_tokenizer(folder: Path) -> bool:
-    return (folder / "vocab.json").is_file() or (folder / "tokenizer.json").is_file()
+def _plain(found: Mapping[str, Any], table: Table, name: str, spec: str) -> Tokenizer | None:
+    """Return a table's tokenizer; None where the table does not say all of a tokenizer.json."""
+    pieces, model, added = table.pieces, found["model"], [token["content"] for token in found["added_tokens"]]
+    if found["normalizer"] is not None or model.get("ignore_merges") or not _is_gpt2s(found["pre_tokenizer"]):
+        return None
+    if added != [END_OF_TEXT.decode()] or not all(1 <= len(piece) <= LONGEST_PIECE for piece in pieces):
+        return None
+    tokenizer = table_tokenizer(name, table, spec)
+    text = "".join(["#version: 0.2\n", *(f"{left} {right}\n" for left, right in model["merges"])])
+    if tokenizer.name == "gpt2" and hashlib.sha256(text.encode()).hexdigest() == MERGES_SHA256:
+        return tokenizer  # as below, in a tenth of the time
+    merges = [(pieces[model["vocab"][left]], pieces[model["vocab"][right]]) for left, right in model["merges"]]
+    try:
+        return tokenizer if merges == merges_of(table) else None
+    except InputError:
+        return None
 
 
-def hf_tokenizer(path: Path) -> Tokenizer:
-    return table_tokenizer(path.name, read_table(path), str(path))
+def _encoder(file: Path, text: str, pieces: tuple[bytes, ...]) -> Callable[[str], np.ndarray]:
+    """Return the tokenizers package's encoder of a tokenizer.json. Raises InputError if there is none."""
+    check_single_bytes(str(file), pieces)
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise InputError(
+            f"{file}: encoding with this tokenizer needs the tokenizers package: pip install '.[hf]'"
+        ) from error
+    try:
+        encoding = tokenizers.Tokenizer.from_str(text)
+    except Exception as error:  # it has no type of its own
+        raise FormatError(f"{file}: the tokenizers package does not take it: {' '.join(str(error).split())}") from None
+    encoding.encode_special_tokens = True  # as text
+
+    def encode(text: str) -> np.ndarray:
+        text.encode()  # half a surrogate pair is an error of its own here, and a TypeError there
+        return np.array(encoding.encode(text, add_special_tokens=False).ids, np.uint32)
+
+    return encode

@@ -225,12 +225,7 @@ def _bpe_encoder(name: str, pieces: tuple[bytes, ...], eot: int) -> Callable[[st
     ranks = {piece: token for token, piece in enumerate(pieces) if token not in special}
     if len(ranks) != len(pieces) - len(special):
         raise InputError(f"tokenizer {name}: two ids stand for the same bytes; such a table can decode, not encode")
-    missing = [value for value in range(256) if bytes([value]) not in ranks]
-    if missing:
-        raise InputError(
-            f"tokenizer {name}: {len(missing)} of the 256 single bytes, {missing[0]:#04x} first, have no id; such a "
-            "table can decode, not encode"
-        )
+    check_single_bytes(name, ranks)
     import tiktoken
 
     pattern = LLAMA3_PATTERN if llama3 else GPT2_PATTERN
@@ -246,6 +241,16 @@ def _bpe_encoder(name: str, pieces: tuple[bytes, ...], eot: int) -> Callable[[st
             return np.concatenate([encode(part) for part in _without_long_runs(text, llama3)])
 
     return patient
+
+
+def check_single_bytes(name: str, pieces: Iterable[bytes]) -> None:
+    """Raise InputError where one of the 256 single bytes has no id, so that not every text can be encoded."""
+    missing = sorted({bytes([value]) for value in range(256)}.difference(pieces))
+    if missing:
+        raise InputError(
+            f"tokenizer {name}: {len(missing)} of the 256 single bytes, {missing[0][0]:#04x} first, have no id; such a "
+            "table can decode, not encode"
+        )
 
 
 _SPACE = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"  # what Unicode calls white space
@@ -367,16 +372,22 @@ def bin_tokenizer(path: str | Path) -> Tokenizer:
 
 
 def file_tokenizer(path: str | Path) -> Tokenizer:
-    """Return the tokenizer of a `gpt2_tokenizer.bin` or of Llama 3's `tokenizer.model`, told apart by how they begin.
+    """Return the tokenizer of a folder or tokenizer.json of Hugging Face's, a `gpt2_tokenizer.bin`, or Llama 3's
+    `tokenizer.model`; files are told apart by how they begin.
 
-    Raises InputError if there is no readable file, FormatError for one that is neither.
+    Raises InputError if there is no readable file, FormatError for one that is none of these.
     """
     from llmc_jax.data.hf_tokenizer import hf_tokenizer
     from llmc_jax.data.llama3 import is_model, model_tokenizer
 
-    if os.path.isdir(path):
-        return hf_tokenizer(Path(path))
+    if os.path.isdir(path) or _begins(path, b"{"):
+        return hf_tokenizer(path)
     return model_tokenizer(path) if is_model(path) else bin_tokenizer(path)
+
+
+def _begins(path: str | Path, word: bytes) -> bool:
+    with refusing(f"{path}: cannot be read", "check the path"), open(path, "rb") as file:
+        return file.read(64).lstrip().startswith(word)
 
 
 def table_tokenizer(name: str, table: Table, spec: str) -> Tokenizer:
@@ -416,7 +427,7 @@ def load_tokenizer(spec: str, vocab_size: int | None = None, folders: Iterable[P
     """Return the tokenizer that --tokenizer asks for.
 
     spec: `bytes`; `gpt2` (see `gpt2_tokenizer`; may use the network); `llama3` (see `llama3_tokenizer`; it too may);
-    the path of a gpt2_tokenizer.bin or of Llama 3's tokenizer.model; `none`; or `auto`, which never uses the network:
+    the path of what `file_tokenizer` takes; `none`; or `auto`, which never uses the network:
     bytes for V=257; for V=50257, and 50304, to which others pad it, the gpt2_tokenizer.bin of the first of `folders`
     (those of the model or the data) that has one, else the one here, else GPT-2's table from tiktoken's cache; for
     V=128256 Llama 3's, if its table is at hand; otherwise none.
@@ -436,12 +447,12 @@ def load_tokenizer(spec: str, vocab_size: int | None = None, folders: Iterable[P
     elif spec == "llama3":
         _check_vocab("Llama 3's", LLAMA3_VOCAB, vocab_size)
         choice = _llama3()
-    elif os.path.exists(spec) or os.sep in spec or spec.endswith((".bin", ".model")):
+    elif os.path.exists(spec) or os.sep in spec or spec.endswith((".bin", ".model", ".json")):
         choice = Choice(file_tokenizer(spec), spec)
     else:
         raise InputError(
-            f"--tokenizer {spec}: expected auto, bytes, gpt2, llama3, none, or the path of a {DEFAULT_BIN} or of Llama "
-            "3's tokenizer.model (no such file)"
+            f"--tokenizer {spec}: expected auto, bytes, gpt2, llama3, none, or the path of a {DEFAULT_BIN}, of Llama "
+            "3's tokenizer.model, or of a folder or tokenizer.json of Hugging Face's (no such file)"
         )
     return choice if vocab_size is None else fitted(choice, vocab_size)
 

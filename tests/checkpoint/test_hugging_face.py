@@ -20,9 +20,8 @@ from llmc_jax.checkpoint.safetensors import read_archive
 from llmc_jax.checkpoint.source import Slice, Source, SpecialTokens, slices
 from llmc_jax.checkpoint.sources import open_source
 from llmc_jax.config.model import ModelConfig
-from llmc_jax.data import hf_tokenizer
-from llmc_jax.data.tokenizers import Choice, Table, bytes_tokenizer, gpt2_tokenizer
-from llmc_jax.errors import FormatError, InputError
+from llmc_jax.data.tokenizers import Choice, Table, table_tokenizer
+from llmc_jax.errors import FormatError
 from llmc_jax.models.gpt2 import model as gpt2
 from llmc_jax.models.gpt2.tensors import BY_NAME, views
 from tests.tied_heads import DTYPES, HEAD, Spelling, spelled
@@ -259,9 +258,10 @@ def test_ids_that_llmc_has_no_place_for(folder: Path, tmp_path: Path) -> None:
     assert model.special is None
     back = conversion.to_hugging_face(model, tmp_path / "back", "fp32", None, force=False)
     assert conversion.NO_SPECIAL in back.warnings and open_source(tmp_path / "back").special == NO_IDS
-    table = Table(tuple(b"x%d" % token for token in range(61)), 5)
-    assert conversion.special_tokens(model, table) == conversion.special_tokens(open_source(FIXTURE), table) == (5, 5)
-    assert conversion.special_tokens(open_source(folder), table) == (3, 5)
+    tokenizer = table_tokenizer("some", Table(tuple(b"x%d" % token for token in range(61)), 5), "")
+    assert conversion.special_tokens(model, tokenizer) == (5, 5)
+    assert conversion.special_tokens(open_source(FIXTURE), tokenizer) == (5, 5)
+    assert conversion.special_tokens(open_source(folder), tokenizer) == (3, 5)
 
 
 @pytest.mark.parametrize("value", ["5", -1, True, 2**40, [5]])
@@ -360,89 +360,7 @@ def test_broken_folders(folder: Path) -> None:
         open_source(folder / "other.safetensors")
 
 
-# Tokenizer files
-
-
-def test_bytes_as_a_tokenizer(tmp_path: Path) -> None:
-    tokenizer = bytes_tokenizer()
-    table = Table(tokenizer.pieces, tokenizer.eot)
-    hf_tokenizer.write_files(tmp_path, table, 64)
-    assert hf_tokenizer.read_table(tmp_path) == table
-    assert (tmp_path / "merges.txt").read_text() == "#version: 0.2\n"
-    transformers = pytest.importorskip("transformers")
-    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
-    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    text = "Hé, wörld\n\x00 <|endoftext|>\t"
-    assert theirs("Hé, wörld\n\x00 ")["input_ids"] == tokenizer.encode("Hé, wörld\n\x00 ").tolist()
-    assert theirs(text)["input_ids"].count(256) == 1 and theirs.eos_token_id == 256
-
-
-def test_a_small_encoding_there_and_back(tmp_path: Path) -> None:
-    """Ids in no order, an end of text in the middle, merges of merges; by vocab.json and by tokenizer.json."""
-    singles = [bytes([value]) for value in np.random.default_rng(0).permutation(256)]
-    pieces = (*singles, b"ab", b"<|endoftext|>", b"abc", b" \x80", b"abab", b"ababc")
-    table = Table(pieces, 257)
-    assert hf_tokenizer.merges_of(table) == [
-        (b"a", b"b"),
-        (b"ab", b"c"),
-        (b" ", b"\x80"),
-        (b"ab", b"ab"),
-        (b"ab", b"abc"),
-    ]
-    hf_tokenizer.write_files(tmp_path, table, 64)
-    assert hf_tokenizer.read_table(tmp_path) == table
-    vocab = json.loads((tmp_path / "vocab.json").read_text())
-    del vocab["<|endoftext|>"]
-    added = [{"id": 257, "content": "<|endoftext|>", "special": True}]
-    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}, "added_tokens": added}))
-    (tmp_path / "vocab.json").unlink()
-    assert hf_tokenizer.read_table(tmp_path) == table
-
-
-def test_gpt2s_own_files(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """merges.txt byte for byte, vocab.json entry for entry, from the table alone."""
-    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(shared / "data" / "tiktoken"))
-    tokenizer = gpt2_tokenizer(allow_network=False)
-    table = Table(tokenizer.pieces, tokenizer.eot)
-    hf_tokenizer.write_files(tmp_path, table, 1024)
-    cached = {path.stat().st_size: path for path in (shared / "data" / "tiktoken").iterdir()}
-    assert (tmp_path / "merges.txt").read_bytes() == cached[456_318].read_bytes()
-    assert json.loads((tmp_path / "vocab.json").read_text()) == json.loads(cached[1_042_301].read_text())
-    assert hf_tokenizer.read_table(tmp_path) == table
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "words"),
-    [
-        ("vocab.json", '{"a": 0, "b": 2, "<|endoftext|>": 1, "c": 2}', "are not the numbers from 0 on, each once"),
-        ("vocab.json", '{"a": -1}', "are not the numbers from 0 on"),
-        ("vocab.json", '{"a": "0"}', "are not the numbers from 0 on"),
-        ("vocab.json", '{"a": 0}', r"has no <\|endoftext\|>"),
-        ("vocab.json", '{"\\ud800": 0, "<|endoftext|>": 1}', "token 0, '.ud800', is not text"),
-        ("vocab.json", "[1]", "holds no JSON object"),
-        ("tokenizer.json", '{"model": {}}', "has no model with a vocab"),
-        ("tokenizer.json", '{"model": {"vocab": {}}, "added_tokens": [1]}', "added_tokens are not a list of tokens"),
-        ("tokenizer.json", '{"model": {"vocab": {}}, "added_tokens": [{"content": "a"}]}', "are not the numbers"),
-        ("other.json", "{}", "holds neither vocab.json nor tokenizer.json"),
-    ],
-)
-def test_bad_tokenizers(tmp_path: Path, name: str, text: str, words: str) -> None:
-    (tmp_path / name).write_text(text)
-    with pytest.raises(FormatError, match=words):
-        hf_tokenizer.read_table(tmp_path)
-
-
-def test_tables_that_are_no_encoding(tmp_path: Path) -> None:
-    singles = tuple(bytes([value]) for value in range(256))
-    with pytest.raises(InputError, match="is not a merge of two pieces"):
-        hf_tokenizer.merges_of(Table((*singles, b"<|endoftext|>", b"abc"), 256))
-    with pytest.raises(InputError, match="lacks single bytes, or has one piece twice"):
-        hf_tokenizer.merges_of(Table((*singles, b"<|endoftext|>", b"a"), 256))
-    with pytest.raises(InputError, match="lacks single bytes"):
-        hf_tokenizer.merges_of(Table((b"a", b"<|endoftext|>"), 1))
-
-
-# Mutated settings and tables: read, or refused with FormatError in one line
+# Mutated settings: read, or refused with FormatError in one line
 
 ODD: st.SearchStrategy[Any] = st.one_of(
     st.none(), st.booleans(), st.integers(-3, 70), st.floats(), st.text(max_size=5),
@@ -476,22 +394,3 @@ def test_mutated_configs(tmp_path_factory: pytest.TempPathFactory, data: bytes) 
         return
     assert (source.config.channels, source.config.num_layers, source.config.vocab_size) == (16, 2, 61)
     assert [source.read("params", p.tensor, p.layer).shape == p.shape for p in slices(source.config)]
-
-
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.one_of(st.dictionaries(st.text(max_size=3), ODD, max_size=4), st.lists(ODD, max_size=2)), st.booleans())
-def test_mutated_tables(tmp_path_factory: pytest.TempPathFactory, found: Any, nested: bool) -> None:
-    folder = tmp_path_factory.getbasetemp() / "mutated-table"
-    folder.mkdir(exist_ok=True)
-    for path in folder.iterdir():
-        path.unlink()
-    if isinstance(found, dict):
-        found["<|endoftext|>"] = len(found)
-    value = {"model": {"vocab": found}, "added_tokens": list(found)} if nested else found
-    (folder / ("tokenizer.json" if nested else "vocab.json")).write_text(json.dumps(value))
-    try:
-        table = hf_tokenizer.read_table(folder)
-    except FormatError as error:
-        assert "\n" not in str(error)
-    else:
-        assert isinstance(found, dict) and len(table.pieces) == len(found)

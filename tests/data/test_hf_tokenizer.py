@@ -1,0 +1,349 @@
+"""Hugging Face's tokenizer files: the ids of transformers, what is written, and what is refused."""
+
+import builtins
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from llmc_jax.cli.data import main
+from llmc_jax.data import hf_tokenizer as hf
+from llmc_jax.data.prepare import Settings, prepare
+from llmc_jax.data.tokenfile import open_token_file
+from llmc_jax.data.tokenizers import (
+    Table,
+    Tokenizer,
+    bin_tokenizer,
+    bytes_tokenizer,
+    gpt2_tokenizer,
+    load_tokenizer,
+    table_tokenizer,
+)
+from llmc_jax.errors import FormatError, InputError
+
+GOLDEN = json.loads((Path(__file__).resolve().parents[1] / "golden" / "hf_tokenizers.json").read_text())
+CASES: dict[str, dict[str, Any]] = GOLDEN["cases"]
+PLAIN = [name for name in CASES if name.startswith("plain")]
+OTHERS = [name for name in CASES if name not in PLAIN]
+
+Put = Callable[[dict[str, Any]], Path]
+
+
+@pytest.fixture
+def put(tmp_path: Path) -> Put:
+    """Write the files of a case into a folder."""
+
+    def write(files: dict[str, Any]) -> Path:
+        folder = tmp_path / "folder"
+        folder.mkdir(exist_ok=True)
+        for name, content in files.items():
+            text = content if isinstance(content, str) and name == "merges.txt" else json.dumps(content)
+            for key, value in GOLDEN["shared"].items():
+                text = text.replace(f'"@{key}"', json.dumps(value))
+            (folder / name).write_text(text)
+        return folder
+
+    return write
+
+
+def table(tokenizer: Tokenizer) -> tuple[tuple[bytes, ...], int, str]:
+    return tokenizer.pieces, tokenizer.eot, tokenizer.json
+
+
+# --- ids
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_ids_are_those_of_transformers(name: str, put: Put) -> None:
+    if name in OTHERS:
+        pytest.importorskip("tokenizers")
+    tokenizer = hf.hf_tokenizer(put(CASES[name]["files"]))
+    assert [tokenizer.encode(text).tolist() for text in GOLDEN["texts"]] == CASES[name]["split"]
+    assert bool(tokenizer.json) == (name in OTHERS)
+    assert (tokenizer.eot, tokenizer.pieces[264]) == (264, b"<|endoftext|>")
+
+
+def test_a_special_token_in_a_text_is_text(put: Put) -> None:
+    pytest.importorskip("tokenizers")
+    case = CASES["a token for padding"]
+    differ = [
+        text
+        for text, *both in zip(GOLDEN["texts"], case["ids"], case["split"], strict=True)
+        if len(set(map(str, both))) > 1
+    ]
+    assert differ == ["<|endoftext|>ab<|endoftext|>", "ab <pad> ab<pad>"]
+    tokenizer = hf.hf_tokenizer(put(case["files"]))
+    assert not {264, 265} & {int(token) for text in differ for token in tokenizer.encode(text)}
+    assert tokenizer.decode(tokenizer.encode("<pad>é")) == "<pad>é".encode()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_written_is_read_again(name: str, put: Put, tmp_path: Path) -> None:
+    tokenizer = hf.hf_tokenizer(put(CASES[name]["files"]))
+    hf.write_files(tmp_path, tokenizer, 64)
+    assert table(hf.hf_tokenizer(tmp_path)) == table(tokenizer)
+    assert (tmp_path / "tokenizer.json").exists() == (name in OTHERS) != (tmp_path / "vocab.json").exists()
+
+
+def test_a_tokenizer_json_alone_is_what_it_says(put: Put, tmp_path: Path) -> None:
+    folder = put(CASES["a space before, as tokenizer.json"]["files"])
+    whole = hf.hf_tokenizer(folder)
+    alone = (folder / "tokenizer.json").rename(tmp_path / "other.name")
+    for spec in (str(alone), str(folder)):
+        if spec == str(folder):
+            alone.rename(folder / "tokenizer.json")
+        choice = load_tokenizer(spec)
+        assert choice.tokenizer is not None
+        assert table(choice.tokenizer) == table(whole) and choice.tokenizer.spec == spec
+        assert choice.tokenizer.name == Path(spec).name
+
+
+def test_half_a_surrogate_pair_and_no_package(put: Put, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = put(CASES["ids out of order"]["files"])
+    own = builtins.__import__
+
+    def without(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name == "tokenizers":
+            raise ImportError(name)
+        return own(name, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(builtins, "__import__", without)
+        tokenizer = hf.hf_tokenizer(folder)
+        assert tokenizer.decode([258, 264]) == b"12<|endoftext|>"
+        with pytest.raises(InputError, match=r"pip install '\.\[hf\]'"):
+            tokenizer.encode("re")
+    pytest.importorskip("tokenizers")
+    assert tokenizer.encode("re\ud800").tolist() == tokenizer.encode("re\ufffd").tolist()
+
+
+def test_prepare_leaves_documents_whole(put: Put, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tokenizers")
+    tokenizer = hf.hf_tokenizer(put(CASES["a space before"]["files"]))
+    text = "ab\n\nre 12 " * 300_000
+    (tmp_path / "a.txt").write_text(text)
+    made = prepare([str(tmp_path / "a.txt")], tmp_path / "out", "a", tokenizer, Settings(val_tokens=0))
+    assert np.array_equal(open_token_file(made.shards[0].path).read(), tokenizer.encode_document(text))
+
+
+def test_llm_cs_file_is_not_written_of_what_it_cannot_tell(
+    put: Put, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(put(CASES["plain"]["files"]))
+    assert main(["tokenizer", "write", str(tmp_path / "a.bin"), "--tokenizer", folder]) == 0
+    assert bin_tokenizer(tmp_path / "a.bin").pieces == hf.hf_tokenizer(folder).pieces
+    put(CASES["ids out of order"]["files"])
+    assert main(["tokenizer", "write", str(tmp_path / "b.bin"), "--tokenizer", folder]) == 2
+    assert capsys.readouterr().err.count("\n") == 1 and not (tmp_path / "b.bin").exists()
+
+
+# --- what ends a text, and what keeps its settings
+
+
+@pytest.mark.parametrize("file", ["tokenizer_config", "special_tokens_map"])
+def test_another_end_of_text(file: str, put: Put) -> None:
+    vocab = {token.replace("<|endoftext|>", "</s>"): number for token, number in GOLDEN["shared"]["vocab"].items()}
+    files = CASES["plain"]["files"] | {"vocab.json": vocab}
+    with pytest.raises(FormatError, match="nothing tells the token that ends a text"):
+        hf.hf_tokenizer(put(files))
+    named: Any = {"content": "</s>", "lstrip": False} if file == "special_tokens_map" else "</s>"
+    tokenizer = hf.hf_tokenizer(put(files | {f"{file}.json": {"eos_token": named}}))
+    assert (tokenizer.eot, tokenizer.pieces[264], bool(tokenizer.json)) == (264, b"</s>", True)
+
+
+@pytest.mark.parametrize("token", ["", "a" * 256])
+def test_pieces_that_llm_cs_table_cannot_hold_keep_the_settings(token: str, put: Put) -> None:
+    pytest.importorskip("tokenizers")
+    tokenizer = hf.hf_tokenizer(put(CASES["plain"]["files"] | {"vocab.json": GOLDEN["shared"]["vocab"] | {token: 265}}))
+    assert tokenizer.json and tokenizer.pieces[265] == token.encode()
+    assert [tokenizer.encode(text).tolist() for text in GOLDEN["texts"]] == CASES["plain"]["split"]
+
+
+def test_without_all_single_bytes_it_decodes_only(put: Put) -> None:
+    vocab = {"a": 0, "b": 1, "ab": 2, "<|endoftext|>": 3}
+    tokenizer = hf.hf_tokenizer(put({"vocab.json": vocab, "merges.txt": "a b\n"}))
+    assert tokenizer.decode([2, 0]) == b"aba"
+    with pytest.raises(InputError, match="254 of the 256 single bytes"):
+        tokenizer.encode("a")
+
+
+# --- refusals
+
+
+def tokenizer_json(**changes: Any) -> dict[str, Any]:
+    return CASES["plain, as tokenizer.json"]["files"]["tokenizer.json"] | changes
+
+
+def model(**changes: Any) -> dict[str, Any]:
+    return tokenizer_json(model=tokenizer_json()["model"] | changes)
+
+
+METASPACE = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
+DIGITS = CASES["digits"]["files"]["tokenizer.json"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("tokenizer.json", model(type="WordPiece"), "model.type is 'WordPiece'"),
+        ("tokenizer.json", model(type="Unigram", vocab=[["a", 0.5]]), "model.type is 'Unigram'"),
+        ("tokenizer.json", model(dropout=0.1), "model.dropout is 0.1"),
+        ("tokenizer.json", model(byte_fallback=True), "model.byte_fallback is True"),
+        ("tokenizer.json", model(continuing_subword_prefix="##"), "model.continuing_subword_prefix is '##'"),
+        ("tokenizer.json", model(end_of_word_suffix="</w>"), "model.end_of_word_suffix is '</w>'"),
+        ("tokenizer.json", model(other=1), "model.other is 1"),
+        ("tokenizer.json", model(merges=["a b c"]), "merge 0 is 'a b c'"),
+        ("tokenizer.json", model(merges=[["x", "y"]]), r"merge 0 is \['x', 'y'\]"),
+        ("tokenizer.json", model(merges=None), "merge 0 is None"),
+        ("tokenizer.json", tokenizer_json(pre_tokenizer=METASPACE), "pre_tokenizer is {'type': 'Metaspace'"),
+        ("tokenizer.json", tokenizer_json(pre_tokenizer=None), "pre_tokenizer is None"),
+        ("tokenizer.json", tokenizer_json(normalizer={"type": "Precompiled"}), "normalizer is {'type': 'Precompiled'}"),
+        ("tokenizer.json", DIGITS, "pre_tokenizer is {'type': 'Sequence'.* GPT2Tokenizer; to have it"),
+        ("tokenizer.json", model(ignore_merges=True), "model.ignore_merges is True"),
+        ("tokenizer.json", {"model": {}}, "has no model with a vocab"),
+        ("tokenizer.json", tokenizer_json(added_tokens=[1]), "an added token is {}"),
+        ("tokenizer.json", tokenizer_json(added_tokens=[{"content": "a"}]), "an added token is {'content': 'a'}"),
+        ("tokenizer.json", tokenizer_json(added_tokens=[{"id": 300, "content": "XX"}]), "'XX' is 300; .* 265"),
+        ("added_tokens.json", {"XX": 266}, "the id of the added token 'XX' is 266"),
+        ("added_tokens.json", {"XX": "a"}, "added_tokens.json: an added token is"),
+        ("tokenizer_config.json", {"tokenizer_class": "LlamaTokenizerFast"}, "tokenizer_class is 'LlamaTokenizerFast'"),
+        ("tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"}, "without a tokenizer.json"),
+        ("tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["a.B", None]}}, "auto_map is"),
+        ("tokenizer_config.json", {"add_prefix_space": None}, "add_prefix_space is None"),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"x": {}}}, "added_tokens_decoder is"),
+        ("vocab.json", {"a": 0, "b": 2, "<|endoftext|>": 1, "c": 2}, "are not the numbers from 0 on, each once"),
+        ("vocab.json", {"a": -1}, "are not the numbers from 0 on"),
+        ("vocab.json", {"a": "0"}, "are not the numbers from 0 on"),
+        ("vocab.json", {"\ud800": 0, "<|endoftext|>": 1}, "token 0, '.ud800', is not text"),
+        ("vocab.json", [1], "holds no JSON object"),
+    ],
+)
+def test_refused_by_name(name: str, content: Any, words: str, put: Put) -> None:
+    merges = {"merges.txt": ""} if name == "vocab.json" else {}
+    with pytest.raises(FormatError, match=words) as refusal:
+        hf.hf_tokenizer(put(CASES["plain"]["files"] | merges | {name: content}))
+    assert "\n" not in str(refusal.value)
+
+
+def test_the_two_files_must_agree(put: Put) -> None:
+    files = CASES["a space before, as tokenizer.json"]["files"]
+    config = files["tokenizer_config.json"] | {"add_prefix_space": False}
+    with pytest.raises(FormatError, match=r"pre_tokenizer\.add_prefix_space is True"):
+        hf.hf_tokenizer(put(files | {"tokenizer_config.json": config}))
+
+
+def test_files_that_are_not_there(put: Put, tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match=r"holds neither vocab\.json nor tokenizer\.json"):
+        hf.hf_tokenizer(tmp_path)
+    assert not hf.has_tokenizer(tmp_path)
+    folder = put({"vocab.json": "@vocab"})
+    assert hf.has_tokenizer(folder)
+    with pytest.raises(FormatError, match=r"merges\.txt: no such file"):
+        hf.hf_tokenizer(folder)
+
+
+def test_what_the_package_does_not_take(put: Put) -> None:
+    pytest.importorskip("tokenizers")
+    tokenizer = hf.hf_tokenizer(put(CASES["digits"]["files"] | {"tokenizer.json": DIGITS | {"version": "9"}}))
+    with pytest.raises(FormatError, match="the tokenizers package does not take it"):
+        tokenizer.encode("a")
+
+
+# --- tables
+
+
+def test_bytes_as_a_tokenizer(tmp_path: Path) -> None:
+    tokenizer = bytes_tokenizer()
+    hf.write_files(tmp_path, tokenizer, 64)
+    assert hf.hf_tokenizer(tmp_path) == replace(tokenizer, spec=str(tmp_path))
+    assert (tmp_path / "merges.txt").read_text() == "#version: 0.2\n"
+    transformers = pytest.importorskip("transformers")
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    text = "Hé, wörld\n\x00 <|endoftext|>\t"
+    assert theirs("Hé, wörld\n\x00 ")["input_ids"] == tokenizer.encode("Hé, wörld\n\x00 ").tolist()
+    assert theirs(text)["input_ids"].count(256) == 1 and theirs.eos_token_id == 256
+
+
+def test_a_small_encoding_there_and_back(tmp_path: Path) -> None:
+    """Ids in no order, an end of text in the middle, merges of merges."""
+    singles = [bytes([value]) for value in np.random.default_rng(0).permutation(256)]
+    pieces = (*singles, b"ab", b"<|endoftext|>", b"abc", b" \x80", b"abab", b"ababc")
+    small = Table(pieces, 257)
+    assert hf.merges_of(small) == [
+        (b"a", b"b"),
+        (b"ab", b"c"),
+        (b" ", b"\x80"),
+        (b"ab", b"ab"),
+        (b"ab", b"abc"),
+    ]
+    hf.write_files(tmp_path, table_tokenizer("small", small, ""), 64)
+    assert table(hf.hf_tokenizer(tmp_path)) == (pieces, 257, "")
+
+
+def test_gpt2s_own_files(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """merges.txt byte for byte, vocab.json entry for entry, from the table alone; one merge less is another's."""
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(shared / "data" / "tiktoken"))
+    tokenizer = gpt2_tokenizer(allow_network=False)
+    hf.write_files(tmp_path, tokenizer, 1024)
+    cached = {path.stat().st_size: path for path in (shared / "data" / "tiktoken").iterdir()}
+    assert (tmp_path / "merges.txt").read_bytes() == cached[456_318].read_bytes()
+    assert json.loads((tmp_path / "vocab.json").read_text()) == json.loads(cached[1_042_301].read_text())
+    assert hf.hf_tokenizer(tmp_path) == replace(tokenizer, spec=str(tmp_path))
+    lines = (tmp_path / "merges.txt").read_text(encoding="utf-8").split("\n")
+    (tmp_path / "merges.txt").write_text("\n".join(lines[:-2]), encoding="utf-8")
+    assert hf.hf_tokenizer(tmp_path).json
+
+
+def test_tables_that_are_no_encoding() -> None:
+    singles = tuple(bytes([value]) for value in range(256))
+    with pytest.raises(InputError, match="is not a merge of two pieces"):
+        hf.merges_of(Table((*singles, b"<|endoftext|>", b"abc"), 256))
+    with pytest.raises(InputError, match="lacks single bytes, or has one piece twice"):
+        hf.merges_of(Table((*singles, b"<|endoftext|>", b"a"), 256))
+    with pytest.raises(InputError, match="lacks single bytes"):
+        hf.merges_of(Table((b"a", b"<|endoftext|>"), 1))
+
+
+# --- mutated files: read, or refused with FormatError in one line
+
+ODD: st.SearchStrategy[Any] = st.one_of(
+    st.none(), st.booleans(), st.integers(-3, 300), st.floats(), st.text(max_size=5),
+    st.sampled_from(["ByteLevel", "Sequence", "BPE", "<|endoftext|>", 10**40, -1, 2**31]),
+    st.lists(st.one_of(st.integers(), st.none(), st.text(max_size=2)), max_size=2),
+    st.dictionaries(st.sampled_from(["type", "content", "id", "a"]), st.none() | st.text(max_size=2), max_size=2),
+)  # fmt: skip
+
+
+@st.composite
+def mutated(draw: st.DrawFn) -> dict[str, Any]:
+    """The files of a case in which up to three values, at any depth, are others."""
+    files = json.loads(json.dumps(CASES[draw(st.sampled_from(sorted(CASES)))]["files"]))
+    for _ in range(draw(st.integers(1, 3))):
+        at, key = files, draw(st.sampled_from([name for name in files if name != "merges.txt"]))
+        while isinstance(at[key], dict | list) and at[key] and draw(st.integers(0, 4)):
+            at = at[key]
+            key = draw(st.sampled_from(sorted(at))) if isinstance(at, dict) else draw(st.integers(0, len(at) - 1))
+        at[key] = draw(ODD)
+    return files
+
+
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+@given(mutated())
+def test_mutated_files(put: Put, tmp_path: Path, files: dict[str, Any]) -> None:
+    for path in tmp_path.glob("folder/*"):
+        path.unlink()
+    try:
+        tokenizer = hf.hf_tokenizer(put(files))
+    except FormatError as error:
+        assert "\n" not in str(error)
+    else:
+        assert tokenizer.pieces[tokenizer.eot] in (b"<|endoftext|>", b"</s>")
