@@ -245,6 +245,10 @@ def _tokenizer_write(options: argparse.Namespace) -> None:
     if options.path.exists() and not options.force:
         raise InputError(f"{options.path} exists; choose another name, or replace it with --force")
     tokenizer = load(options.tokenizer)
+    if tokenizer.json:
+        raise InputError(
+            f"--tokenizer {options.tokenizer}: its table alone does not tell its ids; give the folder itself"
+        )
     write_tokenizer_bin(options.path, tokenizer.pieces, tokenizer.eot, options.version)
     print(f"Saved {tokenizer.vocab_size} ids to {options.path} (version {options.version})")
 

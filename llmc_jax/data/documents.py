@@ -31,7 +31,8 @@ class Reading(NamedTuple):
     format: auto (by the file's ending), text, jsonl, json (one list of objects) or parquet. field: of all but text,
     what holds the text. split_on: what ends a document in a text file; None: one document per file. errors: strict, or
     replace bytes that are not UTF-8 by U+FFFD. strip: leave out the white space around a document; shuffle: the seed
-    of the order in which a list's documents come; both for json alone.
+    of the order in which a list's documents come; both for json alone. longest: characters of a text file's document
+    from which on it is cut.
     """
 
     format: str = "auto"
@@ -40,6 +41,7 @@ class Reading(NamedTuple):
     errors: str = "strict"
     strip: bool = False
     shuffle: int | None = None
+    longest: int = PIECE_CHARS
 
 
 def find_inputs(inputs: list[str]) -> list[Path]:
@@ -96,7 +98,7 @@ def read_pieces(path: Path, reading: Reading) -> Iterator[Piece]:
             elif kind == "jsonl":
                 yield from _jsonl_pieces(path, file, reading)
             else:
-                yield from cut_documents(_decoded(path, file, reading.errors), reading.split_on)
+                yield from cut_documents(_decoded(path, file, reading.errors), reading.split_on, reading.longest)
 
 
 def _decoded(path: Path, file: IO[bytes], errors: str) -> Iterator[tuple[str, int]]:

@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 import signal
+import sys
 import tempfile
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
@@ -369,6 +370,8 @@ def _write_all(
             report(sum(piece.read for piece in pieces), tokens[0].size + tokens[1].size)
             yield tokens
 
+    if tokenizer.json:  # words that end before a space are not known of it, so a document stays whole
+        settings = settings._replace(reading=settings.reading._replace(longest=sys.maxsize))
     batches = _batches(files, settings)
     with contextlib.closing(
         _encode_all(batches, tokenizer, workers, settings.keep_empty)
