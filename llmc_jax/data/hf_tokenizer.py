@@ -33,6 +33,7 @@ FILES = (
     "tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json", "added_tokens.json",
     "special_tokens_map.json",
 )  # fmt: skip
+OURS = "eos_token"  # in a tokenizer.json that travels alone: what ends a text, if it is not <|endoftext|>
 LARGEST_FILE = 1 << 28  # bytes; GPT-2's vocab.json has 1 MB
 
 # Classes of transformers: one that cuts text into words as GPT-2 does, and those that leave all to tokenizer.json
@@ -111,8 +112,9 @@ def write_files(folder: Path, tokenizer: Tokenizer, max_seq_len: int) -> None:
         "unk_token": special,
     }
     if tokenizer.json:
-        (folder / "tokenizer.json").write_text(tokenizer.json, encoding="utf-8")
-        prefix = json.loads(tokenizer.json)["pre_tokenizer"].get("add_prefix_space", False)
+        found = _theirs(tokenizer.json)
+        (folder / "tokenizer.json").write_text(json.dumps(found), encoding="utf-8")
+        prefix = found["pre_tokenizer"].get("add_prefix_space", False)
         settings |= {"add_prefix_space": prefix, "tokenizer_class": "PreTrainedTokenizerFast"}
     else:
         _write_table(folder, Table(tokenizer.pieces, tokenizer.eot))
@@ -152,8 +154,9 @@ def hf_tokenizer(path: str | Path) -> Tokenizer:
         file, found, added = _of_folder(folder, config)
         named = _named(config) | _named(special)
     else:
-        file, found, named = path, _checked(path, read_json_object(path, LARGEST_FILE)), set()
-        added = found["added_tokens"]
+        content = read_json_object(path, LARGEST_FILE)
+        file, found, named = path, _checked(path, content), set()
+        added, config = found["added_tokens"], config | {name: content[name] for name in [OURS] if name in content}
     ids = dict(found["model"]["vocab"])
     for token in added:  # transformers goes by their order, and not by the id that a file gives
         if ids.setdefault(token["content"], len(ids)) != token["id"]:
@@ -168,9 +171,14 @@ def hf_tokenizer(path: str | Path) -> Tokenizer:
     pieces, name = _pieces(file, ids, tokens), path.resolve().name
     if (plain := _plain(found, Table(pieces, ids[eot]), name, str(path))) is not None:
         return plain
-    text = json.dumps(found)
+    text = json.dumps(found if eot == END_OF_TEXT.decode() else found | {OURS: eot})
     encoder = functools.cache(lambda: _encoder(file, text, pieces))  # made when first needed, as tiktoken's
     return Tokenizer(name, pieces, ids[eot], str(path), lambda text: encoder()(text), text)
+
+
+def _theirs(text: str) -> dict[str, Any]:
+    """Return a tokenizer.json without what is only ours, which the tokenizers package would not read."""
+    return {name: value for name, value in json.loads(text).items() if name != OURS}
 
 
 def _optional(path: Path) -> dict[str, Any]:
@@ -403,7 +411,7 @@ def _encoder(file: Path, text: str, pieces: tuple[bytes, ...]) -> Callable[[str]
             f"{file}: encoding with this tokenizer needs the tokenizers package: pip install '.[hf]'"
         ) from error
     try:
-        encoding = tokenizers.Tokenizer.from_str(text)
+        encoding = tokenizers.Tokenizer.from_str(json.dumps(_theirs(text)))
     except Exception as error:  # it has no type of its own
         raise FormatError(f"{file}: the tokenizers package does not take it: {' '.join(str(error).split())}") from None
     encoding.encode_special_tokens = True  # as text

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from llmc_jax.cli.data import main
 from llmc_jax.data import hf_tokenizer as hf
+from llmc_jax.data import tables
 from llmc_jax.data.prepare import Settings, prepare
 from llmc_jax.data.tokenfile import open_token_file
 from llmc_jax.data.tokenizers import (
@@ -347,3 +348,31 @@ def test_mutated_files(put: Put, tmp_path: Path, files: dict[str, Any]) -> None:
         assert "\n" not in str(error)
     else:
         assert tokenizer.pieces[tokenizer.eot] in (b"<|endoftext|>", b"</s>")
+
+
+# --- alone, as it travels
+
+
+@pytest.mark.parametrize("name", [*OTHERS, "another end"])
+def test_what_travels_alone_is_the_tokenizer(name: str, put: Put, tmp_path: Path) -> None:
+    """Read from a file of any name, without the settings beside it, the same table, ids and digest come back."""
+    files = CASES[OTHERS[0] if name == "another end" else name]["files"]
+    folder = put(files)
+    if name == "another end":
+        for path in folder.iterdir():
+            path.write_text(path.read_text().replace("<|endoftext|>", "</s>"))
+        (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>"}))
+    found = hf.hf_tokenizer(folder)
+    tables.write(tmp_path / "mine.tokenizer", found)
+    alone = load_tokenizer(str(tmp_path / "mine.tokenizer")).tokenizer
+    assert alone is not None and table(alone) == table(found)
+    assert tables.named(alone).sha256 == tables.named(found).sha256
+    assert alone.pieces[alone.eot] == (b"</s>" if name == "another end" else b"<|endoftext|>")
+    pytest.importorskip("tokenizers")
+    assert [alone.encode(text).tolist() for text in GOLDEN["texts"]] == [
+        found.encode(text).tolist() for text in GOLDEN["texts"]
+    ]
+    (tmp_path / "out").mkdir()
+    hf.write_files(tmp_path / "out", alone, 64)
+    again = hf.hf_tokenizer(tmp_path / "out")
+    assert table(again) == table(found)
