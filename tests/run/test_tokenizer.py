@@ -1,5 +1,6 @@
 """The table that a run was trained with, asked for after its source is gone, its folder moved and all caches empty."""
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -225,3 +226,29 @@ def test_questions_in_text_are_read_by_it_too(trained: Trained, say: Say) -> Non
     start = ("-e", shape(trained.vocab_size), "-h", 1, "--hellaswag-file", "questions.jsonl", "-v", 1)
     say(train_main, *flags(trained.data, Path("asked"), *start))
     assert "eval:" in Path("asked/main.log").read_text()
+
+
+def exported(folder: Path) -> Path:
+    """Train on an own table at a rate of 0, which leaves the weights as they were drawn, and export the run."""
+    (folder / "text.txt").write_text(TEXT * 40)
+    table = write_own(folder / "own.bin")
+    words = ["--tokenizer", str(table), "--out", str(folder / "d"), "--name", "mine"]
+    assert data_main(["prepare", str(folder / "text.txt"), *words]) == 0
+    assert train_main(flags(folder / "d", folder / "run", "-e", shape(V), "-l", 0)) == 0
+    assert convert.main(["convert", str(folder / "run"), str(folder / "hf"), "--to", "hf"]) == 0
+    return folder / "hf"
+
+
+def test_transformers_reads_a_run_as_it_was_trained(tmp_path: Path) -> None:
+    """Its ids and logits of these very files, tests/golden/own_run.json."""
+    golden = json.loads((Path(__file__).parents[1] / "golden" / "own_run.json").read_text())
+    folder = exported(tmp_path)
+    digests = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in golden["sha256"]}
+    assert digests == golden["sha256"]
+    for path in (tmp_path / "run", folder):
+        model = llmc_jax.load(path)
+        assert [llmc_jax.encode(model, text).tolist() for text in golden["texts"]] == golden["ids"]
+        assert model.end_of_text == golden["end_of_text"]
+        found = np.asarray(llmc_jax.logits(model, golden["ids"][0]))[-1, golden["columns"]]
+        np.testing.assert_allclose(found, golden["logits"], rtol=0, atol=1e-5)
+        assert np.abs(found).max() > 0.05
