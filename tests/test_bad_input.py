@@ -158,10 +158,10 @@ def unpadded() -> list[Any]:
     return [specs[0]._replace(size=257 * 16), *specs[1:]]
 
 
-@pytest.mark.parametrize("tokenizer", ["./bad.bin", "small.bin", "nowhere.bin", "./folder", "byte"])
+@pytest.mark.parametrize("tokenizer", ["./bad.bin", "large.bin", "nowhere.bin", "./folder", "byte"])
 def test_tokenizers(bench: Bench, tokenizer: str) -> None:
     Path("bad.bin").write_bytes(Path("table.bin").read_bytes()[:-1])
-    write_tokenizer_bin("small.bin", (b"a", b"b", b"<|end|>"), 2)  # does not fit the model
+    write_tokenizer_bin("large.bin", (*bytes_tokenizer().pieces, b"more"), 2)  # has more ids than the model
     Path("folder").mkdir()
     assert tokenizer.removeprefix("./") in refused(bench, "-s", 1, "-g", 4, "--tokenizer", tokenizer)
 

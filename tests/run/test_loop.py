@@ -191,6 +191,7 @@ def test_the_folder_holds_everything_and_nothing_else(full_run: Result) -> None:
     assert sorted(path.name for path in full_run.folder.iterdir()) == [
         *("DONE_00000003", "DONE_00000006", "config.json", "curves.png", "kernels.json", "main.log", "metrics.jsonl"),
         *("model_00000003.bin", "model_00000006.bin", "samples.txt", "state_00000003", "state_00000006"),
+        "tokenizer.bin",
     ]
     assert full_run.checkpoints == full_run.values("checkpoint", "step") == [3, 6]  # the last one not twice
 
