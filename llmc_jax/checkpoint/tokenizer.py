@@ -81,12 +81,12 @@ def find_named(wanted: Named, folders: tuple[Path, ...]) -> Choice:
             return public._replace(own=True)
     expected = " or ".join(tables.IN_RUN.values())
     missing = f"(SHA-256 {wanted.sha256[:12]}…), which is not at hand: expected in {folders[0]} as {expected}"
-    why = missing if wanted.sha256 else "which could not be read"
+    why = missing if wanted.sha256 else "which was not kept"
     return Choice(None, f"its tokenizer is {wanted.name}, of {wanted.ids} ids, {why}; --tokenizer names a file", True)
 
 
 def name_of(choice: Choice, config: ModelConfig, place: Path) -> Named | None:
-    """Return what a training state says of its tokenizer; of one that could not be read the place where it was.
+    """Return what a training state says of its tokenizer; of one that is left out or cannot be read where it was.
 
     None where none was brought along, and none was chosen.
     """

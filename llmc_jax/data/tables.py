@@ -23,7 +23,7 @@ TOKEN_FILE = re.compile(r"(.+)_(?:train|val)(?:_\d{6,})?\.bin")
 class Named(NamedTuple):
     """What a training state says of the table that its ids belong to.
 
-    sha256: of the file that holds it; empty for one that could not be read.
+    sha256: of the file that holds it; empty for one that was not kept, since it could not be read, or was left out.
     """
 
     name: str

@@ -14,6 +14,7 @@ import numpy as np
 from llmc_jax.checkpoint.source import Source
 from llmc_jax.checkpoint.sources import open_source
 from llmc_jax.checkpoint.tokenizer import choose_tokenizer
+from llmc_jax.data import tables
 from llmc_jax.data.items import Item, check_fit, cropped
 from llmc_jax.data.tasks import TASKS, read_items
 from llmc_jax.data.tokenizers import Tokenizer
@@ -128,6 +129,9 @@ class Cut(NamedTuple):
 def text_of_data(reader: Reader, pattern: str, cut: Cut) -> Text:
     """Return the token files that a pattern names as one text. Raises InputError."""
     pieces = texts.pieces_of_files(pattern, "--data", reader.vocab_size)
+    for path, tokenizer in tables.of_token_files([Path(piece.name) for piece in pieces]):
+        if reader.tokenizer is not None:
+            tables.check_alike(f"--data {tables.words(path, tokenizer)}", tokenizer, reader.note, reader.tokenizer)
     return Text("data", pattern, pattern, pieces, cut.rows(pieces), bytes_of(reader))
 
 

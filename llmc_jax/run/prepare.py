@@ -468,7 +468,7 @@ def prepare(config: TrainConfig, notes: list[str], group: Group = ALONE) -> tupl
         config = resume.with_batch_of(earlier, config)
         config = with_devices(replace(config, devices=devices_asked(config)), *available_devices(own), group.size)
         data = open_data(replace(config, batch_size=max(1, config.batch_size)), model.config)
-        tokenizer = choose_tokenizer(config, model.config, data.loaders, data.corpus, model.source, earlier)
+        tokenizer, doubts = choose_tokenizer(config, model.config, data.loaders, data.corpus, model.source, earlier)
         questions, missing = open_questions(config, model.config, tokenizer)
         notes += missing
     drawing = drawn_beside(config, model) if earlier is None and model.source is None else None
@@ -503,15 +503,11 @@ def prepare(config: TrainConfig, notes: list[str], group: Group = ALONE) -> tupl
             metadata=replace(metadata, total_steps=steps, tokenizer=named_tokenizer(tokenizer, model, earlier)),
             monitor=open_monitor() if config.gpu_info_every > 0 and group.rank == 0 else None,
             notes=notes,
-            warnings=[*warnings, *found],
+            warnings=[*warnings, *found, *doubts],
         )
     setup.notes.extend([*notes_on_start(setup), *here.notes, *plan.notes_on_bits])
     if tokenizer.tokenizer is not None and tokenizer.tokenizer.vocab_size < model.config.vocab_size:
         setup.notes.append(f"tokenizer {tokenizer.note}: the other rows are padding, which no sample draws")
-    if tokenizer.tokenizer is None and tokenizer.own:
-        setup.warnings.append(f"the tokenizer of the model is not known: {tokenizer.note}")
-    elif tokenizer.tokenizer is None and config.sample_every:
-        setup.warnings.append(f"samples are printed as token ids: {tokenizer.note}")
     return setup, state
 
 

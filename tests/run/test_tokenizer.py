@@ -66,7 +66,7 @@ def say(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureF
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path / "empty"))
     monkeypatch.chdir(tmp_path)
     pieces = made_tokenizer().pieces
-    tables.write(tmp_path / "gpt2_tokenizer.bin", tables_of(pieces[::-1][1:]))
+    tables.write(tmp_path / "gpt2_tokenizer.bin", table_of(pieces[::-1][1:]))
 
     def run(main: Callable[[list[str]], int], *words: Any, status: int = 0) -> str:
         capsys.readouterr()
@@ -77,7 +77,7 @@ def say(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureF
     return run
 
 
-def tables_of(pieces: tuple[bytes, ...]) -> Tokenizer:
+def table_of(pieces: tuple[bytes, ...]) -> Tokenizer:
     return table_tokenizer("other", Table((*pieces, END_OF_TEXT), len(pieces)), "other")
 
 
@@ -169,7 +169,7 @@ def test_a_table_that_is_gone_is_not_replaced(trained: Trained, say: Say) -> Non
 def test_data_and_model_of_two_tables_are_refused(trained: Trained, say: Say) -> None:
     say(convert.main, "convert", trained.run, "hf", "--to", "hf")
     shutil.copytree(trained.data, "data")
-    tables.write(Path("data/mine.tokenizer"), tables_of(trained.tokenizer.pieces[::-1][1:]))
+    tables.write(Path("data/mine.tokenizer"), table_of(trained.tokenizer.pieces[::-1][1:]))
     told = say(train_main, *flags(Path("data"), Path("two"), "-e", "hf"), status=2)
     assert "mine.tokenizer" in told and "--tokenizer" in told and not Path("two").exists()
     write_own(Path("named.bin"), trained.tokenizer.vocab_size)
@@ -252,3 +252,22 @@ def test_transformers_reads_a_run_as_it_was_trained(tmp_path: Path) -> None:
         found = np.asarray(llmc_jax.logits(model, golden["ids"][0]))[-1, golden["columns"]]
         np.testing.assert_allclose(found, golden["logits"], rtol=0, atol=1e-5)
         assert np.abs(found).max() > 0.05
+
+
+def test_a_table_that_was_named_stays_the_runs(trained: Trained, say: Say) -> None:
+    """Beside data of another: after a move the file is not asked for again. With none it is kept out of the run."""
+    shutil.copytree(trained.data, "data")
+    tables.write(Path("data/mine.tokenizer"), table_of(trained.tokenizer.pieces[::-1][1:]))
+    write_own(Path("named.bin"), trained.tokenizer.vocab_size)
+    start = ("-e", shape(trained.vocab_size), "--tokenizer")
+    say(train_main, *flags(Path("data"), Path("run"), *start, "named.bin"))
+    Path("named.bin").unlink()
+    say(train_main, *flags(Path("data"), Path("run"), *start, "named.bin", "-y", 1, "-x", 3))
+    assert ids_of(Path("run")) == trained.tokenizer.encode(TEXT).tolist()
+    told = say(evaluate.main, "run", "--data", "data/mine_val_*.bin", status=2)
+    assert "mine.tokenizer" in told and "run/tokenizer.bin" in told
+    say(evaluate.main, "run", "--data", trained.data / "mine_val_*.bin")
+    say(convert.main, "convert", trained.run, "hf", "--to", "hf")
+    out = say(train_main, *flags(trained.data, Path("none"), "-e", "hf", "--tokenizer", "none"))
+    assert tables.in_run(Path("none")) is None and out.split("---\n")[1].split()[0].isdigit()
+    assert "note    no tokenizer is written" in say(convert.main, "convert", "none", "out", "--to", "hf")
