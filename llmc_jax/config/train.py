@@ -74,8 +74,8 @@ class TrainConfig:
     )
     tokenizer: str = option(
         "auto", "--tokenizer", DATA,
-        "turns samples into text: auto (by the vocabulary size), bytes, gpt2, llama3, none (prints token "
-        "ids), or the path of a tokenizer file or of a folder of Hugging Face's",
+        "turns samples into text: auto (that of the data or the model, else by the vocabulary's size), bytes, gpt2, "
+        "llama3, none (prints token ids), or the path of a tokenizer file or of a folder of Hugging Face's",
         value="NAME", check=NOT_EMPTY,
     )
     shuffle: str = option(
