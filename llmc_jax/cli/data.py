@@ -212,7 +212,7 @@ def _print_corpus(corpus: Corpus) -> None:
 def _tinyshakespeare(options: argparse.Namespace) -> None:
     """Make token files of tinyshakespeare (1.1 MB, downloaded).
 
-    With GPT-2's tokenizer they are llm.c's, byte for byte, and its table lies beside them. Without a network:
+    With GPT-2's tokenizer they are llm.c's, byte for byte. Without a network:
     --text input.txt --tokenizer gpt2_tokenizer.bin.
     """
     tokenizer = load(options.tokenizer)

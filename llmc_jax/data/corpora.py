@@ -17,7 +17,7 @@ import numpy as np
 from llmc_jax.data import tables
 from llmc_jax.data.documents import cut_documents
 from llmc_jax.data.tokenfile import open_token_file, write_token_file
-from llmc_jax.data.tokenizers import DEFAULT_BIN, Tokenizer, bytes_tokenizer, write_tokenizer_bin
+from llmc_jax.data.tokenizers import Tokenizer, bytes_tokenizer
 from llmc_jax.errors import InputError
 from llmc_jax.files import cache_folder, reason, refusing, write_atomic, write_bytes
 
@@ -227,8 +227,7 @@ def tinyshakespeare_corpus(tokenizer: Tokenizer, folder: Path, source: Path | No
     source: a local copy of input.txt; without one the text is taken from the folder's tiny_shakespeare.txt, or
     downloaded to there. With GPT-2's tokenizer the files are those of llm.c's script byte for byte: the text is cut
     after each empty line, an end-of-text token stands before each section, and the first 32,768 tokens are validation.
-    Its table is kept beside them, as gpt2_tokenizer.bin, where training looks for it. Files of another tokenizer carry
-    its name. Existing files are replaced.
+    The table lies beside them (data/tables.py). Files of another tokenizer carry its name. Existing files are replaced.
 
     Raises InputError if the text is not the known one or cannot be had, or the folder cannot be written.
     Source: llm.c's dev/data/tinyshakespeare.py.
@@ -239,8 +238,6 @@ def tinyshakespeare_corpus(tokenizer: Tokenizer, folder: Path, source: Path | No
     sections = cut_documents([(text, 0)], "\n\n")
     tokens = np.concatenate([tokenizer.encode_document(section.text) for section in sections])
     train, val = tokens[TINYSHAKESPEARE_VAL_TOKENS:], tokens[:TINYSHAKESPEARE_VAL_TOKENS]
-    if tokenizer.name == "gpt2":
-        write_tokenizer_bin(folder / DEFAULT_BIN, tokenizer.pieces, tokenizer.eot)
     stem = "tiny_shakespeare" if tokenizer.name == "gpt2" else f"tiny_shakespeare_{tokenizer.name.removesuffix('.bin')}"
     description = f"40,000 lines of Shakespeare, in {'bytes' if tokenizer.name == 'bytes' else 'BPE tokens'}"
     return _save(folder / stem, tokenizer, train, val, TINYSHAKESPEARE_SHA256[:12], description)

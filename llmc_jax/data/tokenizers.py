@@ -480,8 +480,7 @@ def known_eot(vocab_size: int) -> int | None:
 
 def usual_eot(vocab_size: int) -> int:
     """Return the id that stands before a document by the vocabulary's size alone; of an unknown size the last one."""
-    found = known_eot(vocab_size)
-    return vocab_size - 1 if found is None else found
+    return known_eot(vocab_size) or vocab_size - 1
 
 
 def drawable(tokenizer: Tokenizer | None, vocab_size: int) -> int:

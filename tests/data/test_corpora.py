@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from llmc_jax.cli.data import main as data_main
 from llmc_jax.config.flags import parse_args
 from llmc_jax.config.model import GPT2_VOCAB
-from llmc_jax.data import corpora, tokenizers
+from llmc_jax.data import corpora, tables, tokenizers
 from llmc_jax.data.corpora import baselines, stdlib_corpus, tinyshakespeare_corpus
 from llmc_jax.data.tokenfile import open_token_file
 from llmc_jax.data.tokenizers import bin_tokenizer, bytes_tokenizer, load_tokenizer, write_tokenizer_bin
@@ -241,7 +241,7 @@ def test_the_files_are_llmc_s(shared: Path, tmp_path: Path) -> None:
     assert corpus.train.read_bytes() == (shared / "data" / "tiny_shakespeare_train.bin").read_bytes()
     assert corpus.val.read_bytes() == (shared / "data" / "tiny_shakespeare_val.bin").read_bytes()
     assert (corpus.train.name, corpus.val_tokens) == ("tiny_shakespeare_train.bin", 32768)
-    assert (tmp_path / "gpt2_tokenizer.bin").read_bytes() == (shared / "data" / "gpt2_tokenizer.bin").read_bytes()
+    assert (tmp_path / "tiny_shakespeare.tokenizer").read_bytes() == (shared / "data" / "gpt2_tokenizer.bin").read_bytes()
 
 
 def test_offline_one_command_makes_what_the_preset_reads(
@@ -258,8 +258,8 @@ def test_offline_one_command_makes_what_the_preset_reads(
     assert data_main(command) == 0
     assert capsys.readouterr().out.splitlines()[-1].endswith("train.py --preset tinyshakespeare")
     config = parse_args(["--preset", "tinyshakespeare"])
-    found = load_tokenizer(config.tokenizer, GPT2_VOCAB, [Path(config.train_data).parent])
-    assert found.tokenizer is not None and found.tokenizer.pieces == pieces
+    ((_, found),) = tables.of_token_files([Path(config.train_data)])
+    assert found.pieces == pieces and found.name == "gpt2"
     assert open_token_file(config.train_data).num_tokens > 0 and open_token_file(config.val_data).num_tokens == 20
     assert load_tokenizer(config.tokenizer, GPT2_VOCAB).tokenizer is None  # neither in this folder nor in a cache
 
