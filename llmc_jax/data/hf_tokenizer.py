@@ -23,7 +23,6 @@ from llmc_jax.data.tokenizers import (
     Table,
     Tokenizer,
     byte_characters,
-    check_single_bytes,
     table_tokenizer,
 )
 from llmc_jax.errors import FormatError, InputError
@@ -31,7 +30,7 @@ from llmc_jax.files import opened, read_json_object, write_json
 
 FILES = (
     "tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json", "added_tokens.json",
-    "special_tokens_map.json",
+    "special_tokens_map.json", "chat_template.jinja",
 )  # fmt: skip
 OURS = "eos_token"  # in a tokenizer.json that travels alone: what ends a text, if it is not <|endoftext|>
 LARGEST_FILE = 1 << 28  # bytes; GPT-2's vocab.json has 1 MB
@@ -42,21 +41,9 @@ WHOLE_CLASSES = ("PreTrainedTokenizer", "TokenizersBackend")  # the former with 
 # What of tokenizer_config.json would put other files, tables or programs in the place of those that are read here
 REFUSED_SETTINGS = ("auto_map", "fast_tokenizer_files", "gguf_file", "init_inputs", "merges", "vocab")
 
-# The fields of a tokenizer.json's model, and the values that they may have; None: any
-MODEL_FIELDS: dict[str, tuple[Any, ...] | None] = {
-    "type": ("BPE",),
-    "dropout": (None, 0),
-    "unk_token": None,  # for characters without an id; the single bytes all have one
-    "continuing_subword_prefix": (None, ""),
-    "end_of_word_suffix": (None, ""),
-    "fuse_unk": (None, True, False),
-    "byte_fallback": (None, False),
-    "ignore_merges": (None, True, False),
-    "vocab": None,
-    "merges": None,
-}
-NORMALIZERS = ("Lowercase", "NFC", "NFD", "NFKC", "NFKD", "Prepend", "Replace", "Strip", "StripAccents")
-PRE_TOKENIZERS = ("ByteLevel", "Digits", "Punctuation", "Split", "Whitespace", "WhitespaceSplit")
+# The fields of a tokenizer.json's model: those that must be empty, and the others
+EMPTY = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback")
+KNOWN = (*EMPTY, "type", "unk_token", "fuse_unk", "ignore_merges", "vocab", "merges")
 TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 
@@ -149,10 +136,12 @@ def hf_tokenizer(path: str | Path) -> Tokenizer:
     """
     path = Path(path)
     folder = path if path.is_dir() else path.parent
-    config, special = (_optional(folder / name) for name in ("tokenizer_config.json", "special_tokens_map.json"))
+    config = _optional(folder / "tokenizer_config.json")
+    if "added_tokens_decoder" not in config:  # the older files count, and before it
+        config |= _optional(folder / "special_tokens_map.json")
     if path.is_dir():
         file, found, added = _of_folder(folder, config)
-        named = _named(config) | _named(special)
+        named = _named(config)
     else:
         content = read_json_object(path, LARGEST_FILE)
         file, found, named = path, _checked(path, content), set()
@@ -161,8 +150,11 @@ def hf_tokenizer(path: str | Path) -> Tokenizer:
     for token in added:  # transformers goes by their order, and not by the id that a file gives
         if ids.setdefault(token["content"], len(ids)) != token["id"]:
             own = ids[token["content"]]
-            _refuse(path, f"the id of the added token {token['content']!r}", token["id"], f"transformers takes {own}")
-    eot = _end_of_text(file, ids, config, special)
+            _refuse(file, f"the id of the added token {token['content']!r}", token["id"], f"transformers takes {own}")
+    ends = [text for text in (END_OF_TEXT.decode(), _content(config.get("eos_token"))) if text in ids]
+    if not ends:
+        raise FormatError(f"{file}: has neither {END_OF_TEXT.decode()} nor an eos_token: nothing ends a text")
+    eot = ends[0]
     tokens = {token["content"]: token for token in added}
     for text in (*named, END_OF_TEXT.decode(), eot):  # what ends a text is special, whatever a file says
         if text in ids:
@@ -186,59 +178,47 @@ def _optional(path: Path) -> dict[str, Any]:
 
 
 def _refuse(file: Path, field: str, value: object, expected: str) -> NoReturn:
-    shown = repr(value)
-    raise FormatError(f"{file}: {field} is {shown if len(shown) < 80 else shown[:76] + ' ...'}; {expected}")
+    name, shown = ascii(field)[1:-1], ascii(value)
+    raise FormatError(f"{file}: {name} is {shown if len(shown) < 80 else shown[:76] + ' ...'}; {expected}")
 
 
 def _of_folder(folder: Path, config: Mapping[str, Any]) -> tuple[Path, dict[str, Any], list[dict[str, Any]]]:
-    """Return the file with the vocabulary, a tokenizer.json without added tokens, and those in the order of adding."""
-    settings = folder / "tokenizer_config.json"
+    """Return the file with the vocabulary, a tokenizer.json, and the added tokens in the order of adding."""
+    settings, file = folder / "tokenizer_config.json", folder / "tokenizer.json"
     own = config.get("tokenizer_class") or _optional(folder / "config.json").get("tokenizer_class") or GPT2_CLASS
-    name = str(own).removesuffix("Fast")
+    name, prefix = str(own).removesuffix("Fast"), config.get("add_prefix_space")
     if name not in (GPT2_CLASS, *WHOLE_CLASSES):
         _refuse(settings, "tokenizer_class", own, f"expected {GPT2_CLASS} or PreTrainedTokenizerFast")
     for field in REFUSED_SETTINGS:
         if config.get(field):
             _refuse(settings, field, config[field], "this program does not go by it")
     if type(config.get("add_prefix_space", False)) is not bool:
-        _refuse(settings, "add_prefix_space", config["add_prefix_space"], "expected true or false")
-    file = folder / "tokenizer.json"
+        _refuse(settings, "add_prefix_space", prefix, "expected true or false")
     if file.is_file():
         found = _checked(file, read_json_object(file, LARGEST_FILE))
     else:
         file = folder / "vocab.json"
-        if not file.is_file():
-            raise FormatError(
-                f"{folder}: holds neither vocab.json nor tokenizer.json, so no tokenizer can be made of it"
-            )
         if name != GPT2_CLASS:
             _refuse(settings, "tokenizer_class", own, f"without a tokenizer.json expected {GPT2_CLASS}")
-        model = {"vocab": read_json_object(file, LARGEST_FILE), "merges": _merges_in(folder / "merges.txt")}
-        found = _checked(file, {"model": model, "pre_tokenizer": BYTE_LEVEL, "decoder": BYTE_LEVEL})
+        merges = folder / "merges.txt"
+        model = {"vocab": read_json_object(file, LARGEST_FILE), "merges": _merges_in(merges)}
+        found = _checked(file, {"model": model, "pre_tokenizer": BYTE_LEVEL, "decoder": BYTE_LEVEL}, merges)
     added = sorted(_added(folder, config, found), key=lambda token: int(token["id"]))
-    if name == GPT2_CLASS:
-        _make_gpt2s(file, found, config.get("add_prefix_space"))
-        return file, found, added
-    inside, beside = found["pre_tokenizer"].get("add_prefix_space"), config.get("add_prefix_space")
-    if {inside, beside} == {True, False}:
-        _refuse(file, "pre_tokenizer.add_prefix_space", inside, "tokenizer_config.json says the opposite")
-    return file, found, [*found["added_tokens"], *added]
-
-
-def _make_gpt2s(file: Path, found: dict[str, Any], prefix: bool | None) -> None:
-    """Put GPT-2's pre-tokenizer into a tokenizer.json, as transformers does for its class.
-
-    prefix: what tokenizer_config.json says of a space before a text. Raises FormatError where that loses something.
-    """
     outer = found["pre_tokenizer"]
+    inside = outer.get("add_prefix_space", prefix)
+    if name != GPT2_CLASS:
+        if None not in (inside, prefix) and inside != prefix:
+            _refuse(file, "pre_tokenizer.add_prefix_space", inside, "tokenizer_config.json says the opposite")
+        return file, found, [*found["added_tokens"], *added]
     lost = {"normalizer": found["normalizer"], "model.ignore_merges": found["model"].get("ignore_merges")}
     if not _is_gpt2s(outer if prefix is None else outer | {"add_prefix_space": False}):
         lost["pre_tokenizer"] = outer
-    for field, value in lost.items():
+    for field, value in lost.items():  # what transformers would leave out
         if value:
             way = 'write "tokenizer_class": "PreTrainedTokenizerFast" into tokenizer_config.json'
             _refuse(file, field, value, f"transformers leaves that out for a {GPT2_CLASS}; to have it, {way}")
     found["pre_tokenizer"] = BYTE_LEVEL | {"add_prefix_space": bool(prefix)}
+    return file, found, added
 
 
 def _is_gpt2s(pre_tokenizer: Mapping[str, Any]) -> bool:
@@ -290,25 +270,17 @@ def _content(token: Any) -> str | None:
     return token if isinstance(token, str) else None
 
 
-def _end_of_text(file: Path, ids: Mapping[str, int], *settings: Mapping[str, Any]) -> str:
-    for text in (END_OF_TEXT.decode(), *(_content(each.get("eos_token")) for each in settings)):
-        if text is not None and text in ids:
-            return text
-    raise FormatError(
-        f"{file}: has no {END_OF_TEXT.decode()}, and no eos_token of tokenizer_config.json; nothing tells the token "
-        "that ends a text"
-    )
-
-
 # ----- tokenizer.json -----------------------------------------------------------------------------------------------
 
 
-def _checked(file: Path, found: dict[str, Any]) -> dict[str, Any]:
-    """Return a tokenizer.json with all of its fields, in one form, its ids in order. Raises FormatError."""
+def _checked(file: Path, found: dict[str, Any], merges: Path | None = None) -> dict[str, Any]:
+    """Return a tokenizer.json with all of its fields, in one form, its ids in order. merges: the file that has them.
+
+    Raises FormatError.
+    """
     model, added = _object(found.get("model")), found.get("added_tokens") or []
-    for field, value in model.items():
-        allowed = MODEL_FIELDS.get(field, ())
-        if allowed is not None and value not in allowed:
+    for field, value in ({"type": "BPE"} | model).items():
+        if field not in KNOWN or (field in EMPTY and value) or (field == "type" and value != "BPE"):
             _refuse(file, f"model.{field}", value, "expected a plain byte-level BPE")
     if not isinstance(model.get("vocab"), dict):
         raise FormatError(f"{file}: has no model with a vocab")
@@ -316,32 +288,25 @@ def _checked(file: Path, found: dict[str, Any]) -> dict[str, Any]:
     if not all(type(token) is int for token in ids) or sorted(ids) != list(range(len(ids))) or len(ids) > MAX_VOCAB:
         raise FormatError(f"{file}: the ids of its {len(ids):,} tokens are not the numbers from 0 on, each once")
     vocab = dict(sorted(model["vocab"].items(), key=lambda item: int(item[1])))
-    normalizer, outer = found.get("normalizer"), found.get("pre_tokenizer")
-    _stages(file, "normalizer", normalizer, NORMALIZERS)
-    stages = _stages(file, "pre_tokenizer", outer, PRE_TOKENIZERS)
-    if stages[-1:] != ["ByteLevel"] or stages.count("ByteLevel") != 1:
-        _refuse(file, "pre_tokenizer", outer, "expected ByteLevel as its last stage, and nowhere else")
+    outer = _object(found.get("pre_tokenizer"))
+    if _byte_levels(outer) != 1:
+        _refuse(file, "pre_tokenizer", found.get("pre_tokenizer"), "expected ByteLevel, alone or once in a Sequence")
+    prefix = outer.get("add_prefix_space", False)
+    if type(prefix) is not bool:
+        _refuse(file, "pre_tokenizer.add_prefix_space", prefix, "expected true or false")
+    pairs = _pairs(merges or file, model.get("merges"), vocab)
     return {
-        "version": found.get("version", "1.0"),
-        "truncation": None,
-        "padding": None,
+        "version": "1.0",
         "added_tokens": [_token(file, entry) for entry in (added if isinstance(added, list) else [added])],
-        "normalizer": normalizer,
-        "pre_tokenizer": outer,
-        "post_processor": found.get("post_processor"),
-        "decoder": found.get("decoder"),
-        "model": {"type": "BPE"} | model | {"vocab": vocab, "merges": _pairs(file, model.get("merges"), vocab)},
+        **{field: found.get(field) for field in ("normalizer", "pre_tokenizer", "post_processor", "decoder")},
+        "model": {"type": "BPE"} | model | {"vocab": vocab, "merges": pairs},
     }
 
 
-def _stages(file: Path, field: str, value: Any, known: tuple[str, ...]) -> list[str]:
-    """Return the types of the stages of a normalizer or pre-tokenizer, which may be none. Raises FormatError."""
-    listed = _object(value).get(field.replace("_", "") + "s") if _object(value).get("type") == "Sequence" else None
-    stages = listed if isinstance(listed, list) else [] if value is None else [value]
-    for stage in stages:
-        if _object(stage).get("type") not in known:
-            _refuse(file, field, stage, f"expected {', '.join(known)}")
-    return [stage["type"] for stage in stages]
+def _byte_levels(stage: Any) -> int:
+    """Return how often a pre-tokenizer makes characters of bytes; what else it does is the tokenizers package's."""
+    inner = _object(stage).get("pretokenizers")
+    return sum(map(_byte_levels, inner)) if isinstance(inner, list) else _object(stage).get("type") == "ByteLevel"
 
 
 def _merges_in(path: Path) -> list[str]:
@@ -403,7 +368,6 @@ def _plain(found: Mapping[str, Any], table: Table, name: str, spec: str) -> Toke
 
 def _encoder(file: Path, text: str, pieces: tuple[bytes, ...]) -> Callable[[str], np.ndarray]:
     """Return the tokenizers package's encoder of a tokenizer.json. Raises InputError if there is none."""
-    check_single_bytes(str(file), pieces)
     try:
         import tokenizers
     except ImportError as error:
@@ -415,9 +379,13 @@ def _encoder(file: Path, text: str, pieces: tuple[bytes, ...]) -> Callable[[str]
     except Exception as error:  # it has no type of its own
         raise FormatError(f"{file}: the tokenizers package does not take it: {' '.join(str(error).split())}") from None
     encoding.encode_special_tokens = True  # as text
+    normalized = encoding.normalizer.normalize_str if encoding.normalizer else str
+    missing = set(range(256)) - {piece[0] for piece in pieces if len(piece) == 1}
 
     def encode(text: str) -> np.ndarray:
         text.encode()  # half a surrogate pair is an error of its own here, and a TypeError there
+        if missing and (lost := missing.intersection(normalized(text).encode())):
+            raise InputError(f"{file}: the byte {min(lost):#04x} of the text has no id")  # the package would drop it
         return np.array(encoding.encode(text, add_special_tokens=False).ids, np.uint32)
 
     return encode

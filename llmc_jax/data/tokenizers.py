@@ -225,7 +225,12 @@ def _bpe_encoder(name: str, pieces: tuple[bytes, ...], eot: int) -> Callable[[st
     ranks = {piece: token for token, piece in enumerate(pieces) if token not in special}
     if len(ranks) != len(pieces) - len(special):
         raise InputError(f"tokenizer {name}: two ids stand for the same bytes; such a table can decode, not encode")
-    check_single_bytes(name, ranks)
+    missing = [value for value in range(256) if bytes([value]) not in ranks]
+    if missing:
+        raise InputError(
+            f"tokenizer {name}: {len(missing)} of the 256 single bytes, {missing[0]:#04x} first, have no id; such a "
+            "table can decode, not encode"
+        )
     import tiktoken
 
     pattern = LLAMA3_PATTERN if llama3 else GPT2_PATTERN
@@ -241,16 +246,6 @@ def _bpe_encoder(name: str, pieces: tuple[bytes, ...], eot: int) -> Callable[[st
             return np.concatenate([encode(part) for part in _without_long_runs(text, llama3)])
 
     return patient
-
-
-def check_single_bytes(name: str, pieces: Iterable[bytes]) -> None:
-    """Raise InputError where one of the 256 single bytes has no id, so that not every text can be encoded."""
-    missing = sorted({bytes([value]) for value in range(256)}.difference(pieces))
-    if missing:
-        raise InputError(
-            f"tokenizer {name}: {len(missing)} of the 256 single bytes, {missing[0][0]:#04x} first, have no id; such a "
-            "table can decode, not encode"
-        )
 
 
 _SPACE = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"  # what Unicode calls white space

@@ -241,7 +241,9 @@ def test_the_files_are_llmc_s(shared: Path, tmp_path: Path) -> None:
     assert corpus.train.read_bytes() == (shared / "data" / "tiny_shakespeare_train.bin").read_bytes()
     assert corpus.val.read_bytes() == (shared / "data" / "tiny_shakespeare_val.bin").read_bytes()
     assert (corpus.train.name, corpus.val_tokens) == ("tiny_shakespeare_train.bin", 32768)
-    assert (tmp_path / "tiny_shakespeare.tokenizer").read_bytes() == (shared / "data" / "gpt2_tokenizer.bin").read_bytes()
+    assert (tmp_path / "tiny_shakespeare.tokenizer").read_bytes() == (
+        shared / "data" / "gpt2_tokenizer.bin"
+    ).read_bytes()
 
 
 def test_offline_one_command_makes_what_the_preset_reads(
