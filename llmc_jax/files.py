@@ -90,9 +90,9 @@ def read_json_object(path: Path, largest: int) -> dict[str, Any]:
     return found
 
 
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a JSON file as transformers does. Raises OSError."""
-    path.write_text(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+def json_text(value: Mapping[str, Any]) -> str:
+    """Return the text of a JSON file as transformers writes it."""
+    return json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
 
 @contextmanager

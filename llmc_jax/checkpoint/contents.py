@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from llmc_jax.config.model import ModelConfig
-from llmc_jax.data.tables import Named
+from llmc_jax.data.tokenizers import Named
 from llmc_jax.errors import FormatError
 
 FORMAT = 2  # of the metadata and of the manifest beside it, as they are written

@@ -9,8 +9,8 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
@@ -25,12 +25,10 @@ from llmc_jax.checkpoint.llmc_state import OurState
 from llmc_jax.checkpoint.reading import chunks, not_finite
 from llmc_jax.checkpoint.source import Slice, Source, SpecialTokens, slices, slices_of
 from llmc_jax.checkpoint.sources import open_source
-from llmc_jax.checkpoint.tokenizer import folder_of, name_of
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.data import tables
 from llmc_jax.data.hf_tokenizer import FILES as TOKENIZER_FILES
-from llmc_jax.data.hf_tokenizer import write_files
-from llmc_jax.data.tokenizers import Choice, Tokenizer, known_eot
+from llmc_jax.data.tokenizers import Choice, Tokenizer, drawable, known_eot
 from llmc_jax.errors import InputError
 from llmc_jax.files import reason, refuse_existing, sync
 from llmc_jax.models.gpt2.tensors import flat_size, num_parameters, tensor_specs
@@ -201,21 +199,22 @@ def _header_of(source: Source) -> np.ndarray | None:
 # ----- Hugging Face's folders ---------------------------------------------------------------------------------------
 
 
-def to_hugging_face(
-    source: Source, out: Path, dtype: str, tokenizer: Tokenizer | None, force: bool, copied: Iterable[Path] = ()
-) -> Outcome:
-    """Write a folder as transformers does it, with the tokenizer where there is one.
+class TokenizerFiles(NamedTuple):
+    """What a folder of Hugging Face's holds of a tokenizer: its files, the ids for config.json, more settings there."""
 
-    copied: the tokenizer's files, as they lie in another folder of Hugging Face's; else they are written anew.
-    """
-    passage = Passage(source, dtype)
-    special = special_tokens(source, tokenizer)
+    files: Mapping[str, bytes]
+    special: SpecialTokens
+    settings: Mapping[str, Any]
+
+
+def to_hugging_face(source: Source, out: Path, dtype: str, tokenizer: TokenizerFiles | None, force: bool) -> Outcome:
+    """Write a folder as transformers does it. tokenizer: None: no files of one, and the ids that the source has."""
+    tokenizer = tokenizer or TokenizerFiles({}, special_tokens(source, None), {})
+    passage, special = Passage(source, dtype), tokenizer.special
     with new_folder(out, force) as temporary:
-        hugging_face.write_folder(temporary, source.config, dtype, passage.take, special)
-        for path in copied:
-            shutil.copyfile(path, temporary / path.name)
-        if tokenizer is not None and not copied:
-            write_files(temporary, tokenizer, source.config.max_seq_len)
+        hugging_face.write_folder(temporary, source.config, dtype, passage.take, special, tokenizer.settings)
+        for name, content in tokenizer.files.items():
+            (temporary / name).write_bytes(content)
         check_written(passage, open_source(temporary), out, padding=False)
         total = sum(path.stat().st_size for path in temporary.iterdir())
         names = ", ".join(sorted(path.name for path in temporary.iterdir()))
@@ -226,11 +225,15 @@ def to_hugging_face(
     return Outcome(wrote, checked, warnings, passage.digest)
 
 
-def special_tokens(source: Source, tokenizer: Tokenizer | None) -> SpecialTokens:
-    """Return the ids that begin and end a text: the source's, else the tokenizer's, else by the vocabulary's size."""
-    if source.special is not None and source.special != SpecialTokens(None, None):
-        return source.special
-    if tokenizer is not None:
+def special_tokens(source: Source, tokenizer: Tokenizer | None, named: bool = False) -> SpecialTokens:
+    """Return the ids that begin and end a text: the source's, else the tokenizer's, else by the vocabulary's size.
+
+    The source's only if none is a row of padding, and not for a tokenizer that was named in the place of its own.
+    """
+    found, limit = source.special or SpecialTokens(None, None), drawable(tokenizer, source.config.vocab_size)
+    eos = found.eos if isinstance(found.eos, list) else [found.eos]
+    ids = [token for token in (found.bos, *eos) if token is not None]
+    if tokenizer is not None and (named or not ids or max(ids) >= limit):
         return SpecialTokens(tokenizer.eot, tokenizer.eot)
     return source.special or _by_size(source.config)
 
@@ -335,12 +338,9 @@ def to_state(source: Source, run: Path, dtype: str, tokenizer: Choice, force: bo
     Make the folder where there is none.
     """
     found = state_of(source, dtype)
-    metadata = replace(found.metadata, tokenizer=name_of(tokenizer, source.config, folder_of(source)))
+    metadata = replace(found.metadata, tokenizer=tokenizer.named)
     step = found.metadata.step
     refuse_existing(store.state_folder(run, step), force)
-    there = tables.in_run(run)
-    if there is not None and tokenizer.tokenizer is not None and not tables.holds(there, tokenizer.tokenizer):
-        refuse_existing(there, force)
     is_new = not os.path.lexists(run)
     if not is_new and not run.is_dir():
         raise InputError(f"{run}: is not a folder; give the folder of a run, new or not")
@@ -359,7 +359,10 @@ def to_state(source: Source, run: Path, dtype: str, tokenizer: Choice, force: bo
         raise InputError(f"{run}: cannot be written: {reason(error)}") from error
     finally:
         if is_new and run.is_dir() and not store.steps(run):
-            shutil.rmtree(run)
+            for path in tables.of_run(run):
+                path.unlink()
+            with suppress(OSError):  # another process put something there
+                run.rmdir()
     final = passed(open_source(entry.folder))
     wrote = f"{entry.folder}: training state of llmc-jax, step {step} ({dtype}), {entry.bytes:,} bytes"
     checked = f"{entry.folder}: every tensor read back and equal to what was written"

@@ -7,6 +7,7 @@ files (hf_tokenizer.py), PyTorch's own pytorch_model.bin, and models that are no
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from llmc_jax.checkpoint.safetensors import read_archive, read_index, write_arch
 from llmc_jax.checkpoint.source import Slice, Source, SpecialTokens, slices
 from llmc_jax.config.model import GPT2_VOCAB, ModelConfig, pad_vocab
 from llmc_jax.errors import FormatError
-from llmc_jax.files import read_json_object, write_json
+from llmc_jax.files import json_text, read_json_object
 from llmc_jax.models.gpt2.tensors import BY_NAME, TENSORS
 
 WEIGHTS = "model.safetensors"
@@ -296,11 +297,21 @@ def config_json(config: ModelConfig, dtype: str, special: SpecialTokens) -> dict
 
 
 def write_folder(
-    folder: Path, config: ModelConfig, dtype: str, read: Callable[[Slice], np.ndarray], special: SpecialTokens
+    folder: Path,
+    config: ModelConfig,
+    dtype: str,
+    read: Callable[[Slice], np.ndarray],
+    special: SpecialTokens,
+    settings: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
-    """Write config.json, generation_config.json and model.safetensors into an empty folder. See `write_weights`."""
-    write_json(folder / "config.json", config_json(config, dtype, special))
+    """Write config.json, generation_config.json and model.safetensors into an empty folder. See `write_weights`.
+
+    settings: more of config.json.
+    """
+    written = json_text({**config_json(config, dtype, special), **settings})
+    (folder / "config.json").write_text(written, encoding="utf-8")
     ids = {"bos_token_id": special.bos, "eos_token_id": special.eos}
     known = {name: value for name, value in ids.items() if value is not None}
-    write_json(folder / "generation_config.json", {"_from_model_config": True, "use_cache": True, **known})
+    written = json_text({"_from_model_config": True, "use_cache": True, **known})
+    (folder / "generation_config.json").write_text(written, encoding="utf-8")
     write_weights(folder / WEIGHTS, config, dtype, read)

@@ -15,17 +15,19 @@ import numpy as np
 
 from llmc_jax.checkpoint import conversion
 from llmc_jax.checkpoint.conversion import Outcome, Passage
+from llmc_jax.checkpoint.hugging_face import LARGEST_CONFIG
 from llmc_jax.checkpoint.llmc import STORAGE, V2_ORDERS, WRITABLE
 from llmc_jax.checkpoint.reading import chunks
 from llmc_jax.checkpoint.source import Source, slices_of
 from llmc_jax.checkpoint.sources import open_source
-from llmc_jax.checkpoint.tokenizer import choose_tokenizer, folder_of, own_tokenizer
+from llmc_jax.checkpoint.tokenizer import choose_tokenizer, folder_of
 from llmc_jax.cli.kit import print_json
 from llmc_jax.cli.parsers import Parser, add_json, run_command
-from llmc_jax.data.hf_tokenizer import FILES, has_tokenizer, merges_of
-from llmc_jax.data.tokenizers import Choice, Table, load_tokenizer, write_tokenizer_bin
+from llmc_jax.data import tables
+from llmc_jax.data.hf_tokenizer import FILES, files_of
+from llmc_jax.data.tokenizers import Choice, load_tokenizer, write_tokenizer_bin
 from llmc_jax.errors import InputError
-from llmc_jax.files import refuse_existing
+from llmc_jax.files import read_json_object, refuse_existing
 from llmc_jax.machine.jax_setup import typed
 from llmc_jax.models.gpt2.tensors import num_parameters, tensor_specs
 
@@ -264,56 +266,43 @@ def _output_dtype(source: Source, target: str, args: argparse.Namespace) -> str:
 HOLDS_ONE = ("hf", "state")  # formats that hold a tokenizer; the others are llm.c's
 
 
-def _tokenizer_out(source: Source, target: str, args: argparse.Namespace) -> Choice:
-    """Return the tokenizer that is to be written, read and checked before anything is, and say where it comes from.
+def _tokenizer_out(source: Source, target: str, args: argparse.Namespace) -> tuple[Choice, dict[str, bytes]]:
+    """Return the tokenizer that is to be written, and its files for --to hf; say where it comes from.
 
-    That is the checkpoint's own, or what --tokenizer names. Into a folder of Hugging Face's also the one that the
-    vocabulary suggests, but never in the place of an own one that cannot be read or written.
+    It is read and checked before anything is written: the checkpoint's own, or what --tokenizer names. Into a folder of
+    Hugging Face's goes also the one that the vocabulary suggests, never in the place of an own one.
     """
-    if target == "hf" and source.kind == "hugging-face" and args.tokenizer is None:
-        folder = folder_of(source)
-        there = has_tokenizer(folder)
-        print(f"read    tokenizer: the files of {folder}" if there else f"note    there is no tokenizer in {folder}")
-        return own_tokenizer(source) or Choice(None, "")
-    if args.tokenizer is not None and target in HOLDS_ONE:
-        choice = load_tokenizer(args.tokenizer, source.config.vocab_size)._replace(own=True)
-    else:
-        choice = choose_tokenizer(source, "auto")
+    asked, V = args.tokenizer is not None and target in HOLDS_ONE, source.config.vocab_size
+    choice = load_tokenizer(args.tokenizer, V) if asked else choose_tokenizer(source, "auto")
+    if asked and choice.tokenizer is not None:
+        choice = choice._replace(named=tables.named(choice.tokenizer))
+    files: dict[str, bytes] = {}
+    if target == "hf" and source.kind == "hugging-face" and not asked:
+        files = {name: path.read_bytes() for name in FILES if (path := folder_of(source) / name).is_file()}
+        why = f", which are not read here: {choice.note}" if files and choice.tokenizer is None else ""
+        choice = choice._replace(note=f"the files of {folder_of(source)}{why}" if files else "IN has none")
+    elif target == "hf" and choice.tokenizer is not None:
+        try:
+            files = files_of(choice.tokenizer, source.config.max_seq_len)
+        except InputError as error:
+            choice = choice._replace(note=f"{choice.note}: cannot be written as merges: {error}")
+            if asked:
+                raise InputError(choice.note) from None
+    elif target == "state" and choice.named is None:
+        choice = Choice(None, "IN brings none along")
     if target in HOLDS_ONE:
-        choice = _writable(choice, target, asked=args.tokenizer is not None)
-        none = choice.note if choice.own or target == "hf" else "the checkpoint brings none along"
-        print(f"read    tokenizer: {choice.note}" if choice.tokenizer else f"note    no tokenizer is written: {none}")
-        return choice
-    if args.tokenizer is None:
-        if choice.own:
+        written = bool(files) if target == "hf" else choice.tokenizer is not None
+        print(f"{'read    tokenizer: ' if written else 'note    no tokenizer is written: '}{choice.note}")
+    elif args.tokenizer is None:
+        if choice.named is not None:
             print("note    llm.c's files hold no tokenizer; --tokenizer FILE writes it as llm.c's gpt2_tokenizer.bin")
-        return choice._replace(tokenizer=None)
-    refuse_existing(args.tokenizer, args.force)
-    if choice.tokenizer is None or choice.tokenizer.json:
-        why = choice.note if choice.tokenizer is None else f"{choice.note}: is more than llm.c's table can hold"
-        raise InputError(f"--tokenizer {args.tokenizer}: cannot be written: {why}")
-    return choice
-
-
-def _writable(choice: Choice, target: str, asked: bool) -> Choice:
-    """Return a tokenizer if it can be written into an output that holds one; else no tokenizer, with the reason.
-
-    Raises InputError for one that was asked for.
-    """
-    if choice.tokenizer is None or choice.tokenizer.json:
-        return choice
-    if target == "state":
-        return choice if choice.own else Choice(None, choice.note)
-    if choice.tokenizer.name == "llama3":  # its merges do not make all of its pieces
-        return choice._replace(tokenizer=None, note="copy tokenizer.json of Llama 3 into the folder")
-    try:
-        merges_of(Table(choice.tokenizer.pieces, choice.tokenizer.eot))
-    except InputError as error:
-        why = f"{choice.note}: the tokenizer cannot be written as merges: {error}"
-        if asked:
-            raise InputError(why) from None
-        return choice._replace(tokenizer=None, note=why)
-    return choice
+    else:
+        refuse_existing(args.tokenizer, args.force)
+        if choice.tokenizer is None or choice.tokenizer.json:
+            why = ": is more than llm.c's table can hold" if choice.tokenizer else ""
+            raise InputError(f"--tokenizer {args.tokenizer}: cannot be written: {choice.note}{why}")
+        print(f"read    tokenizer: {choice.note}")
+    return choice, files
 
 
 def convert(args: argparse.Namespace) -> None:
@@ -325,26 +314,31 @@ def convert(args: argparse.Namespace) -> None:
     dtype = _output_dtype(source, target, args)
     print(f"read    {_headline(source)}")
     _print_warnings(source.warnings, sys.stderr)
-    tokenizer = _tokenizer_out(source, target, args)
-    outcome = _write(source, target, dtype, tokenizer, args)
+    choice, files = _tokenizer_out(source, target, args)
+    outcome = _write(source, target, dtype, choice, files, args)
     print(f"wrote   {outcome.wrote}")
-    if tokenizer.tokenizer is not None and target not in HOLDS_ONE:
-        write_tokenizer_bin(args.tokenizer, tokenizer.tokenizer.pieces, tokenizer.tokenizer.eot)
-        print(f"wrote   {args.tokenizer}: llm.c's tokenizer, {tokenizer.tokenizer.vocab_size:,} ids")
+    if choice.tokenizer is not None and target not in HOLDS_ONE and args.tokenizer is not None:
+        write_tokenizer_bin(args.tokenizer, choice.tokenizer.pieces, choice.tokenizer.eot)
+        print(f"wrote   {args.tokenizer}: llm.c's tokenizer, {choice.tokenizer.vocab_size:,} ids")
     print(f"checked {outcome.checked}")
     print(f"digest  {outcome.digest} of the weights (`inspect` prints it too)")
     _print_warnings(outcome.warnings, sys.stderr)
 
 
-def _write(source: Source, target: str, dtype: str, tokenizer: Choice, args: argparse.Namespace) -> Outcome:
+def _write(
+    source: Source, target: str, dtype: str, choice: Choice, files: dict[str, bytes], args: argparse.Namespace
+) -> Outcome:
     if target == "llmc":
         return conversion.to_model(source, args.out, 3 if dtype == "fp32" else 5, args.force)
     if target == "hf":
+        special = conversion.special_tokens(source, choice.tokenizer, named=args.tokenizer is not None)
         kept = source.kind == "hugging-face" and args.tokenizer is None
-        copied = [path for name in FILES if kept and (path := folder_of(source) / name).is_file()]
-        return conversion.to_hugging_face(source, args.out, dtype, tokenizer.tokenizer, args.force, copied)
+        config = read_json_object(folder_of(source) / "config.json", LARGEST_CONFIG) if kept else {}
+        settings = {name: config[name] for name in ("tokenizer_class",) if name in config}
+        out = conversion.TokenizerFiles(files, special, settings)
+        return conversion.to_hugging_face(source, args.out, dtype, out, args.force)
     if target == "state":
-        return conversion.to_state(source, args.out, dtype, tokenizer, args.force)
+        return conversion.to_state(source, args.out, dtype, choice, args.force)
     zero = None if args.zero is None else bool(args.zero)
     return conversion.to_llmc_state(source, args.out, dtype, args.processes, zero, args.force)
 

@@ -20,13 +20,14 @@ from llmc_jax.data.tokenizers import (
     LONGEST_PIECE,
     MAX_VOCAB,
     MERGES_SHA256,
+    PUBLIC,
     Table,
     Tokenizer,
     byte_characters,
     table_tokenizer,
 )
 from llmc_jax.errors import FormatError, InputError
-from llmc_jax.files import opened, read_json_object, write_json
+from llmc_jax.files import json_text, opened, read_json_object
 
 FILES = (
     "tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json", "added_tokens.json",
@@ -82,11 +83,11 @@ def merges_of(table: Table) -> list[tuple[bytes, bytes]]:
     return [split_of(piece, ranks) for piece in ranks if len(piece) > 1]
 
 
-def write_files(folder: Path, tokenizer: Tokenizer, max_seq_len: int) -> None:
-    """Write the files with which transformers makes the same ids: of a plain one vocab.json and merges.txt, else
+def files_of(tokenizer: Tokenizer, max_seq_len: int) -> dict[str, bytes]:
+    """Return the files with which transformers makes the same ids: of a plain one vocab.json and merges.txt, else
     tokenizer.json; and tokenizer_config.json.
 
-    Raises InputError if a plain one is no byte-pair encoding, OSError if the disk does not take them.
+    Raises InputError if a plain one is no byte-pair encoding.
     """
     special = tokenizer.pieces[tokenizer.eot].decode() if tokenizer.json else END_OF_TEXT.decode()
     settings = {
@@ -100,15 +101,16 @@ def write_files(folder: Path, tokenizer: Tokenizer, max_seq_len: int) -> None:
     }
     if tokenizer.json:
         found = _theirs(tokenizer.json)
-        (folder / "tokenizer.json").write_text(json.dumps(found), encoding="utf-8")
         prefix = found["pre_tokenizer"].get("add_prefix_space", False)
         settings |= {"add_prefix_space": prefix, "tokenizer_class": "PreTrainedTokenizerFast"}
+        files = {"tokenizer.json": json.dumps(found)}
     else:
-        _write_table(folder, Table(tokenizer.pieces, tokenizer.eot))
-    write_json(folder / "tokenizer_config.json", settings)
+        files = _files_of_table(Table(tokenizer.pieces, tokenizer.eot))
+    files["tokenizer_config.json"] = json_text(settings)
+    return {name: text.encode() for name, text in files.items()}
 
 
-def _write_table(folder: Path, table: Table) -> None:
+def _files_of_table(table: Table) -> dict[str, str]:
     characters = byte_characters()
 
     def written(piece: bytes) -> str:
@@ -119,8 +121,7 @@ def _write_table(folder: Path, table: Table) -> None:
     vocab.pop(written(table.pieces[table.eot]), None)
     vocab[END_OF_TEXT.decode()] = table.eot
     lines = ["#version: 0.2", *(f"{written(left)} {written(right)}" for left, right in merges), ""]
-    (folder / "vocab.json").write_text(json.dumps(vocab, ensure_ascii=False), encoding="utf-8")
-    (folder / "merges.txt").write_text("\n".join(lines), encoding="utf-8", newline="\n")
+    return {"vocab.json": json.dumps(vocab, ensure_ascii=False), "merges.txt": "\n".join(lines)}
 
 
 # ----- in -----------------------------------------------------------------------------------------------------------
@@ -165,6 +166,7 @@ def hf_tokenizer(path: str | Path) -> Tokenizer:
         return plain
     text = json.dumps(found if eot == END_OF_TEXT.decode() else found | {OURS: eot})
     encoder = functools.cache(lambda: _encoder(file, text, pieces))  # made when first needed, as tiktoken's
+    name = f"{name} (own)" if name in PUBLIC else name
     return Tokenizer(name, pieces, ids[eot], str(path), lambda text: encoder()(text), text)
 
 

@@ -129,9 +129,10 @@ def prepare(
         result = _write_all(files, staging, name, tokenizer, settings, report or (lambda read, tokens: None))
         shards = [shard._replace(path=folder / shard.path.name) for shard in result.shards]
         table = folder / result.table.name
-        os.replace(result.table, table)  # first, so that no token file is without it
+        table.unlink(missing_ok=True)  # a run that is killed here leaves no pair that does not belong together
         for staged, shard in zip(result.shards, shards, strict=True):
             os.replace(staged.path, shard.path)
+        os.replace(result.table, table)
         for path in set(earlier) - {table, *(shard.path for shard in shards)}:
             path.unlink(missing_ok=True)
         return result._replace(shards=shards, table=table)

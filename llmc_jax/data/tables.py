@@ -9,26 +9,15 @@ import hashlib
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
 
-from llmc_jax.data.tokenizers import PUBLIC, Tokenizer, file_tokenizer, table_bytes
+from llmc_jax.data.tokenizers import PUBLIC, Named, Tokenizer, file_tokenizer, table_bytes
 from llmc_jax.errors import InputError
 from llmc_jax.files import write_bytes
 
 BESIDE = ".tokenizer"  # of token files NAME_train_000001.bin it is NAME.tokenizer, which no pattern *.bin takes in
 IN_RUN = {".bin": "tokenizer.bin", ".json": "tokenizer.json"}  # in a run's folder, by the ending of the format
+KEPT = re.compile(r"tokenizer(-[0-9a-f]{12})?\.(bin|json)")
 TOKEN_FILE = re.compile(r"(.+)_(?:train|val)(?:_\d{6,})?\.bin")
-
-
-class Named(NamedTuple):
-    """What a training state says of the table that its ids belong to.
-
-    sha256: of the file that holds it; empty for one that was not kept, since it could not be read, or was left out.
-    """
-
-    name: str
-    ids: int
-    sha256: str
 
 
 def contents(tokenizer: Tokenizer) -> tuple[str, bytes]:
@@ -48,25 +37,26 @@ def write(path: Path, tokenizer: Tokenizer) -> None:
     write_bytes(path, contents(tokenizer)[1])
 
 
-def in_run(folder: Path) -> Path | None:
-    """Return the file with the table of a run; None where its folder has none."""
-    return next((path for name in IN_RUN.values() if (path := folder / name).is_file()), None)
+def of_run(folder: Path) -> list[Path]:
+    """Return the files with tables of a run's folder: the run's own first, then those that it had before."""
+    return sorted((path for path in folder.glob("tokenizer*") if KEPT.fullmatch(path.name)), key=lambda p: len(p.name))
 
 
 def keep(folder: Path, tokenizer: Tokenizer | None) -> None:
-    """Write a run's tokenizer into its folder, unless it is there, in the place of any other. Raises OSError."""
-    there = in_run(folder)
-    if tokenizer is None or (there is not None and holds(there, tokenizer)):
+    """Write a run's tokenizer into its folder, unless it is there; move another aside. Raises OSError.
+
+    States of before name that other one, so it is tokenizer-SHA256.bin then, the first 12 digits.
+    """
+    if tokenizer is None:
         return
-    path = folder / IN_RUN[contents(tokenizer)[0]]
-    write(path, tokenizer)
-    if there not in (None, path):
-        there.unlink()
-
-
-def holds(path: Path, tokenizer: Tokenizer) -> bool:
-    """Return whether a file is that of a tokenizer. Raises OSError."""
-    return path.read_bytes() == contents(tokenizer)[1]
+    ending, data = contents(tokenizer)
+    found = {path: path.read_bytes() for path in of_run(folder)}
+    if data in found.values():
+        return
+    for path in (folder / name for name in IN_RUN.values()):
+        if path in found:
+            path.rename(path.with_stem(f"tokenizer-{hashlib.sha256(found[path]).hexdigest()[:12]}"))
+    write_bytes(folder / IN_RUN[ending], data)
 
 
 def words(path: Path, tokenizer: Tokenizer) -> str:
@@ -76,21 +66,32 @@ def words(path: Path, tokenizer: Tokenizer) -> str:
 
 def of_token_files(paths: Iterable[Path]) -> list[tuple[Path, Tokenizer]]:
     """Return the tables that lie beside token files, each once. Raises FormatError for one that cannot be read."""
-    matches = ((path, TOKEN_FILE.fullmatch(path.name)) for path in paths)
-    beside = dict.fromkeys(path.with_name(match[1] + BESIDE) for path, match in matches if match)
+    beside = dict.fromkeys(
+        each.with_name(match[1] + BESIDE)
+        for path in paths
+        for each in (path, path.resolve())  # by the name of a link, or of what it leads to
+        if (match := TOKEN_FILE.fullmatch(each.name))
+    )
     return [(path, file_tokenizer(path)) for path in beside if path.is_file()]
+
+
+TWO = "make the data with the model's (prepare --tokenizer), or name the one that counts with --tokenizer"
 
 
 def check_alike(what: str, one: Tokenizer, other: str, another: Tokenizer) -> None:
     """Raise InputError where an id stands for one text in a table and for another text in the other.
 
-    The end of text may have two names. what, other: where the tables come from.
+    What ends a text may have two names, but one id. what, other: where the tables come from.
     """
-    ends = {one.eot, another.eot} if one.eot == another.eot else set()
+    if one.eot != another.eot:
+        raise InputError(
+            f"{what} and {other} are two tokenizers: a text ends with id {one.eot} in the first, {another.eot} in the "
+            f"second; {TWO}"
+        )
     pairs = enumerate(zip(one.pieces, another.pieces, strict=False))
-    if wrong := next(((token, pair) for token, pair in pairs if pair[0] != pair[1] and token not in ends), None):
+    if wrong := next(((token, pair) for token, pair in pairs if pair[0] != pair[1] and token != one.eot), None):
         token, (left, right) = wrong
         raise InputError(
             f"{what} and {other} are two tokenizers: id {token} is {left!r} in the first and {right!r} in the second; "
-            "make the data with the model's (prepare --tokenizer), or name the one that counts with --tokenizer"
+            f"{TWO}"
         )

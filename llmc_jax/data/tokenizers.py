@@ -397,6 +397,8 @@ def table_tokenizer(name: str, table: Table, spec: str) -> Tokenizer:
         name = "gpt2"
     elif len(pieces) == LLAMA3_VOCAB and pieces[eot] == LLAMA3_BEGIN:
         name = "llama3"
+    elif name in PUBLIC:  # the name of a file, no more
+        name = f"{name} (own)"
     return _bpe_tokenizer(name, pieces, eot, spec)
 
 
@@ -407,15 +409,26 @@ def _digest(pieces: tuple[bytes, ...]) -> str:
 # ----- choosing one -------------------------------------------------------------------------------------------------
 
 
+class Named(NamedTuple):
+    """What a training state says of the table that its ids belong to.
+
+    sha256: of the file that holds it; empty for one that was not kept, since it could not be read, or was left out.
+    """
+
+    name: str
+    ids: int
+    sha256: str
+
+
 class Choice(NamedTuple):
     """A tokenizer, or None; `note` says in one line where it comes from, or why there is none.
 
-    own: a checkpoint brings it along; one that cannot be read is None, and not to be replaced by another.
+    named: of one that a checkpoint brings along; if that cannot be read, it is None, and not replaced by another.
     """
 
     tokenizer: Tokenizer | None
     note: str
-    own: bool = False
+    named: Named | None = None
 
 
 def load_tokenizer(spec: str, vocab_size: int | None = None, folders: Iterable[Path] = ()) -> Choice:
@@ -433,7 +446,10 @@ def load_tokenizer(spec: str, vocab_size: int | None = None, folders: Iterable[P
     if spec == "none":
         return Choice(None, "no tokenizer was asked for")
     if spec == "auto":
-        choice = _choose_by_vocab(GPT2_VOCAB if vocab_size is None else vocab_size, folders)
+        try:
+            choice = _choose_by_vocab(GPT2_VOCAB if vocab_size is None else vocab_size, folders)
+        except InputError as error:
+            choice = Choice(None, str(error))
     elif spec == "bytes":
         choice = Choice(bytes_tokenizer(), "bytes")
     elif spec == "gpt2":
@@ -505,19 +521,22 @@ def _choose_by_vocab(vocab_size: int, folders: Iterable[Path]) -> Choice:
     if vocab_size == BYTES_VOCAB:
         return Choice(bytes_tokenizer(), "bytes")
     if vocab_size == LLAMA3_VOCAB:
-        try:
-            return _llama3(False, folders)
-        except InputError as error:
-            return Choice(None, str(error))
+        return _llama3(False, folders)
     if not _is_gpt2s(vocab_size):
         return Choice(None, f"no tokenizer is known for V={vocab_size}; give its file with --tokenizer PATH")
     for path in (*(folder / DEFAULT_BIN for folder in folders), Path(DEFAULT_BIN)):
         if path.exists():
             return Choice(bin_tokenizer(path), str(path))
-    try:
-        return Choice(gpt2_tokenizer(allow_network=False), "GPT-2's, from tiktoken's cache")
-    except InputError as error:
-        return Choice(None, str(error))
+    return Choice(gpt2_tokenizer(allow_network=False), "GPT-2's, from tiktoken's cache")
+
+
+def public_tokenizer(name: str) -> Tokenizer:
+    """Return the tokenizer of a name in PUBLIC, without the network. Raises InputError where it is not at hand."""
+    if name == "bytes":
+        return bytes_tokenizer()
+    found = gpt2_tokenizer(allow_network=False) if name == "gpt2" else _llama3(False).tokenizer
+    assert found is not None
+    return found
 
 
 def _llama3(allow_network: bool = True, folders: Iterable[Path] = ()) -> Choice:

@@ -234,7 +234,7 @@ def _generate(model: Model, request: Request, samples: list[int]) -> Iterator[Dr
     sampling, config = request.sampling, model.config
     batch = _Batch(
         model, np.array(samples, np.int32), cache_size(config, request), numbers_of(sampling),
-        steps_of(sampling, request.candidates, model.drawable if model.drawable < config.vocab_size else None),
+        steps_of(sampling, request.candidates, model.drawable),
     )  # fmt: skip
     prompt = list(request.prompt) or [model.end_of_text]
     texts = [list(prompt) for _ in samples]

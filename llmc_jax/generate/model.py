@@ -173,7 +173,8 @@ def end_of_text(source: Source, tokenizer: Tokenizer | None) -> int:
     Of several in the format, the tokenizer's or else the first: the others end no text here.
     """
     V = source.config.vocab_size
-    usual = usual_eot(V) if tokenizer is None else tokenizer.eot
+    usual, limit = usual_eot(V) if tokenizer is None else tokenizer.eot, drawable(tokenizer, V)
     stored = None if source.special is None else source.special.eos
-    several = [token for token in (stored if isinstance(stored, list) else [stored]) if token is not None and token < V]
+    listed = stored if isinstance(stored, list) else [stored]
+    several = [token for token in listed if token is not None and token < limit]
     return usual if usual in several or not several else several[0]

@@ -104,7 +104,8 @@ def plain_data(tokenizer: Tokenizer | None, seen: Sequence[Seen]) -> list[dict[s
 
 
 def _text(tokenizer: Tokenizer | None, token: int) -> str | None:
-    return None if tokenizer is None else tokenizer.piece(token).decode(errors="backslashreplace")
+    known = tokenizer is not None and token < tokenizer.vocab_size
+    return None if tokenizer is None or not known else tokenizer.piece(token).decode(errors="backslashreplace")
 
 
 def _bits(logprob: float) -> float:

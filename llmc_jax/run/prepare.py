@@ -23,7 +23,6 @@ from llmc_jax.checkpoint.llmc import warnings_of
 from llmc_jax.checkpoint.source import Source
 from llmc_jax.checkpoint.state import read_state
 from llmc_jax.checkpoint.store import Checkpoint
-from llmc_jax.checkpoint.tokenizer import folder_of, name_of
 from llmc_jax.cluster.agreement import alike, of_first
 from llmc_jax.cluster.launchers import devices_asked
 from llmc_jax.cluster.worker import ALONE, Group
@@ -32,10 +31,10 @@ from llmc_jax.config.find_lr import of_test
 from llmc_jax.config.flags import models_not_asked_for
 from llmc_jax.config.model import ModelConfig, described, parse_descriptor, where_published
 from llmc_jax.config.train import AUTO_BATCH, BY_NAME, TrainConfig
+from llmc_jax.data import tables
 from llmc_jax.data.corpora import Corpus, stdlib_corpus
 from llmc_jax.data.items import Item, check_fit
 from llmc_jax.data.loader import TokenLoader, continued, of_processes
-from llmc_jax.data.tables import Named
 from llmc_jax.data.tasks import read_items
 from llmc_jax.data.tokenizers import Choice
 from llmc_jax.errors import InputError
@@ -468,9 +467,12 @@ def prepare(config: TrainConfig, notes: list[str], group: Group = ALONE) -> tupl
         config = resume.with_batch_of(earlier, config)
         config = with_devices(replace(config, devices=devices_asked(config)), *available_devices(own), group.size)
         data = open_data(replace(config, batch_size=max(1, config.batch_size)), model.config)
-        tokenizer, doubts = choose_tokenizer(config, model.config, data.loaders, data.corpus, model.source, earlier)
+        tokenizer, doubts = tokenizer_of(config, model, data, earlier)
         questions, missing = open_questions(config, model.config, tokenizer)
         notes += missing
+    digests = {sha256 for sha256 in group.meet("tokenizer", tokenizer.named and tokenizer.named.sha256) if sha256}
+    if len(digests) > 1:
+        raise InputError("the processes found unlike tokenizers beside the data or the model; give all the same files")
     drawing = drawn_beside(config, model) if earlier is None and model.source is None else None
     here = plan_here(config, model.config, earlier, group, own, most_rows(data))
     plan, device, config = here.plan, here.device, here.plan.config
@@ -500,7 +502,7 @@ def prepare(config: TrainConfig, notes: list[str], group: Group = ALONE) -> tupl
             fitted=here.fitted,
             asked=asked,
             earlier=earlier,
-            metadata=replace(metadata, total_steps=steps, tokenizer=named_tokenizer(tokenizer, model, earlier)),
+            metadata=replace(metadata, total_steps=steps, tokenizer=tokenizer.named),
             monitor=open_monitor() if config.gpu_info_every > 0 and group.rank == 0 else None,
             notes=notes,
             warnings=[*warnings, *found, *doubts],
@@ -509,6 +511,20 @@ def prepare(config: TrainConfig, notes: list[str], group: Group = ALONE) -> tupl
     if tokenizer.tokenizer is not None and tokenizer.tokenizer.vocab_size < model.config.vocab_size:
         setup.notes.append(f"tokenizer {tokenizer.note}: the other rows are padding, which no sample draws")
     return setup, state
+
+
+def tokenizer_of(config: TrainConfig, model: Model, data: Data, earlier: Checkpoint | None) -> tuple[Choice, list[str]]:
+    """Return the tokenizer of a run, as its checkpoints name it, and warnings."""
+    source = model.source if earlier is None else sources.open_source(earlier.folder)
+    as_before = earlier is not None and earlier.metadata.options.get("tokenizer") == config.tokenizer
+    found, doubts = choose_tokenizer(
+        config.tokenizer, model.config.vocab_size, data.loaders, data.corpus, source, as_before=as_before
+    )
+    if found.tokenizer is not None:
+        return found._replace(named=found.named or tables.named(found.tokenizer)), doubts
+    if found.named is None and not config.sample_every:
+        return found, doubts
+    return found, [*doubts, f"samples are printed as token ids: {found.note}"]
 
 
 def open_questions(config: TrainConfig, model: ModelConfig, tokenizer: Choice) -> tuple[Sequence[Item], list[str]]:
@@ -541,13 +557,6 @@ def begun_metadata(plan: Plan, data: Data, device: Device, origin: Mapping[str, 
         kernels=to_json(plan.resolved),
         origin=origin,
     )
-
-
-def named_tokenizer(tokenizer: Choice, model: Model, earlier: Checkpoint | None) -> Named | None:
-    """Return the tokenizer that the run's checkpoints name: its own, or where it has none at hand, as before."""
-    if tokenizer.tokenizer is None and earlier is not None:
-        return earlier.metadata.tokenizer
-    return name_of(tokenizer, model.config, Path("") if model.source is None else folder_of(model.source))
 
 
 def continued_data(config: TrainConfig, earlier: Checkpoint | None, data: Data) -> Data:

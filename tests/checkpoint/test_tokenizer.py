@@ -9,10 +9,10 @@ import pytest
 from llmc_jax.checkpoint.contents import Metadata
 from llmc_jax.checkpoint.source import Source
 from llmc_jax.checkpoint.sources import open_source
-from llmc_jax.checkpoint.tokenizer import choose_tokenizer, name_of, own_tokenizer
+from llmc_jax.checkpoint.tokenizer import choose_tokenizer, own_tokenizer
 from llmc_jax.data import tables, tokenizers
 from llmc_jax.data.tables import Named
-from llmc_jax.data.tokenizers import Choice, bytes_tokenizer, usual_eot
+from llmc_jax.data.tokenizers import bytes_tokenizer, usual_eot
 from llmc_jax.errors import FormatError, InputError
 from tests.own_table import V, made_tokenizer, write_own
 
@@ -42,7 +42,7 @@ def test_gpt2s_table_is_taken_where_none_was_brought_along(here: Path, kind: str
     assert choose_tokenizer(model, "auto").tokenizer is None
     write_own(here / "gpt2_tokenizer.bin")
     found = choose_tokenizer(model, "auto")
-    assert found.tokenizer is not None and not found.own
+    assert found.tokenizer is not None and found.named is None
     assert found.tokenizer.vocab_size == V and ("V=50304" in found.note) == (vocab_size == 50304)
     assert usual_eot(vocab_size) == V - 1
     (here / "run" / "gpt2_tokenizer.bin").write_bytes(tables.contents(made_tokenizer())[1])
@@ -52,10 +52,13 @@ def test_gpt2s_table_is_taken_where_none_was_brought_along(here: Path, kind: str
 @pytest.mark.parametrize("kind", ["nanogpt", "llmc-model", "llmc-state"])
 def test_other_programs_models_in_a_runs_folder_have_its_table(here: Path, kind: str) -> None:
     tables.keep(here, made_tokenizer(326))
-    found = choose_tokenizer(source(kind, here / "model_00000002.bin", 512), "auto")
-    assert found.own and found.tokenizer is not None and found.tokenizer.vocab_size == 326
+    model = source(kind, here / "model_00000002.bin", 512)
+    assert choose_tokenizer(model, "auto").tokenizer is None  # any folder may hold a file of this name
+    (here / "config.json").write_text("{}")
+    found = choose_tokenizer(model, "auto")
+    assert found.named and found.tokenizer is not None and found.tokenizer.vocab_size == 326
     refused = choose_tokenizer(source(kind, here / "model_00000002.bin", 300), "auto")
-    assert refused.tokenizer is None and refused.own and "326" in refused.note and "300" in refused.note
+    assert refused.tokenizer is None and refused.named and "326" in refused.note and "300" in refused.note
     assert choose_tokenizer(source("random", Path("d12")), "auto").tokenizer is None
 
 
@@ -65,7 +68,10 @@ def test_a_state_of_an_older_program_names_a_file_or_nothing(here: Path) -> None
     found = own_tokenizer(state)
     assert found is not None and found.tokenizer is not None and found.tokenizer.vocab_size == 326
     gone = source("state", here / "run" / "state_00000002", 257, options={"tokenizer": str(here / "gone.bin")})
-    assert own_tokenizer(gone) is None and choose_tokenizer(gone, "auto").note == "bytes"
+    missing = choose_tokenizer(gone, "auto")
+    assert missing.tokenizer is None and "gone.bin" in missing.note and missing.named == Named("run", 257, "")
+    suggested = source("state", here / "run" / "state_00000002", 257, options={"tokenizer": "bytes"})
+    assert choose_tokenizer(suggested, "auto").note == "bytes"
 
 
 def test_public_tables_are_found_elsewhere_but_never_by_the_network(
@@ -82,16 +88,8 @@ def test_public_tables_are_found_elsewhere_but_never_by_the_network(
     assert found is not None and found.tokenizer == bytes_tokenizer()
     for wanted in (Named("gpt2", V, named.sha256), Named("mine", 257, named.sha256), Named("hf", 257, "")):
         missing = own_tokenizer(source("state", state, tokenizer=wanted))
-        assert missing is not None and missing.own and missing.tokenizer is None
+        assert missing is not None and missing.named == wanted and missing.tokenizer is None
         assert wanted.name in missing.note and str(wanted.ids) in missing.note
-
-
-def test_what_a_state_says_of_its_tokenizer(here: Path) -> None:
-    config = source("state", here).config
-    own = made_tokenizer(326)
-    assert name_of(Choice(own, ""), config, here) == tables.named(own)
-    assert name_of(Choice(None, "", own=True), config, Path("x/folder")) == Named("folder", V, "")
-    assert name_of(Choice(None, ""), config, here) is None
 
 
 @pytest.mark.parametrize("found", [{"name": "a"}, {"name": "a", "ids": "3", "sha256": ""}, [1], {"name": 1, "ids": 3}])

@@ -53,6 +53,11 @@ def put(tmp_path: Path) -> Put:
     return write
 
 
+def write_files(folder: Path, tokenizer: Tokenizer, max_seq_len: int) -> None:
+    for name, content in hf.files_of(tokenizer, max_seq_len).items():
+        (folder / name).write_bytes(content)
+
+
 def table(tokenizer: Tokenizer) -> tuple[tuple[bytes, ...], int, str]:
     return tokenizer.pieces, tokenizer.eot, tokenizer.json
 
@@ -87,7 +92,7 @@ def test_a_special_token_in_a_text_is_text(put: Put) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_written_is_read_again(name: str, put: Put, tmp_path: Path) -> None:
     tokenizer = hf.hf_tokenizer(put(CASES[name]["files"]))
-    hf.write_files(tmp_path, tokenizer, 64)
+    write_files(tmp_path, tokenizer, 64)
     assert table(hf.hf_tokenizer(tmp_path)) == table(tokenizer)
     assert (tmp_path / "tokenizer.json").exists() == (name in OTHERS) != (tmp_path / "vocab.json").exists()
 
@@ -268,7 +273,7 @@ def test_what_the_package_does_not_take(put: Put) -> None:
 
 def test_bytes_as_a_tokenizer(tmp_path: Path) -> None:
     tokenizer = bytes_tokenizer()
-    hf.write_files(tmp_path, tokenizer, 64)
+    write_files(tmp_path, tokenizer, 64)
     assert hf.hf_tokenizer(tmp_path) == replace(tokenizer, spec=str(tmp_path))
     assert (tmp_path / "merges.txt").read_text() == "#version: 0.2\n"
     transformers = pytest.importorskip("transformers")
@@ -291,7 +296,7 @@ def test_a_small_encoding_there_and_back(tmp_path: Path) -> None:
         (b"ab", b"ab"),
         (b"ab", b"abc"),
     ]
-    hf.write_files(tmp_path, table_tokenizer("small", small, ""), 64)
+    write_files(tmp_path, table_tokenizer("small", small, ""), 64)
     assert table(hf.hf_tokenizer(tmp_path)) == (pieces, 257, "")
 
 
@@ -299,7 +304,7 @@ def test_gpt2s_own_files(shared: Path, tmp_path: Path, monkeypatch: pytest.Monke
     """merges.txt byte for byte, vocab.json entry for entry, from the table alone; one merge less is another's."""
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(shared / "data" / "tiktoken"))
     tokenizer = gpt2_tokenizer(allow_network=False)
-    hf.write_files(tmp_path, tokenizer, 1024)
+    write_files(tmp_path, tokenizer, 1024)
     cached = {path.stat().st_size: path for path in (shared / "data" / "tiktoken").iterdir()}
     assert (tmp_path / "merges.txt").read_bytes() == cached[456_318].read_bytes()
     assert json.loads((tmp_path / "vocab.json").read_text()) == json.loads(cached[1_042_301].read_text())
@@ -380,6 +385,6 @@ def test_what_travels_alone_is_the_tokenizer(name: str, put: Put, tmp_path: Path
         found.encode(text).tolist() for text in GOLDEN["texts"]
     ]
     (tmp_path / "out").mkdir()
-    hf.write_files(tmp_path / "out", alone, 64)
+    write_files(tmp_path / "out", alone, 64)
     again = hf.hf_tokenizer(tmp_path / "out")
     assert table(again) == table(found)

@@ -48,19 +48,42 @@ def test_a_table_that_is_damaged_is_no_absence(tmp_path: Path) -> None:
         tables.of_token_files([tmp_path / "mine_train.bin"])
 
 
-def test_a_run_keeps_one_table(tmp_path: Path) -> None:
-    assert tables.in_run(tmp_path) is None
+def test_a_run_keeps_its_table_and_moves_another_aside(tmp_path: Path) -> None:
+    """For the states of before name that one."""
+    assert tables.of_run(tmp_path) == []
     tables.keep(tmp_path, None)
     assert list(tmp_path.iterdir()) == []
     first, second = made_tokenizer(326), made_tokenizer(300)
+    (tmp_path / "tokenizer_config.json").write_text("{}")  # is no table
     tables.keep(tmp_path, first)
     before = (tmp_path / "tokenizer.bin").stat().st_ino
     tables.keep(tmp_path, first)  # is there already
     assert (tmp_path / "tokenizer.bin").stat().st_ino == before
     tables.keep(tmp_path, second)
-    assert file_tokenizer(tmp_path / "tokenizer.bin").pieces == second.pieces
+    aside = f"tokenizer-{tables.named(first).sha256[:12]}.bin"
+    assert [path.name for path in tables.of_run(tmp_path)] == ["tokenizer.bin", aside]
+    assert [file_tokenizer(path).pieces for path in tables.of_run(tmp_path)] == [second.pieces, first.pieces]
+    tables.keep(tmp_path, first)  # is there, too
     tables.keep(tmp_path, replace(first, json="{}"))
-    assert [path.name for path in tmp_path.iterdir()] == ["tokenizer.json"] and tables.in_run(tmp_path) is not None
+    first_one, *others = tables.of_run(tmp_path)
+    assert first_one.name == "tokenizer.json" and len(others) == 2
+
+
+@pytest.mark.parametrize("name", ["bytes", "gpt2", "llama3"])
+def test_a_files_name_makes_no_public_tokenizer(tmp_path: Path, name: str) -> None:
+    tables.write(tmp_path / name, made_tokenizer(326))
+    found = file_tokenizer(tmp_path / name)
+    assert found.name not in ("bytes", "gpt2", "llama3")
+    assert found.encode(b"the cat").tolist() == made_tokenizer(326).encode("the cat").tolist()
+
+
+def test_the_table_of_a_link_to_a_token_file(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    tables.write(tmp_path / "data" / "mine.tokenizer", made_tokenizer(326))
+    (tmp_path / "data" / "mine_train.bin").touch()
+    (tmp_path / "train.bin").symlink_to("data/mine_train.bin")
+    ((path, _),) = tables.of_token_files([tmp_path / "train.bin"])
+    assert path.name == "mine.tokenizer"
 
 
 def test_which_tables_agree() -> None:
@@ -70,7 +93,7 @@ def test_which_tables_agree() -> None:
     more = replace(own, pieces=(*own.pieces, b"<|pad|>"))
     for other in (own, ended, more):
         tables.check_alike("a", own, "b", other)
-    for other in (renamed(own, 3, 5), bytes_tokenizer(), replace(ended, eot=7)):
+    for other in (renamed(own, 3, 5), bytes_tokenizer(), replace(ended, eot=7), replace(own, eot=7)):
         with pytest.raises(InputError, match="a and b are two tokenizers"):
             tables.check_alike("a", own, "b", other)
 

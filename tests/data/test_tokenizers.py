@@ -307,7 +307,7 @@ def test_choices(small_bin: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.chdir(tmp_path)
     assert load_tokenizer("auto", 257).tokenizer == bytes_tokenizer()
     assert load_tokenizer("bytes", 257).tokenizer == bytes_tokenizer()
-    assert load_tokenizer("none", 5) == (None, "no tokenizer was asked for", False)
+    assert load_tokenizer("none", 5) == (None, "no tokenizer was asked for", None)
     found = load_tokenizer(str(small_bin), 297).tokenizer
     assert found is not None and found.pieces == read_tokenizer_bin(small_bin).pieces
     assert load_tokenizer(found.spec).tokenizer == found

@@ -147,8 +147,7 @@ def test_training_goes_on_with_it_from_a_folder_a_state_and_after_a_break(traine
 def test_a_table_that_is_gone_is_not_replaced(trained: Trained, say: Say) -> None:
     """Nor one that another was put in the place of. The name of a file overrides it, as long as it fits."""
     shutil.copytree(trained.run, "run")
-    table = tables.in_run(Path("run"))
-    assert table is not None
+    (table,) = tables.of_run(Path("run"))
     for other in (None, made_tokenizer(300)):
         table.unlink(missing_ok=True)
         if other is not None:
@@ -188,12 +187,12 @@ def test_a_folder_whose_tokenizer_cannot_be_read(trained: Trained, say: Say) -> 
         json.dumps({f"{text}x" * (token > 300) or text: token for text, token in vocab.items()})
     )
     told = say(generate.main, "hf", "--prompt", "the", "-n", "1", status=2)
-    assert "vocab.json" in told
+    assert "hf/merges.txt" in told
     shutil.copytree(trained.data, "plain", ignore=shutil.ignore_patterns("*.tokenizer"))
-    assert "vocab.json" in say(train_main, *flags(Path("plain"), Path("run"), "-e", "hf"))
+    assert "hf/merges.txt" in say(train_main, *flags(Path("plain"), Path("run"), "-e", "hf"))
     named = store.open_checkpoint(Path("run/state_00000002")).metadata.tokenizer
     assert named == tables.Named("hf", trained.vocab_size, "")
-    assert tables.in_run(Path("run")) is None
+    assert tables.of_run(Path("run")) == []
     say(convert.main, "convert", "run", "out", "--to", "hf")
     assert not Path("out/vocab.json").exists()
 
@@ -226,6 +225,73 @@ def test_questions_in_text_are_read_by_it_too(trained: Trained, say: Say) -> Non
     start = ("-e", shape(trained.vocab_size), "-h", 1, "--hellaswag-file", "questions.jsonl", "-v", 1)
     say(train_main, *flags(trained.data, Path("asked"), *start))
     assert "eval:" in Path("asked/main.log").read_text()
+
+
+def test_a_resume_with_another_table_leaves_the_states_before_their_own(trained: Trained, say: Say) -> None:
+    shutil.copytree(trained.run, "run")
+    other = table_of(trained.tokenizer.pieces[::-1][1:])
+    tables.write(Path("other.bin"), other)
+    start = ("-e", shape(trained.vocab_size), "-y", 1, "-x", 4, "-n", 1, "--tokenizer", "other.bin")
+    say(train_main, *flags(trained.data, Path("run"), *start))
+    for step, tokenizer in ((2, trained.tokenizer), (3, other)):
+        model = llmc_jax.load("run", step=step)
+        assert llmc_jax.encode(model, TEXT).tolist() == tokenizer.encode(TEXT).tolist()
+    Path("run/tokenizer.bin").write_bytes(b"damaged")
+    write_own(Path("named.bin"), trained.tokenizer.vocab_size)
+    start = ("-e", shape(trained.vocab_size), "-y", 1, "-x", 5, "--tokenizer", "named.bin")
+    say(train_main, *flags(trained.data, Path("run"), *start))  # named anew, so nothing else is asked
+    assert ids_of(Path("run")) == trained.tokenizer.encode(TEXT).tolist()
+
+
+def test_a_lost_table_is_not_replaced_by_one_that_is_known_to_differ(trained: Trained, say: Say) -> None:
+    shutil.copytree(trained.run, "run")
+    shutil.copytree(trained.data, "data")
+    Path("run/tokenizer.bin").unlink()
+    start = ("-e", shape(trained.vocab_size), "-y", 1, "-x", 3)
+    tables.write(Path("data/mine.tokenizer"), table_of(trained.tokenizer.pieces[::-1][1:]))
+    told = say(train_main, *flags(Path("data"), Path("run"), *start), status=2)
+    assert "mine.tokenizer" in told and "--tokenizer" in told
+    Path("data/mine.tokenizer").unlink()
+    assert "warning: samples are printed as token ids" in say(train_main, *flags(Path("data"), Path("run"), *start))
+    named = store.open_checkpoint(Path("run/state_00000003")).metadata.tokenizer
+    assert named == tables.named(trained.tokenizer)._replace(name="mine.tokenizer")
+
+
+def test_what_ends_a_text_is_of_the_table_and_no_padding(trained: Trained, say: Say) -> None:
+    """Also where the folder that the weights come from names the last row."""
+    say(convert.main, "convert", trained.run, "hf", "--to", "hf", "--tokenizer", "none")
+    config = json.loads(Path("hf/config.json").read_text())
+    config |= {"eos_token_id": trained.vocab_size - 1, "bos_token_id": None}
+    Path("hf/config.json").write_text(json.dumps(config))
+    say(train_main, *flags(trained.data, Path("run"), "-e", "hf"))
+    assert llmc_jax.load("run").end_of_text == trained.tokenizer.eot
+    say(convert.main, "convert", "run", "out", "--to", "hf")
+    assert json.loads(Path("out/config.json").read_text())["eos_token_id"] == trained.tokenizer.eot
+    short = write_own(Path("short.bin"), 300)
+    say(convert.main, "convert", "out", "named", "--to", "hf", "--tokenizer", short)
+    assert json.loads(Path("named/config.json").read_text())["eos_token_id"] == 299
+    assert llmc_jax.load("named").end_of_text == 299
+
+
+def test_a_copied_folder_is_read_as_it_was(trained: Trained, say: Say) -> None:
+    """With the class that config.json names, which the tokenizer's other files mean nothing without."""
+    say(convert.main, "convert", trained.run, "hf", "--to", "hf")
+    Path("hf/chat_template.jinja").write_text("{{ x }}")
+    config = json.loads(Path("hf/config.json").read_text())
+    Path("hf/config.json").write_text(json.dumps(config | {"tokenizer_class": "PreTrainedTokenizerFast"}))
+    settings = json.loads(Path("hf/tokenizer_config.json").read_text())
+    del settings["tokenizer_class"]
+    Path("hf/tokenizer_config.json").write_text(json.dumps(settings))
+    out = say(convert.main, "convert", "hf", "again", "--to", "hf")
+    assert "not read here" in out  # that class needs a tokenizer.json
+    assert json.loads(Path("again/config.json").read_text())["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert Path("again/chat_template.jinja").read_text() == "{{ x }}"
+    say(convert.main, "convert", "hf", "again", "--to", "hf", "--force")
+
+
+def test_a_link_to_a_state_finds_the_runs_table(trained: Trained, say: Say) -> None:
+    Path("latest").symlink_to(trained.run / "state_00000002")
+    assert ids_of(Path("latest")) == trained.tokenizer.encode(TEXT).tolist()
 
 
 def exported(folder: Path) -> Path:
@@ -269,5 +335,5 @@ def test_a_table_that_was_named_stays_the_runs(trained: Trained, say: Say) -> No
     say(evaluate.main, "run", "--data", trained.data / "mine_val_*.bin")
     say(convert.main, "convert", trained.run, "hf", "--to", "hf")
     out = say(train_main, *flags(trained.data, Path("none"), "-e", "hf", "--tokenizer", "none"))
-    assert tables.in_run(Path("none")) is None and out.split("---\n")[1].split()[0].isdigit()
+    assert tables.of_run(Path("none")) == [] and out.split("---\n")[1].split()[0].isdigit()
     assert "note    no tokenizer is written" in say(convert.main, "convert", "none", "out", "--to", "hf")
