@@ -113,12 +113,12 @@ class Metadata:
     def from_json(stored: Mapping[str, Any], folder: Path) -> "Metadata":
         """Return the metadata of a checkpoint. What older or converted ones lack has its default.
 
+        The manifest holds the digest of it, so what a program has written is what it was.
         Raises FormatError, which names the folder, if this is no metadata of a training state.
         """
-        step, dtype, counters = stored.get("step"), stored.get("dtype"), _counters(stored, folder)
+        step, dtype, progress = stored.get("step"), stored.get("dtype"), stored.get("progress")
         if dtype not in DTYPES or type(step) is not int:
             raise FormatError(f"{folder}: run.json has dtype {dtype!r} and step {step!r}; this is not a training state")
-        _check_range_test(stored.get("range_test"), folder)
         optional = ("total_steps", "val_data", "loader", "kernels", "range_test")
         rest = {name: stored[name] for name in optional if name in stored}
         for name in ("options", "environment", "origin"):
@@ -128,7 +128,11 @@ class Metadata:
             rest |= {name: found} if found else {}
         master, rounding, data = stored.get("master_weights", True), stored.get("rounding"), stored.get("data")
         identity = Identity(_model(stored, folder), dtype, master, rounding, data)
-        return Metadata(step, identity, counters=counters, tokenizer=_tokenizer(stored, folder), **rest)
+        counters = (
+            Counters(**{name: progress[name] for name in Counters._fields if name in progress}) if progress else None
+        )
+        tokenizer = Named(**stored["tokenizer"]) if stored.get("tokenizer") else None
+        return Metadata(step, identity, counters=counters, tokenizer=tokenizer, **rest)
 
 
 def _model(stored: Mapping[str, Any], folder: Path) -> ModelConfig:
@@ -137,38 +141,3 @@ def _model(stored: Mapping[str, Any], folder: Path) -> ModelConfig:
     if not isinstance(shape, Mapping) or set(shape) != names or not all(type(each) is int for each in shape.values()):
         raise FormatError(f"{folder}: run.json holds no model's shape; this is not a training state of llmc-jax")
     return ModelConfig(**shape)
-
-
-def _tokenizer(stored: Mapping[str, Any], folder: Path) -> Named | None:
-    found = stored.get("tokenizer")
-    if found is None:
-        return None
-    kinds = {"name": str, "ids": int, "sha256": str}
-    if not isinstance(found, Mapping) or {name: type(value) for name, value in found.items()} != kinds:
-        raise FormatError(f"{folder}: run.json has tokenizer {found!r:.80}, which names no table")
-    return Named(**found)
-
-
-def _check_range_test(found: Any, folder: Path) -> None:
-    """Raise FormatError where the steps of a range test are not a rate and a loss each."""
-    try:
-        if found is not None:
-            for rate, loss in zip(found["rates"], found["losses"], strict=True):
-                float(rate), float(loss)
-    except (TypeError, ValueError, KeyError) as error:
-        raise FormatError(f"{folder}: run.json has range_test {found!r:.80}, which holds no steps of one") from error
-
-
-def _counters(stored: Mapping[str, Any], folder: Path) -> Counters | None:
-    found = stored.get("progress")
-    if not found:
-        return None
-    if not isinstance(found, Mapping):
-        raise FormatError(f"{folder}: run.json has progress {found!r:.80}, which is no object")
-    kinds = dict.fromkeys(("val_loss", "best_loss", "improved"), (float, int, type(None)))
-    for name, least in Counters()._asdict().items():
-        value = found.get(name, least)
-        sound = isinstance(value, kinds.get(name, (int,))) and not isinstance(value, bool)
-        if not sound or (least is not None and value < least):
-            raise FormatError(f"{folder}: run.json has {name}={value!r}, which is not a count")
-    return Counters(**{name: found[name] for name in Counters._fields if name in found})

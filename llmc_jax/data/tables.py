@@ -75,23 +75,18 @@ def of_token_files(paths: Iterable[Path]) -> list[tuple[Path, Tokenizer]]:
     return [(path, file_tokenizer(path)) for path in beside if path.is_file()]
 
 
-TWO = "make the data with the model's (prepare --tokenizer), or name the one that counts with --tokenizer"
-
-
 def check_alike(what: str, one: Tokenizer, other: str, another: Tokenizer) -> None:
     """Raise InputError where an id stands for one text in a table and for another text in the other.
 
     What ends a text may have two names, but one id. what, other: where the tables come from.
     """
-    if one.eot != another.eot:
-        raise InputError(
-            f"{what} and {other} are two tokenizers: a text ends with id {one.eot} in the first, {another.eot} in the "
-            f"second; {TWO}"
-        )
     pairs = enumerate(zip(one.pieces, another.pieces, strict=False))
-    if wrong := next(((token, pair) for token, pair in pairs if pair[0] != pair[1] and token != one.eot), None):
-        token, (left, right) = wrong
+    unlike = ((token, a, b) for token, (a, b) in pairs if a != b and token != one.eot)
+    found = next((f"id {token} is {a!r} in the first and {b!r} in the second" for token, a, b in unlike), "")
+    if one.eot != another.eot:
+        found = f"a text ends with id {one.eot} in the first, {another.eot} in the second"
+    if found:
         raise InputError(
-            f"{what} and {other} are two tokenizers: id {token} is {left!r} in the first and {right!r} in the second; "
-            f"{TWO}"
+            f"{what} and {other} are two tokenizers: {found}; make the data with the model's (prepare --tokenizer), or "
+            "name the one that counts with --tokenizer"
         )

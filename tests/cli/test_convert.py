@@ -192,16 +192,19 @@ def test_a_disk_that_lies_is_noticed(
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # casts of signalling NaNs
-def test_rounding_check_covers_special_values() -> None:
-    bits = np.arange(0, 2**32, 4099, dtype=np.uint64).astype(np.uint32)
-    before = bits.view(np.float32)
-    after = (fp32_to_bf16(before).astype(np.uint32) << 16).view(np.float32)
-    assert conversion.largest_change(before, after) == np.inf  # some round up to infinity
-    small = np.abs(np.nan_to_num(before, nan=1.0)) < 3e38
-    change = conversion.largest_change(before[small], after[small])
-    assert change is not None and change >= 2**-8
-    for wrong in (after * np.float32(1.01), -after, np.zeros_like(after)):
-        assert conversion.largest_change(before, wrong) is None
+def test_rounding_of_special_values_and_what_is_told_of_it() -> None:
+    """Each value becomes a neighbour in bf16, of 8 significant bits, and infinite only from 2^128 - 2^119 up."""
+    before = np.arange(0, 2**32, 4099, dtype=np.uint64).astype(np.uint32).view(np.float32)
+    after, change = conversion.rounded(before)
+    assert change == np.inf  # some round up to infinity
+    x, y = before.astype(np.float64), after.astype(np.float64)
+    np.testing.assert_array_equal(np.isnan(x), np.isnan(y))
+    finite = np.isfinite(x) & np.isfinite(y)
+    assert np.all(np.abs(y - x)[finite] <= np.maximum(np.abs(x[finite]) * 2.0**-8, 2.0**-134))
+    assert np.all(np.abs(x[np.isinf(y)]) >= 2.0**128 - 2.0**119) and not np.any(np.sign(x) * np.sign(y) < 0)
+    small = before[np.abs(np.nan_to_num(before, nan=1.0)) < 3e38]
+    normal = small[np.abs(small) > 1e-37]
+    assert 2**-9 < conversion.rounded(normal)[1] <= 2**-8 <= conversion.rounded(small)[1]
 
 
 def test_as_a_program(tmp_path: Path) -> None:
