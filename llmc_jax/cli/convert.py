@@ -41,7 +41,7 @@ Hugging Face GPT-2       config.json, safetensors in one file or more       F32,
 nanoGPT                  ckpt.pt; needs PyTorch, runs no pickle             weights         no
 random weights           a model's shape: d12, L4-NH4-C128-V257-T128        yes             no
 llm.c debug state        one batch's logits, loss and gradients             compare         debug-state
-llm.c tokenizer          gpt2_tokenizer.bin                                 --tokenizer     --tokenizer
+tokenizer                gpt2_tokenizer.bin, a folder of Hugging Face's     --tokenizer     --to hf, --to state
 
 Each that is read becomes each that is written. What has no m and v becomes a training state at step 0, both zero. A
 training state becomes a model: fp32 from its master weights, bf16 from the 16-bit weights that it computed with."""
@@ -293,7 +293,8 @@ def _tokenizer_out(source: Source, target: str, args: argparse.Namespace) -> tup
     if target in HOLDS_ONE:
         written = bool(files) if target == "hf" else choice.tokenizer is not None
         print(f"{'read    tokenizer: ' if written else 'note    no tokenizer is written: '}{choice.note}")
-    elif args.tokenizer is None:
+    elif args.tokenizer in (None, "none"):
+        args.tokenizer = None
         if choice.named is not None:
             print("note    llm.c's files hold no tokenizer; --tokenizer FILE writes it as llm.c's gpt2_tokenizer.bin")
     else:

@@ -66,13 +66,14 @@ def words(path: Path, tokenizer: Tokenizer) -> str:
 
 def of_token_files(paths: Iterable[Path]) -> list[tuple[Path, Tokenizer]]:
     """Return the tables that lie beside token files, each once. Raises FormatError for one that cannot be read."""
-    beside = dict.fromkeys(
-        each.with_name(match[1] + BESIDE)
-        for path in paths
-        for each in (path, path.resolve())  # by the name of a link, or of what it leads to
-        if (match := TOKEN_FILE.fullmatch(each.name))
-    )
-    return [(path, file_tokenizer(path)) for path in beside if path.is_file()]
+    found: dict[Path, None] = {}
+    for path in paths:
+        for each in (path, path.resolve()):  # by the name of a link, else of what it leads to
+            beside = (match := TOKEN_FILE.fullmatch(each.name)) and each.with_name(match[1] + BESIDE)
+            if beside and beside.is_file():
+                found[beside] = None
+                break
+    return [(path, file_tokenizer(path)) for path in found]
 
 
 def check_alike(what: str, one: Tokenizer, other: str, another: Tokenizer) -> None:

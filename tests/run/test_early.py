@@ -2,6 +2,8 @@
 
 import math
 import shutil
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmc_jax.checkpoint import contents
 from llmc_jax.checkpoint.contents import Counters, Identity, Metadata
 from llmc_jax.checkpoint.store import Entry, open_checkpoint
 from llmc_jax.cli.train import main
@@ -162,8 +163,13 @@ def test_counters_that_are_forgotten_are_seen(
 ) -> None:
     folder = Path(shutil.copytree(stopped.folder, tmp_path / "run"))
     kill(folder, 8)
-    read = contents._counters
-    monkeypatch.setattr(contents, "_counters", lambda *given: (read(*given) or Counters())._replace(stale=0))
+    read = Metadata.from_json
+
+    def forgetful(stored: Mapping[str, Any], folder: Path) -> Metadata:
+        found = read(stored, folder)
+        return replace(found, counters=(found.counters or Counters())._replace(stale=0))
+
+    monkeypatch.setattr(Metadata, "from_json", staticmethod(forgetful))
     found = run(folder, *data, "--patience", 3, "-x", 15, "-y", 1)
     assert found.values("early_stop", "step") == []
 
