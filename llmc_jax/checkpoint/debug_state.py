@@ -19,7 +19,7 @@ import numpy as np
 
 from llmc_jax import magics
 from llmc_jax.checkpoint import llmc
-from llmc_jax.checkpoint.binary import HEADER_BYTES, HEADER_INTS, Stored, Summed, read_at, read_header_ints
+from llmc_jax.checkpoint.reading import HEADER_BYTES, HEADER_INTS, Stored, Summed, read_at, read_header_ints
 from llmc_jax.checkpoint.source import Source
 from llmc_jax.checkpoint.sources import flat_parameters, open_source
 from llmc_jax.config.model import ModelConfig

@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from llmc_jax.checkpoint.binary import Stored
 from llmc_jax.checkpoint.llmc import fp32_to_bf16, with_padding
-from llmc_jax.checkpoint.reading import ITEMSIZE
+from llmc_jax.checkpoint.reading import ITEMSIZE, Stored
 from llmc_jax.checkpoint.safetensors import read_archive, read_index, write_archive
 from llmc_jax.checkpoint.source import Slice, Source, SpecialTokens, slices
 from llmc_jax.config.model import GPT2_VOCAB, ModelConfig, pad_vocab

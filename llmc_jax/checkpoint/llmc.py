@@ -18,8 +18,7 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 
 from llmc_jax import magics
-from llmc_jax.checkpoint.binary import HEADER_BYTES, HEADER_INTS, Stored, Summed, read_header_ints
-from llmc_jax.checkpoint.reading import chunks, not_finite
+from llmc_jax.checkpoint.reading import HEADER_BYTES, HEADER_INTS, Stored, Summed, chunks, not_finite, read_header_ints
 from llmc_jax.config.model import ModelConfig, pad_vocab
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.files import Stamp, complete_file, opened, reason, refuse_irregular, stamp_of

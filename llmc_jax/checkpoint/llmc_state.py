@@ -45,8 +45,8 @@ import numpy as np
 
 from llmc_jax import magics
 from llmc_jax.checkpoint import llmc
-from llmc_jax.checkpoint.binary import HEADER_BYTES, Stored, Summed, read_at, read_header_ints
 from llmc_jax.checkpoint.contents import Identity, Metadata
+from llmc_jax.checkpoint.reading import HEADER_BYTES, Stored, Summed, read_at, read_header_ints
 from llmc_jax.checkpoint.source import Source, slices
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.data.loader import NOT_IN_LLMC, Rank

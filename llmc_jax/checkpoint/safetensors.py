@@ -18,8 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from llmc_jax.checkpoint.binary import Stored
-from llmc_jax.checkpoint.reading import ITEMSIZE, read_exactly
+from llmc_jax.checkpoint.reading import ITEMSIZE, Stored, read_exactly
 from llmc_jax.errors import FormatError
 from llmc_jax.files import opened, read_json_object, stamp_of
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llmc_jax.checkpoint import binary
+from llmc_jax.checkpoint import reading
 from llmc_jax.checkpoint.debug_state import (
     Computed,
     compute,
@@ -159,14 +159,14 @@ def test_what_cannot_be_made(tmp_path: Path) -> None:
 
 def test_a_write_that_reads_back_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_model(tmp_path / "model.bin", TINY, np.zeros(N, np.float32))
-    real = binary.Summed.check
+    real = reading.Summed.check
 
     def after_a_flip(self: Any, shown: Path) -> None:
         self.file.seek(-5, os.SEEK_CUR)
         self.file.write(b"\x01")
         real(self, shown)
 
-    monkeypatch.setattr(binary.Summed, "check", after_a_flip)
+    monkeypatch.setattr(reading.Summed, "check", after_a_flip)
     with pytest.raises(InputError, match=r"out\.bin: reads back differently"):
         make_debug_state(tmp_path / "model.bin", tmp_path / "out.bin", None, B, T)
     assert [path.name for path in tmp_path.iterdir()] == ["model.bin"]

@@ -25,7 +25,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llmc_jax.checkpoint import binary
+from llmc_jax.checkpoint import reading
 from llmc_jax.checkpoint.contents import Counters, Identity, Metadata
 from llmc_jax.checkpoint.llmc_state import (
     OurState,
@@ -460,7 +460,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path, at: int, monkeypatch:
     out = tmp_path / "out"
     shutil.copytree(tmp_path / "theirs", out)
     before = {path.name: path.read_bytes() for path in out.iterdir()}
-    real, calls = binary.Summed.write, [0]
+    real, calls = reading.Summed.write, [0]
 
     def full(self: Any, data: bytes) -> None:
         calls[0] += 1
@@ -468,7 +468,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path, at: int, monkeypatch:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         real(self, data)
 
-    monkeypatch.setattr(binary.Summed, "write", full)
+    monkeypatch.setattr(reading.Summed, "write", full)
     with pytest.raises(InputError, match="cannot be written: No space left"):
         write_llmc_state(out, ours, force=True)
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
@@ -477,7 +477,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path, at: int, monkeypatch:
 def test_what_reads_back_otherwise_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_folder(tmp_path / "theirs", Kind())
     ours = to_state(open_llmc_state(tmp_path / "theirs"))
-    real = binary.Summed.write
+    real = reading.Summed.write
 
     def flips(self: Any, data: bytes) -> None:
         real(self, data)
@@ -486,7 +486,7 @@ def test_what_reads_back_otherwise_is_refused(tmp_path: Path, monkeypatch: pytes
             self.file.write(b"\x00")
             self.file.seek(0, os.SEEK_END)
 
-    monkeypatch.setattr(binary.Summed, "write", flips)
+    monkeypatch.setattr(reading.Summed, "write", flips)
     with pytest.raises(InputError, match="reads back differently"):
         write_llmc_state(tmp_path / "out", ours)
     assert list((tmp_path / "out").iterdir()) == []
@@ -593,7 +593,7 @@ def test_files_that_are_shortened_behind_the_check(tmp_path: Path, monkeypatch: 
             os.truncate(path, 1100)
             yield file
 
-    monkeypatch.setattr(binary, "opened", shortened)
+    monkeypatch.setattr(reading, "opened", shortened)
     for group in kept:
         with pytest.raises(FormatError, match=r"ended at byte 1,100 while being read"):
             source.read(group, "wte", 0)

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from llmc_jax import magics
-from llmc_jax.checkpoint.binary import read_header_ints
-from llmc_jax.checkpoint.reading import fp16_to_fp32, read_float32
+from llmc_jax.checkpoint.reading import fp16_to_fp32, read_float32, read_header_ints
 from llmc_jax.errors import FormatError
 from llmc_jax.files import opened, stamp_of
 
