@@ -78,7 +78,10 @@ def read_json_object(path: Path, largest: int) -> dict[str, Any]:
         size = stamp_of(file).size
         if size > largest:
             raise FormatError(f"{path}: {size:,} bytes; expected a file of JSON with at most {largest:,}")
-        raw = file.read(size)
+        try:
+            raw = file.read(size)
+        except OSError as error:
+            raise FormatError(f"{path}: cannot be read: {reason(error)}") from None
     try:
         found = json.loads(raw.decode())
     except RecursionError:

@@ -280,7 +280,9 @@ def _tokenizer_out(source: Source, target: str, args: argparse.Namespace) -> tup
     if target == "hf" and source.kind == "hugging-face" and not asked:
         files = {name: path.read_bytes() for name in FILES if (path := folder_of(source) / name).is_file()}
         why = f", which are not read here: {choice.note}" if files and choice.tokenizer is None else ""
-        choice = choice._replace(note=f"the files of {folder_of(source)}{why}" if files else "IN has none")
+        choice = (
+            choice._replace(note=f"the files of {folder_of(source)}{why}") if files else Choice(None, "IN has none")
+        )
     elif target == "hf" and choice.tokenizer is not None:
         try:
             files = files_of(choice.tokenizer, source.config.max_seq_len)

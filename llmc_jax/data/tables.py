@@ -50,12 +50,12 @@ def keep(folder: Path, tokenizer: Tokenizer | None) -> None:
     if tokenizer is None:
         return
     ending, data = contents(tokenizer)
-    found = {path: path.read_bytes() for path in of_run(folder)}
-    if data in found.values():
-        return
     for path in (folder / name for name in IN_RUN.values()):
-        if path in found:
-            path.rename(path.with_stem(f"tokenizer-{hashlib.sha256(found[path]).hexdigest()[:12]}"))
+        if path.is_file():
+            before = path.read_bytes()
+            if before == data:
+                return
+            path.rename(path.with_stem(f"tokenizer-{hashlib.sha256(before).hexdigest()[:12]}"))
     write_bytes(folder / IN_RUN[ending], data)
 
 

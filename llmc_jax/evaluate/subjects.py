@@ -129,8 +129,8 @@ class Cut(NamedTuple):
 def text_of_data(reader: Reader, pattern: str, cut: Cut) -> Text:
     """Return the token files that a pattern names as one text. Raises InputError."""
     pieces = texts.pieces_of_files(pattern, "--data", reader.vocab_size)
-    for path, tokenizer in tables.of_token_files([Path(piece.name) for piece in pieces]):
-        if reader.tokenizer is not None:
+    if reader.tokenizer is not None:
+        for path, tokenizer in tables.of_token_files([Path(piece.name) for piece in pieces]):
             tables.check_alike(f"--data {tables.words(path, tokenizer)}", tokenizer, reader.note, reader.tokenizer)
     return Text("data", pattern, pattern, pieces, cut.rows(pieces), bytes_of(reader))
 

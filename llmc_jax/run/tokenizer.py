@@ -31,9 +31,9 @@ def choose(
     """
     own = None if source is None else own_tokenizer(source)
     if asked == "none":
-        with suppress(InputError):
-            of_data = _of_data(loaders, corpus)
-        known = own.named if own is not None else tables.named(of_data[0][1]) if of_data else None
+        known = None if own is None else own.named
+        with suppress(InputError):  # whoever does without need not mend the table of the data
+            known = known or next((tables.named(tokenizer) for _, tokenizer in _of_data(loaders, corpus)), None)
         return Choice(None, "no tokenizer was asked for", known), []
     if asked != "auto":
         found = own if own is not None and as_before and own.tokenizer else load_tokenizer(asked, vocab_size)

@@ -63,7 +63,8 @@ def test_a_run_keeps_its_table_and_moves_another_aside(tmp_path: Path) -> None:
     aside = f"tokenizer-{tables.named(first).sha256[:12]}.bin"
     assert [path.name for path in tables.of_run(tmp_path)] == ["tokenizer.bin", aside]
     assert [file_tokenizer(path).pieces for path in tables.of_run(tmp_path)] == [second.pieces, first.pieces]
-    tables.keep(tmp_path, first)  # is there, too
+    tables.keep(tmp_path, first)  # back again
+    assert file_tokenizer(tmp_path / "tokenizer.bin").pieces == first.pieces
     tables.keep(tmp_path, replace(first, json="{}"))
     first_one, *others = tables.of_run(tmp_path)
     assert first_one.name == "tokenizer.json" and len(others) == 2

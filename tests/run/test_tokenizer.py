@@ -18,6 +18,9 @@ from llmc_jax.cli.train import main as train_main
 from llmc_jax.data import tables
 from llmc_jax.data.tokenizers import END_OF_TEXT, Table, Tokenizer, file_tokenizer, read_tokenizer_bin, table_tokenizer
 from llmc_jax.generate import page
+from llmc_jax.generate.answer import ask_as_llmc
+from llmc_jax.generate.llmc import SEED, generate_cached, sample_mult, sample_softmax
+from llmc_jax.generate.model import flat_weights
 from tests.own_table import PADDED, TEXT, V, made_tokenizer, write_own
 
 pytestmark = pytest.mark.usefixtures("nothing_lasts")
@@ -177,6 +180,8 @@ def test_data_and_model_of_two_tables_are_refused(trained: Trained, say: Say) ->
     Path("data/mine.tokenizer").write_bytes(b"damaged")
     told = say(train_main, *flags(Path("data"), Path("damaged"), "-e", "hf"), status=2)
     assert "mine.tokenizer" in told and not Path("damaged").exists()
+    say(train_main, *flags(Path("data"), Path("without"), "-e", shape(trained.vocab_size), "--tokenizer", "none"))
+    assert store.open_checkpoint(Path("without/state_00000002")).metadata.tokenizer is None
 
 
 def test_a_folder_whose_tokenizer_cannot_be_read(trained: Trained, say: Say) -> None:
@@ -198,19 +203,22 @@ def test_a_folder_whose_tokenizer_cannot_be_read(trained: Trained, say: Say) -> 
 
 
 def test_padding_is_never_drawn(trained: Trained, say: Say) -> None:
-    """By any way to draw: the padding rows of this model have by far the largest logits."""
-    if trained.vocab_size != PADDED:
-        pytest.skip("no padding")
-    model = llmc_jax.load(trained.run)
-    ids = trained.tokenizer.vocab_size
+    """By any way to draw: the rows beyond a table of 300 pieces have by far the largest logits here."""
+    ids = 300
+    model = llmc_jax.load(trained.run, tokenizer=str(write_own(Path("short.bin"), ids)))
     wte = np.array(model.weights.wte)
-    wte[ids:PADDED] = 50 * np.sign(np.asarray(model.weights.lnfb) + 1e-3)
+    wte[ids : trained.vocab_size] = 50 * np.sign(np.asarray(model.weights.lnfb) + 1e-3)
     weights = model.weights._replace(wte=wte, lnfb=np.full_like(np.asarray(model.weights.lnfb), 5.0))
     model = model._replace(weights=weights)
     for how in ({"temperature": 0.0}, {}, {"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.5}, {"repetition_penalty": 1.3}):
         drawn = list(llmc_jax.stream(model, "the", tokens=12, samples=2, **how))
         assert max(each.token for each in drawn) < ids
         assert max(each.logprob for each in drawn) < -10  # of all V rows
+    flat, args = flat_weights(model.weights, model.config), (8, model.end_of_text, "softmax", (), SEED)
+    for pick in (sample_softmax, sample_mult):
+        assert max(generate_cached(flat, model.config, *args, pick, model.drawable)) < ids
+        assert max(generate_cached(flat, model.config, *args, pick)) >= ids
+    assert max(ask_as_llmc(model, 8, SEED, lambda _: None).samples[0].ids) < ids
 
 
 def test_questions_in_text_are_read_by_it_too(trained: Trained, say: Say) -> None:
@@ -286,7 +294,12 @@ def test_a_copied_folder_is_read_as_it_was(trained: Trained, say: Say) -> None:
     assert "not read here" in out  # that class needs a tokenizer.json
     assert json.loads(Path("again/config.json").read_text())["tokenizer_class"] == "PreTrainedTokenizerFast"
     assert Path("again/chat_template.jinja").read_text() == "{{ x }}"
-    say(convert.main, "convert", "hf", "again", "--to", "hf", "--force")
+    for name in ("vocab.json", "merges.txt", "tokenizer_config.json", "chat_template.jinja"):
+        Path("hf", name).unlink()
+    Path("hf/config.json").write_text(json.dumps(config | {"eos_token_id": None, "bos_token_id": None}))
+    out = say(convert.main, "convert", "hf", "again", "--to", "hf", "--force")
+    assert "note    no tokenizer is written: IN has none" in out
+    assert json.loads(Path("again/config.json").read_text())["eos_token_id"] is None  # not what V suggests
 
 
 def test_a_link_to_a_state_finds_the_runs_table(trained: Trained, say: Say) -> None:
