@@ -3,7 +3,9 @@
 Leaves out how a command line ends (cli/kit.py).
 """
 
+import codecs
 import errno
+import io
 import os
 import select
 import sys
@@ -22,6 +24,33 @@ def open_missing_streams() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  as long as the program
+
+
+def escape_what_cannot_be_written() -> None:
+    """Let standard output escape what its encoding lacks (ASCII, Latin-1), and let standard input hold any bytes.
+
+    A name of a file that is not UTF-8 keeps its bytes.
+    """
+    codecs.register_error("escaped", _encoded_anyhow)
+    for stream, errors in ((sys.stdout, "escaped"), (sys.stdin, "surrogateescape")):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=errors)
+
+
+def _encoded_anyhow(error: UnicodeError) -> tuple[bytes, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    text = error.object[error.start : error.end]
+    parts = (os.fsencode(c) if "\udc80" <= c <= "\udcff" else c.encode("ascii", "backslashreplace") for c in text)
+    return b"".join(parts), error.end
+
+
+def takes_ascii_only(encoding: str | None) -> bool:
+    """Return whether an encoding lacks the characters of curves, bars and lines."""
+    try:
+        "⠿━─│└●…".encode(encoding or "utf-8")
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 def print_error(line: str) -> None:

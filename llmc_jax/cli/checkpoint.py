@@ -5,10 +5,8 @@ none, or bad input; 130 stopped by Ctrl-C.
 """
 
 import argparse
-import io
 import json
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,8 +26,6 @@ SHOWN_ITEMS = 8  # of a list among the facts
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return the exit status. Bad input is one line on standard error."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # names of files that the terminal cannot show
     return run_command(typed("llmc_jax.checkpoint"), make_parser(), argv)
 
 

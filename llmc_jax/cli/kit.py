@@ -11,7 +11,7 @@ from typing import Any
 from llmc_jax.config.options import Option
 from llmc_jax.errors import ExitCode, InputError
 from llmc_jax.files import reason
-from llmc_jax.streams import discard_rest, open_missing_streams, print_error
+from llmc_jax.streams import discard_rest, escape_what_cannot_be_written, open_missing_streams, print_error
 
 WIDTH = 100  # columns of --help
 OWN_COLUMN = 24
@@ -25,6 +25,7 @@ def exit_status(program: str, run: Callable[[], int | None]) -> int:
     of the output that went away is no error. Any other exception is a mistake of ours and keeps its traceback.
     """
     open_missing_streams()
+    escape_what_cannot_be_written()
     try:
         status = run()
         sys.stdout.flush()

@@ -1,10 +1,8 @@
 """The command line of the report: `python -m llmc_jax.report`. Leaves out reading runs and drawing pages (report/)."""
 
 import argparse
-import io
 import json
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -168,6 +166,4 @@ def is_page(path: Path) -> bool:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write a report. Returns the exit status: 0 written; 2 bad input, with one line on standard error."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # names of files that the terminal cannot show
     return run_command(typed(PROGRAM), make_parser(), argv)

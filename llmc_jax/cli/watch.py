@@ -4,7 +4,6 @@ Exit status: 0 it was shown; 2 bad input; 130 ended by Ctrl-C.
 """
 
 import argparse
-import io
 import os
 import sys
 import time
@@ -32,8 +31,6 @@ KEYS = "Keys: q quits, or leads back to the table; 1 to 9 open a run of the tabl
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Show a run; return the exit status. Bad input is one line on standard error."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # characters that the terminal cannot show
     return run_command(typed(PROGRAM), make_parser(), argv)
 
 

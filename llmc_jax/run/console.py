@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from llmc_jax.run.figures import Average, StepFigures
-from llmc_jax.streams import escaped
+from llmc_jax.streams import escaped, takes_ascii_only
 from llmc_jax.text import drawn, screen_width
 
 NAME_WIDTH, VALUE_WIDTH = 21, 50  # the columns of llm.c's table
@@ -233,8 +233,7 @@ class Console:
     scores: bool = False  # z-scores are shown too
 
     def __post_init__(self) -> None:
-        self._encoding = getattr(self.file, "encoding", None) or "utf-8"
-        self._ascii = self._encodable("━─") != "━─"
+        self._ascii = takes_ascii_only(getattr(self.file, "encoding", None))
         self._automatic = self.print_every == -1
         self._every = automatic_every(self.total_steps) if self._automatic else self.print_every
         self._widest: list[int] = []  # cells of each column so far
@@ -339,11 +338,7 @@ class Console:
         if self._live is not None:
             self._live.stop()
 
-    def _encodable(self, text: str) -> str:
-        return text.encode(self._encoding, "replace").decode(self._encoding)
-
     def _print(self, text: str, style: str = "") -> None:
-        text = self._encodable(text)
         if self._live is not None:
             self._live.console.print(Text(text, style), soft_wrap=True)
         else:

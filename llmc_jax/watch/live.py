@@ -17,7 +17,7 @@ from rich.text import Text
 from llmc_jax.errors import InputError
 from llmc_jax.logs.follow import Follower, recent
 from llmc_jax.logs.state import Seen, after, run_state
-from llmc_jax.streams import escaped
+from llmc_jax.streams import escaped, takes_ascii_only
 from llmc_jax.watch.folder import Row, Shelf, table, table_title
 from llmc_jax.watch.load import Machine
 from llmc_jax.watch.story import Story
@@ -117,15 +117,6 @@ class ShelfPage:
 
 
 # ----- once ---------------------------------------------------------------------------------------------------------
-
-
-def takes_ascii_only(encoding: str | None) -> bool:
-    """Return whether an encoding lacks the characters of the curves and bars."""
-    try:
-        "⠿━─│└●…".encode(encoding or "utf-8")
-    except UnicodeEncodeError:
-        return True
-    return False
 
 
 def look_all(page: Page) -> None:

@@ -21,8 +21,9 @@ from llmc_jax.errors import InputError
 from llmc_jax.logs import follow
 from llmc_jax.logs.state import DIED, own_process
 from llmc_jax.run.console import seconds_left
+from llmc_jax.streams import takes_ascii_only
 from llmc_jax.watch.folder import Shelf, absent, chosen, metrics_of, runs_in, table
-from llmc_jax.watch.live import RunPage, look_all, state_fields, takes_ascii_only
+from llmc_jax.watch.live import RunPage, look_all, state_fields
 from llmc_jax.watch.view import Room
 
 LIMIT = 60.0  # seconds, after which a wait has failed
