@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import glob
 import json
 import math
 import os
@@ -23,6 +24,26 @@ def cache_folder() -> Path:
         return Path(xdg).expanduser() / "llmc-jax"
     usual = "Library/Caches" if sys.platform == "darwin" else ".cache"
     return Path(os.path.expanduser("~")) / usual / "llmc-jax"
+
+
+def expanded(path: str) -> str:
+    """Return a path with a user's folder in place of its `~` or `~name`, as a shell has it; `./~` stays."""
+    return os.path.expanduser(path)
+
+
+def matching(pattern: str) -> list[str]:
+    """Return the paths that a glob pattern names, sorted byte by byte as C's glob() sorts; `**` is any folders.
+
+    What exists is taken as it is: a path, or of a pattern the folders that it begins with. So `exp[12]/*.bin` names the
+    files in the folder `exp[12]` where there is one.
+    """
+    if os.path.lexists(pattern):
+        return [pattern]
+    folder = pattern
+    while folder and not os.path.isdir(folder):
+        folder = os.path.dirname(folder)
+    names = glob.glob(pattern[len(folder) :].lstrip("/"), root_dir=folder or None, recursive=True)
+    return sorted((os.path.join(folder, name) for name in names), key=os.fsencode)
 
 
 @contextmanager

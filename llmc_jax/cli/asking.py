@@ -4,7 +4,6 @@ Leaves out the flags of each, and what is said of a model (generate.py).
 """
 
 import argparse
-import io
 import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
@@ -26,8 +25,6 @@ def run_program(main: Callable[[Sequence[str]], int], argv: Sequence[str] | None
 def run_words(program: str, run: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> int:
     """Run a command line and return the exit status: 0 done, 2 bad input (one line on stderr), 130 by Ctrl-C."""
     words = list(sys.argv[1:] if argv is None else argv)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # characters that the terminal cannot show
     return exit_status(typed(program), lambda: run(words))
 
 
@@ -52,8 +49,8 @@ def add_model(parser: argparse.ArgumentParser, title: str) -> argparse._Argument
     group = parser.add_argument_group(title)
     add = group.add_argument
     add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), help="compute in (default auto: bf16 on a GPU, else fp32)")
-    add("--tokenizer", metavar="SPEC", help="bytes, gpt2, llama3, none or the path of a tokenizer file or a folder of "
-        "Hugging Face's (default auto: a model's own, as far as it is known)")  # fmt: skip
+    add("--tokenizer", type="path", metavar="SPEC", help="bytes, gpt2, llama3, none or the path of a tokenizer file or "
+        "a folder of Hugging Face's (default auto: a model's own, as far as it is known)")  # fmt: skip
     add("--model-attention", choices=("auto", "softmax", "relu"),
         help="what it was trained with (default auto: as its training state says, else softmax)")  # fmt: skip
     add("--step", type=int, metavar="N", help="of a folder with several training states: this one, not the newest")

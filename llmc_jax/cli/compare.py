@@ -59,6 +59,7 @@ def make_parser() -> Parser:
         command.add_argument(
             "--json",
             nargs="?",
+            type="path",
             const=SCREEN,
             metavar="FILE",
             help="write the result as JSON to FILE (*.json); without FILE to the screen, in place of the tables",

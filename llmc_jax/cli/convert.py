@@ -5,6 +5,7 @@ Leaves out the formats and the converting itself (checkpoint/conversion.py).
 
 import argparse
 import math
+import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
@@ -206,7 +207,7 @@ def _extra_lines(source: Source) -> Iterator[str]:
             f"{place['current_shard_idx']}, sample {place['current_sample_idx']}"
         )
     if source.kind == "state":
-        yield f"what else it holds: python -m llmc_jax.checkpoint show {source.path}"
+        yield f"what else it holds: python -m llmc_jax.checkpoint show {shlex.quote(str(source.path))}"
 
 
 def _inspection(source: Source, passage: Passage, rows: list[Row]) -> dict[str, Any]:
@@ -395,7 +396,7 @@ def make_parser() -> Parser:
     turn.add_argument("--dtype", choices=("fp32", "bf16"), help="of the weights; as they are in IN (default)")
     turn.add_argument(
         "--tokenizer",
-        type=str,
+        type="path",
         metavar="FILE",
         help="for --to hf and --to state: take this tokenizer, not that of IN; else: write the tokenizer of IN there, "
         "as llm.c's gpt2_tokenizer.bin",

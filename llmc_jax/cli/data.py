@@ -17,7 +17,7 @@ from llmc_jax.cli.datasets import add_datasets
 from llmc_jax.cli.parsers import Parser, run_command
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.data.corpora import TINYSHAKESPEARE_FOLDER, Corpus, stdlib_corpus, tinyshakespeare_corpus
-from llmc_jax.data.documents import Reading, find_inputs
+from llmc_jax.data.documents import BLANK_LINE, Reading, find_inputs, read_text
 from llmc_jax.data.llama3 import is_model, read_model
 from llmc_jax.data.prepare import SHARD_TOKENS, VAL_SHARE, VAL_TOKENS, Settings
 from llmc_jax.data.show import SHOWN_TOKENS, describe, inspect_token_file
@@ -62,7 +62,7 @@ def make_parser() -> Parser:
 
 def _add_prepare(commands: argparse._SubParsersAction) -> None:
     parser = command(commands, "prepare", _prepare)
-    parser.add_argument("inputs", nargs="+", metavar="INPUT", help="file, folder (all files in it) or pattern")
+    parser.add_argument("inputs", nargs="+", type="path", metavar="INPUT", help="file, folder (all in it) or pattern")
     parser.add_argument("-o", "--out", type=Path, metavar="FOLDER", help="where to write (default: dev/data/NAME)")
     parser.add_argument("--name", help="what the files are called (default: after the first INPUT)")
     add_tokenizer_spec(parser)
@@ -80,9 +80,10 @@ def _add_prepare(commands: argparse._SubParsersAction) -> None:
         "--split-on",
         type=_separator,
         metavar="TEXT",
-        help=r"ends a document in text files and stays with it; \n is a newline, `blank-line` is \n\n "
+        help=r"ends a document in text files and stays with it; \n is a newline, `blank-line` is \n\n or \r\n\r\n "
         "(default: a file is one document)",
     )
+    reading.add_argument("--drop-separator", action="store_true", help="leave it out of the documents")
     reading.add_argument(
         "--errors",
         choices=["strict", "replace"],
@@ -125,12 +126,13 @@ def _add_tinyshakespeare(commands: argparse._SubParsersAction) -> None:
 
 def _add_inspect(commands: argparse._SubParsersAction) -> None:
     parser = command(commands, "inspect", _inspect)
-    parser.add_argument("files", nargs="+", metavar="FILE", help="token file or pattern")
+    parser.add_argument("files", nargs="+", type="path", metavar="FILE", help="token file or pattern")
     parser.add_argument(
         "--vocab-size", type=count, metavar="V", help="check that all ids are below V (default: what they suggest)"
     )
     parser.add_argument(
         "--tokenizer",
+        type="path",
         default="auto",
         metavar="SPEC",
         help="shows the first tokens as text: bytes, gpt2, llama3, a path, none, or auto: by the ids (default: auto)",
@@ -159,10 +161,11 @@ def _add_tokenizer(commands: argparse._SubParsersAction) -> None:
         add_tokenizer_spec(action)
 
 
-def _separator(text: str) -> str:
+def _separator(text: str) -> re.Pattern[str]:
     if text == "blank-line":
-        return "\n\n"
-    return re.sub(r"\\([nrt\\])", lambda match: {"n": "\n", "r": "\r", "t": "\t", "\\": "\\"}[match[1]], text)
+        return BLANK_LINE
+    meant = re.sub(r"\\([nrt\\])", lambda match: {"n": "\n", "r": "\r", "t": "\t", "\\": "\\"}[match[1]], text)
+    return re.compile(re.escape(meant))
 
 
 # ----- commands -----------------------------------------------------------------------------------------------------
@@ -177,7 +180,7 @@ def _prepare(options: argparse.Namespace) -> None:
     name = options.name or _name_after(options.inputs[0])
     folder = options.out or Path("dev/data") / name
     settings = Settings(
-        reading=Reading(options.format, options.field, options.split_on, options.errors),
+        reading=Reading(options.format, options.field, options.split_on, options.drop_separator, options.errors),
         shard_tokens=options.shard_size,
         val_tokens=options.val_tokens,
         val_fraction=options.val_fraction,
@@ -273,7 +276,8 @@ def _tokenizer_encode(options: argparse.Namespace) -> None:
     """Print the ids of a text, and the text in its pieces."""
     if options.text == "-" and sys.stdin is None:
         raise InputError("-: there is no standard input: it is closed; give the text itself")
-    text = sys.stdin.buffer.read() if options.text == "-" else os.fsencode(options.text)
+    given = os.fsencode(options.text)
+    text = read_text(sys.stdin.buffer, "standard input") if options.text == "-" else given
     tokenizer = load(options.tokenizer)
     ids = tokenizer.encode(text).tolist()
     print(" ".join(map(str, ids)))

@@ -40,6 +40,7 @@ def command(commands: argparse._SubParsersAction, name: str, run: Callable[..., 
 def add_tokenizer_spec(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tokenizer",
+        type="path",
         default="gpt2",
         metavar="SPEC",
         help=f"bytes; gpt2: its table from tiktoken's cache, ./{DEFAULT_BIN} or the network; llama3: likewise from "
@@ -80,6 +81,8 @@ def make_token_files(
         print(f"Saved {shard.tokens} tokens to {shard.path}")
     print(f"Saved their tokenizer, V={tokenizer.vocab_size}, to {made.table}")
     _print_summary(made, total, seconds)
+    if settings.reading.split_on and not made.cuts:
+        print_error("note: the separator of --split-on is in none of the text files: each is one document")
     train, val = (folder / f"{name}_{split}{'_*' * settings.numbered}.bin" for split in ("train", "val"))
     print_next(train, val if made.tokens("val") else None, tokenizer)
 

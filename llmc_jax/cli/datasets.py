@@ -74,6 +74,7 @@ def _add(commands: argparse._SubParsersAction, dataset: Dataset, about: str) -> 
         "--from",
         dest="source",
         nargs="+",
+        type="path",
         metavar="FILE",
         help="local copies, in any published form; nothing is downloaded",
     )
@@ -154,7 +155,7 @@ def _evaluation(dataset: Dataset, options: argparse.Namespace) -> None:
 def _refuse_made(found: list[tuple[str, Path]]) -> None:
     for task, path in found:
         if is_eval_file(path):
-            command = f"{typed('python -m llmc_jax.evaluate')} CHECKPOINT --tasks {task}={path}"
+            command = f"{typed('python -m llmc_jax.evaluate')} CHECKPOINT --tasks {shlex.quote(f'{task}={path}')}"
             raise InputError(f"{path}: is llm.c's evaluation file already; to evaluate with it: {command}")
 
 

@@ -4,7 +4,6 @@ Standard output gets the table, or the one JSON object; notes and progress go to
 checked before any weights are read, but for the ids in token files. JAX is imported when it is needed.
 """
 
-import glob
 import json
 import os
 import time
@@ -20,7 +19,7 @@ from llmc_jax.cli.generate import model_facts, say, say_model
 from llmc_jax.cli.kit import print_json
 from llmc_jax.cli.progress import show_progress
 from llmc_jax.errors import ExitCode, InputError
-from llmc_jax.files import plain, refuse_irregular, write_atomic
+from llmc_jax.files import matching, plain, refuse_irregular, write_atomic
 from llmc_jax.machine.jax_setup import configure
 
 if TYPE_CHECKING:
@@ -87,7 +86,7 @@ def _check_files(flags: SimpleNamespace) -> None:
 def _check_overwriting(flags: SimpleNamespace) -> None:
     """Check that no file is written over one that is read, or over the other that is written. Raises InputError."""
     read = [("CHECKPOINT", path) for path in flags.checkpoints]
-    read += [("--data", path) for pattern in flags.data for path in (pattern, *glob.glob(pattern))]
+    read += [("--data", path) for pattern in flags.data for path in matching(pattern)]
     read += [("--text", path) for path in flags.text]
     read += [("--tasks", word.partition("=")[2]) for word in flags.tasks if "=" in word]
     taken = {os.path.realpath(path): flag for flag, path in read}

@@ -47,7 +47,7 @@ def make_parser() -> argparse.ArgumentParser:
     """Return the parser. What is not given is not in its result: `parse` fills it in."""
     usage = "[-h] CHECKPOINT... [--data FILE...] [--text FILE...] [--tasks TASK...] [flags]"
     parser = asking_parser(PROGRAM, usage, DESCRIPTION, EXAMPLES)
-    parser.add_argument("checkpoints", nargs="*", metavar="CHECKPOINT")
+    parser.add_argument("checkpoints", nargs="*", type=Path, metavar="CHECKPOINT")
     _add_subjects(parser.add_argument_group("what to evaluate on"))
     _add_texts(parser.add_argument_group("texts"))
     _add_tasks(parser.add_argument_group("tasks"))
@@ -60,10 +60,10 @@ def make_parser() -> argparse.ArgumentParser:
 
 def _add_subjects(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--data", nargs="+", action="extend", metavar="FILE",
+    add("--data", nargs="+", action="extend", type="path", metavar="FILE",
         help="token files; a quoted pattern ('val_*.bin') is one text of several files")  # fmt: skip
-    add("--text", nargs="+", action="extend", metavar="FILE", help="text in UTF-8, made into tokens by each model's "
-        "own tokenizer; for a model of bytes, any file")  # fmt: skip
+    add("--text", nargs="+", action="extend", type="path", metavar="FILE", help="text in UTF-8, made into tokens "
+        "by each model's own tokenizer; for a model of bytes, any file but UTF-16")  # fmt: skip
     add("--tasks", nargs="+", action="extend", metavar="TASK", help="hellaswag, mmlu, arc-easy, arc-challenge, "
         "lambada; with =FILE from that file, the public one or llm.c's, else from where the data command leaves it"
         )  # fmt: skip
@@ -81,14 +81,14 @@ def _add_texts(group: argparse._ArgumentGroup) -> None:
     add("--stride", type=int, metavar="N", help="rows begin N tokens apart and overlap: each token is scored once, in "
         "the first row that has it (default: T)")  # fmt: skip
     add("--positions", dest="by_position", action="store_true", help="also the loss by position in the context")
-    add("--picture", metavar="FILE", help="draw the loss by position: .png, .svg, .pdf")
+    add("--picture", type="path", metavar="FILE", help="draw the loss by position: .png, .svg, .pdf")
 
 
 def _add_tasks(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--limit", type=int, metavar="N", help="the first N questions of each task (default: all)")
     add("--crop-context", action="store_true", help="drop the oldest tokens of contexts that are too long for T")
-    add("--items", metavar="FILE", help="write what each model answers to each question, a line of JSON each")
+    add("--items", type="path", metavar="FILE", help="write each model's answer to each question, a line of JSON each")
 
 
 def parse(words: Sequence[str]) -> SimpleNamespace:
@@ -104,7 +104,7 @@ def parse(words: Sequence[str]) -> SimpleNamespace:
             raise InputError(f"{typed_as(name)} {found[name]}: it must be at least {least}")
     if found.get("devices", 0) > MOST_DEVICES:
         raise InputError(f"--devices {found['devices']}: it must be at most {MOST_DEVICES}")
-    return SimpleNamespace(**{**DEFAULTS, **found, "checkpoints": [Path(path) for path in found["checkpoints"]]})
+    return SimpleNamespace(**{**DEFAULTS, **found})
 
 
 def typed_as(name: str) -> str:

@@ -3,6 +3,7 @@
 Standard output gets the text, or the one JSON object; notes go to standard error. JAX is imported when it is needed.
 """
 
+import io
 import os
 import select
 import sys
@@ -10,12 +11,13 @@ from collections import Counter
 from collections.abc import Sequence
 from shutil import get_terminal_size
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from llmc_jax.cli.asking import run_program, run_words
 from llmc_jax.cli.generate_flags import LONGEST_NUMBER, PROGRAM, STANDARD_INPUT, parse
 from llmc_jax.cli.kit import print_json
 from llmc_jax.config.options import show_value
+from llmc_jax.data.documents import read_text
 from llmc_jax.errors import ExitCode, InputError
 from llmc_jax.files import cache_folder, plain, refusing
 from llmc_jax.machine.jax_setup import configure
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
     from llmc_jax.generate.model import Model
     from llmc_jax.generate.sampling import Sampling
 
-LARGEST_PROMPT = 1 << 28  # bytes; a file without an end must not fill the memory
 PATIENCE = 2.0  # seconds without a prompt on standard input, after which it is said that one is awaited
 
 
@@ -92,15 +93,12 @@ def written_prompt(asked: SimpleNamespace) -> Written:
     if named is None and waits:
         return Written("")
     if named in (None, STANDARD_INPUT):
-        place, data = "standard input", _standard_input()
+        place = "standard input"
+        data = read_text(_standard_input(), place)
     else:
         place = f"--prompt-file {named}"
         with refusing(f"{place}: cannot be read", "check the path"), open(named, "rb") as file:
-            data = file.read(LARGEST_PROMPT + 1)
-    if len(data) > LARGEST_PROMPT:
-        raise InputError(
-            f"{place}: has more than {LARGEST_PROMPT:,} bytes, the longest prompt that is taken; shorten it"
-        )
+            data = read_text(file, place)
     if named is not None and not data:
         raise InputError(f"{place}: is empty; without a prompt the model begins a new text")
     return Written(place, data if "perplexity" in asked.given else _without_line_end(data))
@@ -116,20 +114,19 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(map(int, words))
 
 
-def _standard_input() -> bytes:
+def _standard_input() -> IO[bytes]:
     if sys.stdin is None:  # closed by the caller's shell
-        return b""
+        return io.BytesIO()
     source: Any = getattr(sys.stdin, "buffer", None)
     if source is None:  # no file of the system's
-        return sys.stdin.read().encode(errors="surrogateescape")
+        return io.BytesIO(sys.stdin.read().encode(errors="surrogateescape"))
     try:
         ready = bool(select.select([source], [], [], PATIENCE)[0])
     except (OSError, ValueError):
         ready = True
     if not ready:
         say("note", "waiting for the prompt on standard input; `< /dev/null` begins a new text")
-    content: bytes = source.read(LARGEST_PROMPT + 1)
-    return content
+    return source
 
 
 def _without_line_end(data: bytes) -> bytes:

@@ -57,7 +57,7 @@ def make_parser() -> argparse.ArgumentParser:
     """Return the parser. What is not given is not in its result: `parse` fills it in."""
     usage = "[-h] CHECKPOINT [--prompt TEXT | --prompt-file FILE] [flags]"
     parser = asking_parser(PROGRAM, usage, DESCRIPTION, EXAMPLES)
-    parser.add_argument("checkpoint", nargs="?", metavar="CHECKPOINT")
+    parser.add_argument("checkpoint", nargs="?", type="path", metavar="CHECKPOINT")
     _add_text(parser.add_argument_group("the text"))
     _add_sampling(parser.add_argument_group("how the next token is drawn, in this order"))
     _add_other_questions(parser.add_argument_group("other questions"))
@@ -69,7 +69,7 @@ def _add_text(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--prompt", metavar="TEXT", help="what the model goes on with; - is standard input. Without a prompt: standard "
         "input where it is no terminal, else a new text")  # fmt: skip
-    add("--prompt-file", metavar="FILE", help="the same from a file, without the line end that it ends with")
+    add("--prompt-file", type="path", metavar="FILE", help="the same from a file, without the line end behind it")
     add("--prompt-ids", metavar="IDS", help='the same as token ids: "15496 995"')
     add("-n", "--tokens", type=int, metavar="N", help="new tokens, at most (default 200; with --probs 1)")
     add("--samples", type=int, metavar="N", help="continuations, computed together (default 1)")
@@ -98,7 +98,7 @@ def _add_other_questions(group: argparse._ArgumentGroup) -> None:
         f"text and of those that it adds (-n): its probability, and the N likeliest (default {OPTIONAL['probs']})"
         )  # fmt: skip
     add("--perplexity", action="store_true", help="loss and perplexity of the text; nothing is added")
-    add("--attention", metavar="FILE", help="draw what the heads of a layer look at in the text: .png, .svg, .pdf")
+    add("--attention", type="path", metavar="FILE", help="draw what a layer's heads look at: .png, .svg, .pdf")
     add("--layer", type=int, metavar="N", help="with --attention: from 0 (default 0)")
     add("--interactive", action="store_true", help="type and read in turns; /help there lists what else one can type")
     add("--serve", nargs="?", const=OPTIONAL["serve"], metavar="PORT", help="a page on 127.0.0.1 to ask the model with "

@@ -7,11 +7,13 @@ import argparse
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, NoReturn
 
 from llmc_jax.cli.kit import examples, exit_status
 from llmc_jax.config.options import show_value
 from llmc_jax.errors import InputError
+from llmc_jax.files import expanded
 
 # What other programs call a flag.
 ELSEWHERE = {
@@ -23,11 +25,15 @@ ELSEWHERE = {
 class Parser(argparse.ArgumentParser):
     """An argparse parser, and its commands', whose errors are InputErrors, and which takes no beginnings of flags.
 
+    A value of the type Path, or "path" as text, may begin with `~`.
+
     usual: the command that is most likely meant where the first word is none. shown: examples, words and what for.
     """
 
     def __init__(self, *, usual: str = "", shown: Sequence[tuple[str, str]] = (), **settings: Any) -> None:
         super().__init__(**{"allow_abbrev": False, **settings})
+        self.register("type", "path", expanded)
+        self.register("type", Path, lambda word: Path(expanded(word)))
         self.usual, self.shown = usual, [(f"{self.prog} {words}", meaning) for words, meaning in shown]
 
     def format_help(self) -> str:

@@ -335,10 +335,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `run`; the words behind `--` come as `args.flags`."""
     parser.description = DESCRIPTION
     parser.usage = f"{parser.prog} EXECUTABLE [options] [-- FLAG VALUE ...]"
-    parser.add_argument("executable", metavar="EXECUTABLE", help="the built trainer of llm.c")
+    parser.add_argument("executable", type="path", metavar="EXECUTABLE", help="the built trainer of llm.c")
     parser.add_argument("--kind", choices=tuple(FLAGS), help="which trainer it is [by its name]")
     parser.add_argument("--ours", default="", metavar="WORDS", help="further flags of train.py, in one pair of quotes")
-    parser.add_argument("--keep", metavar="DIR", help="a new folder for what both print and our run folder")
+    parser.add_argument("--keep", type="path", metavar="DIR", help="a new folder for what both print and our run")
     logs.add_difference_arguments(parser, "1 = do not, the default")
     parser.add_argument("--rows", type=int, default=ROWS, metavar="N", help=f"steps in the table, at most [{ROWS}]")
 

@@ -26,6 +26,7 @@ from llmc_jax.config.train import (
     TrainConfig,
 )
 from llmc_jax.errors import InputError, raise_problems
+from llmc_jax.files import expanded
 
 # Flags that show something and run nothing.
 SHOW_ALONE = (
@@ -178,7 +179,7 @@ def _value(about: Option, text: str) -> Any:
         return bool(about.default) if text == "0" else not about.default
     if about.auto is not None and text == "auto":
         return about.auto
-    value = _as_type(about.type, text)
+    value = _as_type(about.type, expanded(text) if about.is_path else text)
     problem = value_problem(about, value)
     if problem is None:
         return value
@@ -200,7 +201,7 @@ def _as_type(kind: type, text: str) -> Any:
 def _advice(about: Option, text: str) -> str:
     """Return what to write instead, where that can be guessed."""
     if about.name == "reuse" and (os.path.isdir(text) or os.sep in text):  # the path of a run
-        return f"; write -y 1 -o {text}"
+        return f"; write -y 1 -o {shlex.quote(text)}"
     if about.type is int and isinstance(_as_type(int, text), str):  # 1e4 or 4.0
         number = _as_type(float, text)
         whole = isinstance(number, float) and number.is_integer() and value_problem(about, int(number)) is None
@@ -226,7 +227,10 @@ def own(flag: str, value: str, default: Any, meaning: str, least: int = 1) -> Op
     """
     kind = {"N": int, "": bool}.get(value, str)
     check = at_least(least) if kind is int else None
-    return Option(flag[2:], kind, default, (flag,), "", meaning, value=value, check=check, switch=kind is bool)
+    return Option(
+        flag[2:], kind, default, (flag,), "", meaning, value=value, check=check, switch=kind is bool,
+        is_path=value in ("FILE", "DIR"),
+    )  # fmt: skip
 
 
 def take_own(argv: Sequence[str], table: Sequence[Option]) -> tuple[SimpleNamespace, list[str]]:

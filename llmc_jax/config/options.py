@@ -99,6 +99,7 @@ class Option(NamedTuple):
     switch: bool = False  # stands alone, without a value
     auto: int | None = None  # the value that the word auto stands for
     of_this_start: bool = False  # never taken from the start before, where a run goes on
+    is_path: bool = False  # its value names a file, a folder or a pattern of them
     hides: bool = False  # a value that it cannot have is not shown: it may be a secret
 
     @property

@@ -66,17 +66,17 @@ class TrainConfig:
     train_data: str = option(
         "dev/data/tinyshakespeare/tiny_shakespeare_train.bin", "-i --train-data", DATA,
         "token files to train on, a path or a glob pattern; stdlib = the source of Python's own library, in bytes",
-        value="PATTERN", check=NOT_EMPTY,
+        value="PATTERN", check=NOT_EMPTY, is_path=True,
     )
     val_data: str = option(
         "dev/data/tinyshakespeare/tiny_shakespeare_val.bin", "-j --val-data", DATA,
-        "token files to validate on, given likewise", value="PATTERN", check=NOT_EMPTY,
+        "token files to validate on, given likewise", value="PATTERN", check=NOT_EMPTY, is_path=True,
     )
     tokenizer: str = option(
         "auto", "--tokenizer", DATA,
         "turns samples into text: auto (that of the data or the model, else by the vocabulary's size), bytes, gpt2, "
         "llama3, none (prints token ids), or the path of a tokenizer file or of a folder of Hugging Face's",
-        value="NAME", check=NOT_EMPTY,
+        value="NAME", check=NOT_EMPTY, is_path=True,
     )
     shuffle: str = option(
         "llmc", "--shuffle", DATA,
@@ -94,13 +94,13 @@ class TrainConfig:
         "gpt2_124M_bf16.bin", "-e --model", MODEL,
         "a .bin checkpoint or a folder of Hugging Face's to start from, or a shape for random weights: d12, gpt3:c768, "
         "L4-NH4-C256-V257-T128",
-        check=NOT_EMPTY,
+        check=NOT_EMPTY, is_path=True,
     )
     init_from: str = option(
         "", "--init-from", MODEL,
         "start a new run from the weights of a checkpoint: the folder of a run (its newest good one), a state_%08d, or "
         "what -e takes",
-        value="PATH",
+        value="PATH", is_path=True,
     )
     v2_order: str = option(
         "auto", "--v2-order", MODEL,
@@ -111,7 +111,7 @@ class TrainConfig:
     output_dir: str = option(
         "", "-o --output-dir", OUTPUT,
         "folder for logs, samples, picture and checkpoints; empty = a new runs/<date>-<name>", value="DIR",
-        of_this_start=True,
+        of_this_start=True, is_path=True,
     )
     reuse: bool = option(
         False, "-y --resume", OUTPUT,
@@ -306,7 +306,7 @@ class TrainConfig:
     hellaswag_file: str = option(
         "dev/data/hellaswag/hellaswag_val.bin", "--hellaswag-file", EVALUATION,
         "its questions: an evaluation file of llm.c's, or the published jsonl or parquet", value="PATH",
-        check=NOT_EMPTY,
+        check=NOT_EMPTY, is_path=True,
     )
 
     dtype: str = option(
@@ -382,7 +382,7 @@ class TrainConfig:
         "", "--kernels-from", KERNELS,
         "run the operations as another run did, instead of choosing: its folder, one of its checkpoints, or its "
         "kernels.json; other flags of this group take precedence (docs/resuming.md)",
-        value="PATH", of_this_start=True,
+        value="PATH", of_this_start=True, is_path=True,
     )
     no_kernel_check: bool = option(
         False, "--no-kernel-check", KERNELS,
@@ -449,13 +449,13 @@ class TrainConfig:
     )
     fs_path: str = option(
         "", "-pf -pp --fs-path", PROCESSES, "with -pi fs: a folder that all see, for the address of process 0",
-        value="DIR", of_this_start=True,
+        value="DIR", of_this_start=True, is_path=True,
     )
     hosts: str = option(
         "", "--hosts", PROCESSES,
         "a file that names a host on each line: one process is started on each of them, process 0 on the first. "
         "slots=N after every host: take N of its GPUs",
-        value="FILE", of_this_start=True,
+        value="FILE", of_this_start=True, is_path=True,
     )
     peer_timeout: int = option(
         120, "--peer-timeout", PROCESSES,

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from llmc_jax.data import tables
-from llmc_jax.data.documents import cut_documents
+from llmc_jax.data.documents import BLANK_LINE, cut_documents
 from llmc_jax.data.tokenfile import open_token_file, write_token_file
 from llmc_jax.data.tokenizers import Tokenizer, bytes_tokenizer
 from llmc_jax.errors import InputError
@@ -235,7 +235,7 @@ def tinyshakespeare_corpus(tokenizer: Tokenizer, folder: Path, source: Path | No
     with refusing(f"{folder}: cannot be made", "choose another folder"):
         folder.mkdir(parents=True, exist_ok=True)
     text = _tinyshakespeare_text(folder / "tiny_shakespeare.txt", source)
-    sections = cut_documents([(text, 0)], "\n\n")
+    sections = cut_documents([(text, 0)], BLANK_LINE)
     tokens = np.concatenate([tokenizer.encode_document(section.text) for section in sections])
     train, val = tokens[TINYSHAKESPEARE_VAL_TOKENS:], tokens[:TINYSHAKESPEARE_VAL_TOKENS]
     stem = "tiny_shakespeare" if tokenizer.name == "gpt2" else f"tiny_shakespeare_{tokenizer.name.removesuffix('.bin')}"

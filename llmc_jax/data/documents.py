@@ -4,7 +4,6 @@ Leaves out what becomes of them (prepare.py), and compressed text.
 """
 
 import codecs
-import glob
 import itertools
 import json
 import os
@@ -16,12 +15,15 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from llmc_jax.errors import FormatError, InputError
-from llmc_jax.files import refusing
+from llmc_jax.files import matching, refusing
 
 READ_BYTES = 1 << 20
 PIECE_CHARS = 1 << 20  # longer documents are cut
 LONGEST_LINE = 1 << 28
 LONGEST_LIST = 1 << 29  # bytes
+LARGEST_TEXT = 1 << 28  # bytes, of what is read as a whole
+HEAD_BYTES = 4096  # of a text, which tell its encoding
+BLANK_LINE = re.compile(r"\r?\n\r?\n")
 FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet"}  # all else is text
 
 
@@ -29,15 +31,16 @@ class Reading(NamedTuple):
     """How files are read.
 
     format: auto (by the file's ending), text, jsonl, json (one list of objects) or parquet. field: of all but text,
-    what holds the text. split_on: what ends a document in a text file; None: one document per file. errors: strict, or
-    replace bytes that are not UTF-8 by U+FFFD. strip: leave out the white space around a document; shuffle: the seed
-    of the order in which a list's documents come; both for json alone. longest: characters of a text file's document
-    from which on it is cut.
+    what holds the text. split_on: the separator that ends a document in a text file; None: one document per file.
+    drop_separator: leave it out of the documents. errors: strict, or replace bytes that are not UTF-8 by U+FFFD. strip:
+    leave out the white space around a document; shuffle: the seed of the order in which a list's documents come; both
+    for json alone. longest: characters of a text file's document from which on it is cut.
     """
 
     format: str = "auto"
     field: str = "text"
-    split_on: str | None = None
+    split_on: re.Pattern[str] | None = None
+    drop_separator: bool = False
     errors: str = "strict"
     strip: bool = False
     shuffle: int | None = None
@@ -51,14 +54,13 @@ def find_inputs(inputs: list[str]) -> list[Path]:
     """
     found: dict[Path, None] = {}
     for item in inputs:
-        if os.path.isdir(item):
+        names = matching(item)
+        if names == [item] and os.path.isdir(item):
             folder = Path(item)
             shown = (p for p in folder.rglob("*") if not any(n.startswith(".") for n in p.relative_to(folder).parts))
             files = sorted(path for path in shown if path.is_file())
-        elif os.path.lexists(item):
-            files = [Path(item)]
         else:
-            files = sorted(Path(match) for match in glob.glob(item, recursive=True) if os.path.isfile(match))
+            files = sorted(Path(name) for name in names if name == item or os.path.isfile(name))
         if not files:
             what = "is a folder without files" if os.path.isdir(item) else "no such file"
             raise InputError(f"{item}: {what}; name text, jsonl or parquet files, folders of them, or a pattern")
@@ -75,11 +77,15 @@ def size_of(path: Path) -> int:
 
 
 class Piece(NamedTuple):
-    """A document, or a part of a long one. begins: it is the document's first part. read: bytes of input it took."""
+    """A document, or a part of a long one.
+
+    begins: it is the document's first part. read: bytes of input it took. cut: a separator ended it.
+    """
 
     begins: bool
     text: str
     read: int
+    cut: bool = False
 
 
 def read_pieces(path: Path, reading: Reading) -> Iterator[Piece]:
@@ -98,7 +104,30 @@ def read_pieces(path: Path, reading: Reading) -> Iterator[Piece]:
             elif kind == "jsonl":
                 yield from _jsonl_pieces(path, file, reading)
             else:
-                yield from cut_documents(_decoded(path, file, reading.errors), reading.split_on, reading.longest)
+                blocks = _decoded(path, file, reading.errors)
+                yield from cut_documents(blocks, reading.split_on, reading.longest, reading.drop_separator)
+
+
+def read_text(file: IO[bytes], where: str, advice: str = "shorten it") -> bytes:
+    """Return the bytes of a text as a whole, without its byte order mark.
+
+    Raises InputError that says where for UTF-16, and with advice for more than LARGEST_TEXT bytes.
+    """
+    data = file.read(LARGEST_TEXT + 1)  # a file without an end must not fill the memory
+    if len(data) > LARGEST_TEXT:
+        raise InputError(f"{where}: has more than {LARGEST_TEXT:,} bytes; {advice}")
+    _refuse_utf16(data, where)
+    return data.removeprefix(codecs.BOM_UTF8)
+
+
+def _refuse_utf16(data: bytes, where: str) -> None:
+    """Check that a text is not UTF-16. Without a mark it is UTF-8 too: ASCII has a NUL before or behind each letter."""
+    head = data[:HEAD_BYTES]
+    before, behind = head[::2].count(0), head[1::2].count(0)
+    marked = head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    if marked or (min(before, behind) == 0 and max(before, behind) > max(1, len(head) // 32)):
+        form = "UTF-16BE" if before > behind or head.startswith(codecs.BOM_UTF16_BE) else "UTF-16LE"
+        raise InputError(f"{where}: is {form}; expected UTF-8: convert it with `iconv -f {form} -t UTF-8`")
 
 
 def _decoded(path: Path, file: IO[bytes], errors: str) -> Iterator[tuple[str, int]]:
@@ -107,6 +136,8 @@ def _decoded(path: Path, file: IO[bytes], errors: str) -> Iterator[tuple[str, in
     offset = 0
     while True:
         block = file.read(READ_BYTES)
+        if offset == 0:
+            _refuse_utf16(block, str(path))
         pending = len(decoder.getstate()[0])  # bytes of a character that the last block began
         try:
             text = decoder.decode(block, final=not block)
@@ -127,13 +158,19 @@ def _not_utf8(path: Path, offset: int, error: UnicodeDecodeError) -> InputError:
 
 
 def cut_documents(
-    blocks: Iterable[tuple[str, int]], separator: str | None, longest: int = PIECE_CHARS
+    blocks: Iterable[tuple[str, int]],
+    separator: re.Pattern[str] | None,
+    longest: int = PIECE_CHARS,
+    drop: bool = False,
 ) -> Iterator[Piece]:
-    """Yield blocks of text and their bytes as pieces of documents; a separator stays at the end of its document.
+    """Yield blocks of text and their bytes as pieces of documents.
 
-    With a separator the documents are those of llm.c's dev/data/tinyshakespeare.py; without one there is one document.
+    A separator stays at the end of its document, unless they are to be dropped. Its pattern is no shorter than what it
+    matches. Newlines alone behind the last one are no document.
+    With BLANK_LINE the documents are those of llm.c's dev/data/tinyshakespeare.py; without one there is one document.
     Of parts, none is much longer than `longest` characters unless it has no space or newline to cut before.
     """
+    beginning = 0 if separator is None else len(separator.pattern) - 1  # of a separator, at the end of a block
     held = ""
     begins = first = True
     read = 0
@@ -141,19 +178,20 @@ def cut_documents(
         new_from = len(held)
         held += text
         read += count
-        if separator is not None and separator in held[max(0, new_from - len(separator) + 1) :]:
-            *complete, held = held.split(separator)
-            for part in complete:
-                yield Piece(begins, part + separator, read)
-                begins, first, read = True, False, 0
-            new_from = 0
+        done = 0
+        for found in separator.finditer(held, max(0, new_from - beginning)) if separator else ():
+            yield Piece(begins, held[done : found.start() if drop else found.end()], read, cut=True)
+            begins, first, read, done = True, False, 0, found.end()
+        if done:
+            held, new_from = held[done:], 0
         if len(held) > longest:
-            end = len(held) - (len(separator) - 1 if separator else 0)  # the rest may begin a separator
-            cut = _last_boundary(held, max(0, new_from - 1), end)
+            cut = _last_boundary(held, max(0, new_from - 1), len(held) - beginning)
             if cut:
                 yield Piece(begins, held[:cut], read)
                 begins, first, read, held = False, False, 0, held[cut:]
-    if held or first:
+    if begins and not first and not held.strip("\r\n"):
+        begins, held = False, ""
+    if held or first or read:
         yield Piece(begins, held, read)
 
 
@@ -179,12 +217,16 @@ def _jsonl_pieces(path: Path, file: IO[bytes], reading: Reading) -> Iterator[Pie
         where = f"{path}:{number}"
         if len(line) == LONGEST_LINE:
             raise InputError(f"{where}: more than {LONGEST_LINE} bytes without an end of line; is it jsonl?")
+        if number == 1:
+            _refuse_utf16(line, str(path))
         try:
             text = line.decode("utf-8", reading.errors)
         except UnicodeDecodeError as error:
             raise _not_utf8(path, file.tell() - len(line), error) from error
         if number == 1:
             text = text.removeprefix("\ufeff")
+            if text.lstrip().startswith("["):
+                raise InputError(f"{path}: is one list, where jsonl has an object per line; read it with --format json")
         if not text.strip():
             continue
         yield Piece(True, _text_in(json_object(text, where), reading.field, where), len(line))

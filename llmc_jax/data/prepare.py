@@ -78,12 +78,17 @@ class Shard(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """What `prepare` made. table: of the tokenizer. empty: documents without any text, which were left out."""
+    """What `prepare` made.
+
+    table: of the tokenizer. empty: documents without any text, which were left out. cuts: documents that a separator
+    ended.
+    """
 
     shards: list[Shard]
     table: Path
     documents: int
     empty: int
+    cuts: int
 
     def tokens(self, split: str) -> int:
         return sum(shard.tokens for shard in self.shards if shard.split == split)
@@ -193,7 +198,10 @@ def check_settings(settings: Settings, name: str) -> None:
         raise InputError(f"--val-fraction {settings.val_fraction}: expected a share between 0 and 1, such as 0.05")
     if settings.workers is not None and not 1 <= settings.workers <= MAX_WORKERS:
         raise InputError(f"--workers {settings.workers}: expected 1 to {MAX_WORKERS}")
-    if settings.reading.split_on == "":
+    if settings.reading.split_on is None:
+        if settings.reading.drop_separator:
+            raise InputError("--drop-separator: there is no separator; name it with --split-on TEXT")
+    elif not settings.reading.split_on.pattern:
         raise InputError("--split-on: expected at least one character")
 
 
@@ -354,7 +362,7 @@ class ShardWriter:
 def _write_all(
     files: list[Path], staging: Path, name: str, tokenizer: Tokenizer, settings: Settings, report: Report
 ) -> Prepared:
-    documents = empty = 0
+    documents = empty = cuts = 0
     workers = settings.workers or max(1, min(len(usable_cores()), sum(map(size_of, files)) // BYTES_PER_WORKER))
     train, val = (
         ShardWriter(staging, name, split, first if settings.numbered else None, settings.shard_tokens, tokenizer.kind)
@@ -362,12 +370,13 @@ def _write_all(
     )
 
     def counted(encoded: Iterator[tuple[Batch, Tokens]]) -> Iterator[Tokens]:
-        nonlocal documents, empty
+        nonlocal documents, empty, cuts
         for batch, tokens in encoded:
             pieces = [*batch[0], *batch[1]]
-            left_out = 0 if settings.keep_empty else sum(not piece.text for piece in pieces)
+            left_out = 0 if settings.keep_empty else sum(piece.begins and not piece.text for piece in pieces)
             documents += sum(piece.begins for piece in pieces) - left_out
             empty += left_out
+            cuts += sum(piece.cut for piece in pieces)
             report(sum(piece.read for piece in pieces), tokens[0].size + tokens[1].size)
             yield tokens
 
@@ -388,7 +397,7 @@ def _write_all(
             val.finish()
             table = staging / (name + tables.BESIDE)
             tables.write(table, tokenizer)
-    result = Prepared(val.shards + train.shards, table, documents, empty)  # counted while the stream is written
+    result = Prepared(val.shards + train.shards, table, documents, empty, cuts)  # counted while the stream is written
     _check_result(result, files, settings)
     return result
 

@@ -13,17 +13,19 @@ import re
 import stat
 import struct
 from pathlib import Path
+from shlex import quote
 from typing import IO, Any, Literal, NamedTuple, Self
 
 import numpy as np
 
 from llmc_jax import magics
 from llmc_jax.errors import FormatError, InputError
-from llmc_jax.files import complete_file, leads_to, reason, refusing
+from llmc_jax.files import complete_file, leads_to, matching, reason, refusing
 
 HEADER_BYTES = 1024
 MAX_TOKENS = (1 << 31) - 1  # the header counts in an int32
 MAX_RAW_ID = (1 << 24) - 1  # far above any tokenizer; text, floats or uint16 pairs read as int32 soon exceed it
+SMALL_ID = 256  # pairs of larger uint16 ids soon exceed MAX_RAW_ID
 READ_BYTES = 1 << 22  # of a headerless file's check, at a time
 MOST_AT_ONCE = 1 << 30  # bytes; the system gives no more than 2 GiB in one call
 
@@ -47,6 +49,7 @@ MADE_BY = (
     ("shakespeare", "tinyshakespeare"), ("TinyStories", "tinystories"), ("openwebtext", "openwebtext"),
     (r"edu_fineweb(\d+B)", r"fineweb-edu --sample \1T"), (r"fineweb(\d+B)", r"fineweb --sample \1T"),
 )  # fmt: skip
+HEADLESS = "uint16 tokens without a header, as nanoGPT writes them, are not read"
 MAKE_ONE = "make token files from text with `python -m llmc_jax.data`"
 
 
@@ -135,7 +138,9 @@ def open_token_file(path: str | Path) -> TokenFile:
     with refusing(f"{path}: cannot be read", "check the path and its permissions"):
         mode = os.stat(path).st_mode
         if stat.S_ISDIR(mode):
-            raise InputError(f"{path}: is a folder; name a token file in it, or a pattern such as '{path}/*.bin'")
+            raise InputError(
+                f"{path}: is a folder; name a token file in it, or a pattern such as {quote(f'{path}/*.bin')}"
+            )
         if not stat.S_ISREG(mode):  # opening a pipe would wait for its writer
             raise InputError(f"{path}: is not a regular file; a token file is read at any place and must be one")
         file = open(path, "rb", buffering=0)  # noqa: SIM115 - the TokenFile closes it
@@ -201,10 +206,11 @@ def _check_raw(path: Path, file: IO[bytes], size: int) -> None:
     if size % 4:
         raise FormatError(
             f"{path}: begins with no magic number of a token file, and its {size} bytes are not whole int32 tokens "
-            f"either; {MAKE_ONE}"
+            f"either; {HEADLESS}; {MAKE_ONE}"
         )
     file.seek(0)
     offset = 0
+    largest = low = 0  # id, and low half of an id
     while block := file.read(READ_BYTES):
         # read as unsigned, a negative id is a huge one
         ids = np.frombuffer(block[: len(block) // 4 * 4], "<i4")
@@ -212,9 +218,18 @@ def _check_raw(path: Path, file: IO[bytes], size: int) -> None:
         if bad.size:
             raise FormatError(
                 f"{path}: begins with no magic number of a token file, and read as raw int32 tokens it holds "
-                f"{ids[bad[0]]} at byte {offset + 4 * bad[0]}, which is not a token id (0 to {MAX_RAW_ID}); {MAKE_ONE}"
+                f"{ids[bad[0]]} at byte {offset + 4 * bad[0]}, which is no token id (0 to {MAX_RAW_ID}); {HEADLESS}; "
+                f"{MAKE_ONE}"
             )
+        largest = max(largest, int(ids.max(initial=0)))
+        low = max(low, int((ids & 0xFFFF).max(initial=0)))
         offset += len(block)
+    high = largest >> 16
+    if high and max(low, high) <= SMALL_ID:  # int32 ids as high as that would have low halves of any size
+        raise FormatError(
+            f"{path}: begins with no magic number of a token file, and read as raw int32 tokens it has ids up to "
+            f"{largest}, read as uint16 up to {max(low, high)}; {HEADLESS}; {MAKE_ONE}"
+        )
 
 
 def write_token_file(path: str | Path, tokens: Any, kind: str = "gpt2-uint16") -> None:
@@ -262,16 +277,9 @@ def make_header(kind: str, count: int) -> bytes:
 
 
 def expand_pattern(pattern: str | Path, flag: str) -> list[Path]:
-    """Return the files that a glob pattern names, sorted byte by byte as C's glob() sorts; a path is its own pattern.
-
-    A name with brackets in it that matches nothing as a pattern, but exists, is that file.
-    Raises InputError that names the flag if there is none.
-    """
+    """Return the files that a path or pattern names, as `matching` does. Raises InputError with the flag for none."""
     pattern = str(pattern)
-    names = sorted(glob.glob(pattern), key=os.fsencode)
-    if not names and os.path.lexists(pattern):
-        names = [pattern]
-    if names:
+    if names := matching(pattern):
         return [Path(name) for name in names]
     folder = os.path.dirname(pattern)
     if name := next((found.expand(name) for shape, name in MADE_BY if (found := re.search(shape, pattern))), None):

@@ -15,6 +15,7 @@ from llmc_jax.checkpoint.source import Source
 from llmc_jax.checkpoint.sources import open_source
 from llmc_jax.checkpoint.tokenizer import choose_tokenizer
 from llmc_jax.data import tables
+from llmc_jax.data.documents import read_text
 from llmc_jax.data.items import Item, check_fit, cropped
 from llmc_jax.data.tasks import TASKS, read_items
 from llmc_jax.data.tokenizers import Tokenizer
@@ -23,10 +24,8 @@ from llmc_jax.evaluate import choices, texts
 from llmc_jax.evaluate.figures import Figure, exponential, mean
 from llmc_jax.evaluate.scorer import Scorer, score
 from llmc_jax.evaluate.texts import Piece, Positions, Span
-from llmc_jax.files import refusing
+from llmc_jax.files import expanded, refusing
 from llmc_jax.generate.model import end_of_text
-
-LARGEST_TEXT = 1 << 28  # bytes, which are made into tokens all at once
 
 Told = Callable[[int], None]  # is called with the positions that were computed
 
@@ -147,12 +146,8 @@ def text_of_file(reader: Reader, path: str, cut: Cut) -> Text:
 
 def _encoded(tokenizer: Tokenizer, path: str) -> np.ndarray:
     with refusing(f"--text {path}: cannot be read", "check the path"), open(path, "rb") as file:
-        content = file.read(LARGEST_TEXT + 1)
-    if len(content) > LARGEST_TEXT:
-        raise InputError(
-            f"--text {path}: has more than {LARGEST_TEXT:,} bytes; make token files of it with `python -m "
-            "llmc_jax.data prepare`, and give them by --data"
-        )
+        advice = "make token files of it with `python -m llmc_jax.data prepare`, and give them by --data"
+        content = read_text(file, f"--text {path}", advice)
     if not content:
         raise InputError(f"--text {path}: is empty; give a file of text")
     try:
@@ -191,7 +186,7 @@ def named_task(word: str) -> tuple[str, Path]:
         raise InputError(f"--tasks {word}: there is no such task; known are {', '.join(TASKS)}")
     if equals and not path:
         raise InputError(f"--tasks {word}: names no file; write {name}=FILE, or {name} alone for {TASKS[name].file}")
-    return name, Path(path) if path else TASKS[name].usual_file
+    return name, Path(expanded(path)) if path else TASKS[name].usual_file
 
 
 def questions(reader: Reader, word: str, positions: int, limit: int | None, crop: bool) -> Questions:

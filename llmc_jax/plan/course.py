@@ -3,9 +3,7 @@
 Leaves out saves, samples, HellaSwag and compiling, which a few minutes hold as a rule, and hours in which nothing runs.
 """
 
-import glob
 import math
-import os
 import tomllib
 from collections.abc import Sequence
 from functools import cache
@@ -15,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.data.tokenfile import expand_pattern, open_token_file
 from llmc_jax.errors import InputError
+from llmc_jax.files import matching
 from llmc_jax.machine.cards import Card
 from llmc_jax.plan.interval import Interval, total
 
@@ -164,7 +163,7 @@ def data_of(config: TrainConfig) -> Data | None:
         return None
     if name == "stdlib":
         return _built_in(flag) if config.max_steps < 0 else None
-    if glob.glob(name) or os.path.lexists(name):
+    if matching(name):
         paths = expand_pattern(name, flag)
         return Data(sum(map(_tokens_of, paths)), "files", f"{flag} {name}")
     found = (Data(tokens, "published", said) for part, (tokens, said) in PUBLISHED.items() if part in name)

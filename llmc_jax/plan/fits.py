@@ -151,5 +151,6 @@ def plan_command(config: TrainConfig) -> str:
         if about.name in always or (
             about.group in (MODEL, BATCH, PRECISION, KERNELS, DEVICES) and value != about.default
         ):
-            words += [about.flags[0]] if about.switch else [about.flags[0], shlex.quote(about.show(value))]
+            shown = value if isinstance(value, str) else about.show(value)
+            words += [about.flags[0]] if about.switch else [about.flags[0], shlex.quote(shown)]
     return " ".join(words)

@@ -4,6 +4,7 @@ Writes nothing, so that a run that cannot begin leaves nothing behind; with -y 1
 left half-written, and writes the DONE_ files of checkpoints that lost them. Leaves out the run itself (loop.py).
 """
 
+import shlex
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -168,9 +169,10 @@ def _open_weights(flag: str, name: str, config: TrainConfig, report: Callable[[s
     path = Path(name)
     with naming(flag):
         if path.is_file() and sources.is_pytorch(path):
+            words = shlex.join([name, str(path.with_suffix(".bin"))])
             raise InputError(
-                f"{name}: a file of PyTorch, as nanoGPT writes; `python convert_checkpoint.py convert {name} "
-                f"{path.with_suffix('.bin')}` makes a file of it that -e takes"
+                f"{name}: a file of PyTorch, as nanoGPT writes; `python convert_checkpoint.py convert {words}` makes a "
+                "file of it that -e takes"
             )
         if not path.is_file() and not (path.is_dir() and sources.is_hugging_face(path)):
             if flag == "--init-from":

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from llmc_jax.checkpoint import store
@@ -119,18 +120,18 @@ def _refuse_without(run: Path) -> None:
     """Raise InputError where a run folder without a good checkpoint holds what would be lost, or what is no run."""
     if store.steps(run):
         raise InputError(
-            f"-y 1: no checkpoint in {run} is good (`python -m llmc_jax.checkpoint verify {run}` lists what is wrong "
-            "with each); to begin anew give another -o"
+            f"-y 1: no checkpoint in {run} is good (`python -m llmc_jax.checkpoint verify {quote(str(run))}` lists "
+            "what is wrong with each); to begin anew give another -o"
         )
     if any(run.glob("state_*_*.bin")):
         raise InputError(
-            f"-y 1: {run} is a run of llm.c; `python convert_checkpoint.py convert {run} NEW --to state` makes a "
-            "folder of it that -y 1 -o NEW continues"
+            f"-y 1: {run} is a run of llm.c; `python convert_checkpoint.py convert {quote(str(run))} NEW --to state` "
+            "makes a folder of it that -y 1 -o NEW continues"
         )
     if models := sorted(run.glob("model_*.bin")):
         raise InputError(
             f"-y 1: {run} holds models but no training state, so nothing can be continued; to start from the weights "
-            f"give -e {models[-1]} and another -o"
+            f"give -e {quote(str(models[-1]))} and another -o"
         )
     if (run / MAIN_LOG).exists() and config_file(run) is None:
         raise InputError(f"-y 1: {run} holds the {MAIN_LOG} of another program, which would be lost; give another -o")
@@ -147,8 +148,8 @@ def find_named(folder: Path, report: Callable[[str], None]) -> Source:
     good = store.newest_good(folder, report)
     if good is None:
         raise InputError(
-            f"{folder}: there is no good checkpoint in it; `python -m llmc_jax.checkpoint verify {folder}` lists what "
-            "there is. An llm.c model file is given with -e"
+            f"{folder}: there is no good checkpoint in it; `python -m llmc_jax.checkpoint verify "
+            f"{quote(str(folder))}` lists what there is. An llm.c model file is given with -e"
         )
     return open_source(good.folder)
 

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import struct
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from llmc_jax.cli.data import main
 from llmc_jax.data import documents
 from llmc_jax.data import prepare as module
-from llmc_jax.data.documents import Reading, cut_documents, find_inputs
+from llmc_jax.data.documents import BLANK_LINE, Reading, cut_documents, find_inputs
 from llmc_jax.data.prepare import Prepared, Settings, prepare
 from llmc_jax.data.tokenizers import Tokenizer, bin_tokenizer, bytes_tokenizer
 from llmc_jax.errors import InputError
@@ -65,33 +66,43 @@ def tokenizer_once(path: Path) -> Tokenizer:
 # ----- documents -----------------------------------------------------------------------------------------------------
 
 
+def literal(text: str) -> re.Pattern[str]:
+    """A text as --split-on takes it."""
+    return re.compile(re.escape(text))
+
+
 @given(
-    blocks=st.lists(st.text(st.sampled_from("the   \n\té."), max_size=5), max_size=20),
-    separator=st.sampled_from([None, "\n", "\n\n", " \n ", "t", "he", "ee", "e t", "t\n"]),
+    blocks=st.lists(st.text(st.sampled_from("the   \n\n\r\té."), max_size=5), max_size=20),
+    separator=st.sampled_from([None, BLANK_LINE, *map(literal, ("\n", "\n\n", " \n ", "t", "he", "ee", "e t", "t\n"))]),
     longest=st.integers(1, 20),
+    drop=st.booleans(),
 )
-@example(blocks=["he\n", "\n\nt", "\n\n"], separator="\n\n", longest=1)
-@example(blocks=["t   ", "  the"], separator=None, longest=1)
-@example(blocks=["he ", "the"], separator="e t", longest=1)
+@example(blocks=["he\n", "\n\nt", "\n\n"], separator=BLANK_LINE, longest=1, drop=False)
+@example(blocks=["the\r\n\r", "\nt\r", "\n\r\n\r\n"], separator=BLANK_LINE, longest=1, drop=True)
+@example(blocks=["t   ", "  the"], separator=None, longest=1, drop=False)
+@example(blocks=["he ", "the"], separator=literal("e t"), longest=1, drop=False)
 @settings(max_examples=1000, deadline=None)
 def test_documents_are_those_of_the_whole_text(
-    small_bin: Path, blocks: list[str], separator: str | None, longest: int
+    small_bin: Path, blocks: list[str], separator: re.Pattern[str] | None, longest: int, drop: bool
 ) -> None:
     text = "".join(blocks)
-    pieces = list(cut_documents([(block, len(block.encode())) for block in blocks], separator, longest))
+    pieces = list(cut_documents([(block, len(block.encode())) for block in blocks], separator, longest, drop))
     joined: list[str] = []
     for piece in pieces:
         joined = [*joined, piece.text] if piece.begins else [*joined[:-1], joined[-1] + piece.text]
     if separator is None:
         expected = [text]
-    else:  # llm.c's dev/data/tinyshakespeare.py, but for an empty section at the end of a text
-        *padded, last = text.split(separator)
-        expected = [section + separator for section in padded] + ([last] if last or not padded else [])
+    else:  # llm.c's dev/data/tinyshakespeare.py, but for what is empty or newlines alone at the end of a text
+        *padded, last = re.split(f"({separator.pattern})", text)
+        sections = zip(padded[::2], padded[1::2], strict=True)
+        expected = [section + end * (not drop) for section, end in sections]
+        expected += [last] if last.strip("\r\n") or not padded else []
     assert joined == expected
     tokenizer = tokenizer_once(small_bin)  # the cuts do not show in the tokens
     encoded = [(p.begins, tokenizer.encode(p.text).tolist()) for p in pieces]
     assert [token for begins, ids in encoded for token in ([296] * begins + ids)] == as_documents(tokenizer, expected)
-    assert sum(piece.read for piece in pieces) <= len(text.encode())
+    assert sum(piece.read for piece in pieces) == len(text.encode())
+    assert sum(piece.cut for piece in pieces) == (0 if separator is None else len(separator.findall(text)))
 
 
 def test_a_long_document_comes_in_parts() -> None:
@@ -122,7 +133,7 @@ def test_every_format_gives_the_same_tokens(tmp_path: Path, form: str) -> None:
         write_parquet(source / "a.parquet", [*TEXTS])
     else:
         (source / "all.txt").write_text("<sep>".join(TEXTS))
-        reading = Reading(split_on="<sep>")
+        reading = Reading(split_on=literal("<sep>"))
     made = prepare([str(source)], tmp_path / "out", "x", bytes_tokenizer(), Settings(reading, val_tokens=500))
     texts = TEXTS if form != "split" else [text + "<sep>" for text in TEXTS[:-1]] + TEXTS[-1:]
     expected = as_documents(bytes_tokenizer(), texts)
@@ -295,7 +306,9 @@ def test_inputs_are_there_keep_their_order_and_come_once(tmp_path: Path) -> None
         ("a.jsonl", b"\n\n", r"a\.jsonl: no text in 0 documents"),
         ("a.jsonl", b'{"text": "a"}\n{"text": \n', r"a\.jsonl:2: is not JSON \(.*column"),
         ("a.jsonl", b'{"text": "a"}\n[1]\n', r"a\.jsonl:2: is a JSON list"),
-        ("a.jsonl", b"[" * 100000, r"a\.jsonl:1: is not JSON"),
+        ("a.jsonl", b"[" * 100000, r"a\.jsonl: is one list.*--format json"),
+        ("a.json", b"\xef\xbb\xbf\n [{}]", r"a\.json:2: is a JSON list"),
+        ("a.json", b"\xef\xbb\xbf [{}]", r"a\.json: is one list.*--format json"),
         ("a.jsonl", b"1" * 5000, r"a\.jsonl:1: is not JSON"),
         ("a.jsonl", b'{"body": "a", "id": 1}\n', r"a\.jsonl:1: has no field 'text'; it has 'body', 'id'; .*--field"),
         ("a.jsonl", b'{"text": 5}\n', r"a\.jsonl:1: field 'text' holds a int"),
@@ -357,7 +370,8 @@ def test_an_error_in_a_worker_process_arrives(tmp_path: Path, small_bin: Path) -
         (Settings(shard_tokens=1 << 31), "--shard-size 2147483648"),
         (Settings(workers=0), "--workers 0"),
         (Settings(workers=1 << 31), "--workers 2147483648"),
-        (Settings(Reading(split_on="")), "--split-on"),
+        (Settings(Reading(split_on=literal(""))), "--split-on"),
+        (Settings(Reading(drop_separator=True)), "--drop-separator"),
     ],
 )
 def test_settings_that_cannot_be(tmp_path: Path, split: Settings, message: str) -> None:

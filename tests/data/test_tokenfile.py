@@ -40,7 +40,8 @@ def decode(data: bytes) -> tuple[str, list[int]] | None:
     if magic in FOREIGN or len(data) % 4:
         return None
     ids = list(struct.unpack(f"<{len(data) // 4}i", data))
-    return ("raw-int32", ids) if all(0 <= i < 2**24 for i in ids) else None
+    pairs = any(i >= 1 << 16 for i in ids) and all(half <= 256 for i in ids for half in divmod(i, 1 << 16))
+    return ("raw-int32", ids) if all(0 <= i < 2**24 for i in ids) and not pairs else None
 
 
 @pytest.mark.parametrize(
@@ -196,7 +197,10 @@ GOOD = header(20240520, 1, 3) + bytes(6)
         (struct.pack(">256i", 20240326, 3, *[0] * 254), "20240326 in big-endian order"),
         (b"First Citizen:\nBefore we proceed", "no magic number of a token file.*holds 1936877894 at byte 0"),
         (b"First Citizen:\nBefore we proceed\n", "its 33 bytes are not whole int32 tokens"),
-        (struct.pack("<5i", 1, 2, 3, -4, 5), "holds -4 at byte 12, which is not a token id"),
+        (struct.pack("<4H", 65, 64, 256, 9), "up to 4194369, read as uint16 up to 256; uint16 tokens without a header"),
+        (struct.pack("<6H", *[50256, 464] * 3), "which is no token id.*uint16 tokens without a header"),
+        (struct.pack("<3H", 65, 64, 66), "not whole int32 tokens either; uint16 tokens without a header"),
+        (struct.pack("<5i", 1, 2, 3, -4, 5), "holds -4 at byte 12, which is no token id"),
         (struct.pack("<2i", 1, 2**24), "holds 16777216 at byte 4"),
         (struct.pack("<99i", *[7] * 77, -1, *[7] * 21), f"holds -1 at byte {4 * 77}"),  # beyond the first block
     ],
@@ -304,7 +308,8 @@ def test_patterns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [p.name for p in expand_pattern(f"{tmp_path}/a?.bin", "-i")] == ["a9.bin"]
     assert [p.name for p in expand_pattern(f"{tmp_path}/[ab].bin", "-i")] == ["a.bin", "b.bin"]
     assert expand_pattern(tmp_path / "c.txt", "-i") == [tmp_path / "c.txt"]
-    (tmp_path / "run[1].bin").touch()
+    (tmp_path / "run1.bin").touch()
+    (tmp_path / "run[1].bin").touch()  # what exists is no pattern
     assert expand_pattern(tmp_path / "run[1].bin", "-i") == [tmp_path / "run[1].bin"]
     monkeypatch.chdir(tmp_path)
     assert expand_pattern("a.*", "-i") == [Path("a.bin")]
