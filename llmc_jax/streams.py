@@ -33,7 +33,7 @@ def escape_what_cannot_be_written() -> None:
     """
     codecs.register_error("escaped", _encoded_anyhow)
     for stream, errors in ((sys.stdout, "escaped"), (sys.stdin, "surrogateescape")):
-        if isinstance(stream, io.TextIOWrapper):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors != errors:  # it refuses once something was read
             stream.reconfigure(errors=errors)
 
 
