@@ -14,7 +14,8 @@ from llmc_jax.compare import checkpoints, debug_state, live, logs
 from llmc_jax.compare.report import check_file
 from llmc_jax.errors import ExitCode
 from llmc_jax.files import plain, write_atomic
-from llmc_jax.machine.jax_setup import typed
+from llmc_jax.machine.jax_setup import settle, typed
+from llmc_jax.streams import print_error
 
 PROGRAM = "python -m llmc_jax.compare"
 SCREEN = "-"  # --json without a file: the JSON takes the tables' place on standard output
@@ -80,6 +81,9 @@ def run(args: argparse.Namespace) -> int:
     on_screen = args.json == SCREEN
     if args.json is not None and not on_screen:
         check_file("--json", args.json, ".json", "; for the screen put --json last")
+    if args.command in ("debug-state", "run"):  # which compute
+        for note in settle(steps=args.command == "run"):
+            print_error(f"note: {note}")
     module, _ = COMMANDS[args.command]
     agrees, result = module.run(args, (lambda _: None) if on_screen else partial(print, flush=True))
     if args.json is not None:

@@ -20,7 +20,7 @@ from llmc_jax.cli.kit import print_json
 from llmc_jax.cli.progress import show_progress
 from llmc_jax.errors import ExitCode, InputError
 from llmc_jax.files import matching, plain, refuse_irregular, write_atomic
-from llmc_jax.machine.jax_setup import configure
+from llmc_jax.machine.jax_setup import configure, settle
 
 if TYPE_CHECKING:
     from rich.progress import Task
@@ -59,7 +59,7 @@ class Evaluated(NamedTuple):
 def _run(words: Sequence[str]) -> int:
     flags = parse(words)
     _check_files(flags)
-    for note in configure(tf32=flags.dtype != "fp32", devices=flags.devices):
+    for note in settle() + configure(tf32=flags.dtype != "fp32", devices=flags.devices):
         say("note", note)
     asked = prepare(flags)
     note_missing(flags, asked)

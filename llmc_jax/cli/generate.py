@@ -20,7 +20,7 @@ from llmc_jax.config.options import show_value
 from llmc_jax.data.documents import read_text
 from llmc_jax.errors import ExitCode, InputError
 from llmc_jax.files import cache_folder, plain, refusing
-from llmc_jax.machine.jax_setup import configure
+from llmc_jax.machine.jax_setup import configure, settle
 from llmc_jax.streams import print_error
 from llmc_jax.text import wrapped
 
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(words: Sequence[str]) -> int:
     asked = parse(words)
     written = written_prompt(asked)
-    for note in configure(tf32=asked.dtype != "fp32", devices=1):
+    for note in settle() + configure(tf32=asked.dtype != "fp32", devices=1):
         say("note", note)
     from llmc_jax.generate import sampling
     from llmc_jax.generate.model import open_model

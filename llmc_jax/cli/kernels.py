@@ -10,7 +10,7 @@ from llmc_jax.cli.kit import exit_status, help_page
 from llmc_jax.config.flags import own, step_config, take_own
 from llmc_jax.errors import InputError
 from llmc_jax.kernels import Findings
-from llmc_jax.machine.jax_setup import python_command, typed
+from llmc_jax.machine.jax_setup import python_command, settle, typed
 from llmc_jax.trials import known
 from llmc_jax.trials.known import Known
 
@@ -102,6 +102,8 @@ def measure(words: Sequence[str], seconds: float) -> str:
     from llmc_jax.trials.card import find_card
 
     config, _ = step_config(words)
+    for note in settle(steps=True):
+        print(note)
     here = find_card()
     if here is None:
         raise InputError("--measure: there is no NVIDIA GPU here that JAX would use; there is nothing to measure")

@@ -14,7 +14,7 @@ from llmc_jax.config.flags import take_own
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import ExitCode, InputError
 from llmc_jax.files import plain, refuse_irregular, write_atomic
-from llmc_jax.machine.jax_setup import typed
+from llmc_jax.machine.jax_setup import settle, typed
 
 if TYPE_CHECKING:
     from llmc_jax.plan.answer import Wishes
@@ -34,6 +34,8 @@ def _run(words: list[str]) -> int:
     own, rest = take_own(words, OWN)
     check_own(own, rest)
     _check_files(own)
+    for note in settle():
+        _say(note)
     if own.reproductions:
         _reproductions(own)
     elif own.sweep:

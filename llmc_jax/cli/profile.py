@@ -21,7 +21,7 @@ from llmc_jax.kernels.plain import to_json
 from llmc_jax.machine.cards import named
 from llmc_jax.machine.device import device_label, gib
 from llmc_jax.machine.gpus import GPUS, peak_flops
-from llmc_jax.machine.jax_setup import restart_with_huge_pages, typed
+from llmc_jax.machine.jax_setup import restart_with_huge_pages, settle, typed
 from llmc_jax.machine.target import Machine, machine_of
 from llmc_jax.models.gpt2 import memory as memory_of
 from llmc_jax.models.gpt2.tensors import num_parameters
@@ -192,7 +192,7 @@ def measure(config: TrainConfig, own: SimpleNamespace) -> int:
             raise InputError(f"{flag} {path}: there is no folder {Path(path).parent} to write it into")
     if own.picture and own.differences:
         raise InputError(f"--picture {own.picture}: needs a trace; --differences has no timeline")
-    notes = jax_setup.configure(tf32=config.tf32)
+    notes = [*settle(steps=True), *jax_setup.configure(tf32=config.tf32)]
     import jax
 
     jax.config.update("jax_enable_compilation_cache", False)  # the time of a compilation is to be measured
@@ -318,6 +318,8 @@ def compare(words: list[str], own: SimpleNamespace) -> int:
         counts = [compare.thread_count(text, f"--threads {own.threads}") for text in own.threads.split(",")]
         threads = [compare.Variant(f"threads={count}", tuple(words), threads=count) for count in counts]
         variants = [*threads, *variants[1:]]
+    for note in settle(steps=True):
+        print(note)
     results = compare.compare(variants, own.rounds, steps=3)
     if own.json:
         _write_json(own.json, {"results": results})

@@ -165,7 +165,7 @@ NOTES = (
     ),
     _useless("warmup_steps", lambda c: c.schedule == "constant", "with -k constant, which does not warm up"),
     Rule(
-        lambda c: c.schedule != "constant" and 0 < c.max_steps <= c.warmup_steps,
+        lambda c: c.schedule != "constant" and 0 < c.max_steps < c.warmup_steps,
         "{warmup_steps}: the run of {max_steps} ends before the learning rate reaches -l",
     ),
     *(_useless(name, lambda c: c.schedule != "step", "without -k step") for name in ("step_every", "step_factor")),

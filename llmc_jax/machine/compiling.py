@@ -119,10 +119,7 @@ def user_flags() -> dict[str, Any]:
     """
     text = os.environ.get("XLA_FLAGS", "").strip()
     if text and not text.startswith("-"):
-        try:
-            text = Path(text).read_text()
-        except OSError:  # XLA takes a file that it cannot read for an empty one
-            text = ""
+        text = Path(text).read_text() if Path(text).is_file() else ""  # which XLA refuses (jax_setup.settle)
     found: dict[str, Any] = {}
     for word in text.split():
         name, equals, value = word.lstrip("-").partition("=")

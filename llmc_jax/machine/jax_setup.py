@@ -5,17 +5,27 @@ so (benchmarks/README.md). Leaves out what the machine can do (device.py).
 """
 
 import os
+import re
 import signal
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from llmc_jax.errors import InputError
 from llmc_jax.files import cache_folder, write_problem
 
 FIXED_THREADS = 8  # of XLA on a CPU, for the same bits on up to so many devices
 ROOT = Path(__file__).resolve().parents[2]  # where the package lies, which need not be installed
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # for what must leave the cores to others
 MEMORY_SHARE = 0.92  # of a GPU that JAX's allocator is given; what CUDA's libraries need is the rest
+# Settings of JAX, and the value that our programs are written for: with another they fail, or compute in float64.
+NEEDED = {"JAX_ENABLE_X64": False, "JAX_NUMPY_DTYPE_PROMOTION": "standard", "JAX_NUMPY_RANK_PROMOTION": "allow"}
+NOT_WITH_STEPS = {  # settings for debugging, and why no step is made with them
+    "JAX_DISABLE_JIT": "a step is compiled before it runs",
+    "JAX_DEBUG_NANS": "a step's z-scores are NaN at first; --max-nonfinite 1 ends a run at the first bad loss",
+}
+OFF = ("", "0", "n", "no", "f", "false", "off")  # as JAX reads them
 
 
 def uv_run() -> str:
@@ -70,8 +80,8 @@ def _in_repository() -> bool:
 
 
 def child_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment of a process that runs a module of this package. environ: in place of this process's."""
-    environ = os.environ if environ is None else environ
+    """Return this environment, or `environ`, for a module of this package: without what `settle` looks at."""
+    environ = {name: value for name, value in (environ or os.environ).items() if name not in (*NEEDED, *NOT_WITH_STEPS)}
     paths = os.pathsep.join(filter(None, [str(ROOT), environ.get("PYTHONPATH", "")]))
     return {**environ, "PYTHONPATH": paths}
 
@@ -96,8 +106,35 @@ def restart_with_huge_pages() -> None:
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
+def settle(*, steps: bool = False) -> list[str]:
+    """Set aside what the environment has of NEEDED, for this process and those that it starts; return a note on it.
+
+    steps: whether steps are made. Raises InputError for what does not go with them, and for an XLA_FLAGS that XLA
+    refuses, for which it would end this process.
+    """
+    for name, why in NOT_WITH_STEPS.items():
+        if steps and os.environ.get(name, "").lower() not in OFF:
+            raise InputError(f"{name}={os.environ[name]}: {why}; unset it")
+    if os.environ.get("XLA_FLAGS") and (words := _refused_by_xla()):
+        raise InputError(f"XLA_FLAGS: XLA cannot begin with it: {words}; correct it, or unset it")
+    others = {name: value for name in NEEDED if (value := os.environ.pop(name, "")).lower() not in (*OFF, NEEDED[name])}
+    if jax := sys.modules.get("jax"):  # which has read the environment already
+        for name in others:
+            jax.config.update(name.lower(), NEEDED[name])
+    named = ", ".join(f"{name}={value}" for name, value in others.items())
+    return [f"{named}: set aside; this program needs JAX's default"] if others else []
+
+
+def _refused_by_xla() -> str:
+    """Return why XLA refuses XLA_FLAGS, which a process says that it ends; nothing where it takes them."""
+    command = [sys.executable, "-P", "-c", "from jaxlib.xla_client import make_cpu_client; make_cpu_client()"]
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    said = re.search(r"_(?:from_env|line_flags)\.cc:\d+\] (.*?)\.?( \(We assumed.*)?$", done.stderr, re.MULTILINE)
+    return said[1] if said and done.returncode else ""
+
+
 def configure(*, tf32: bool = True, devices: int = 0, fixed_threads: bool = False) -> list[str]:
-    """Set up JAX: call before its first computation. What the user has set in the environment stays.
+    """Set up JAX: call before its first computation. The environment stays as it is, but for what `settle` sets aside.
 
     tf32: whether float32 products may use TF32 on NVIDIA GPUs that have it; the CPU always computes in float32.
     devices: that a run takes: the first GPUs, so that the others' memory stays free, or as many as a CPU pretends to

@@ -20,10 +20,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import llmc_jax
 from llmc_jax.errors import InputError
 from llmc_jax.files import cache_folder, digest_of_files, write_bytes
 from llmc_jax.machine.device import cpu_name, usable_cores
+from llmc_jax.machine.jax_setup import ROOT, child_environment
 from llmc_jax.machine.versions import versions
 from llmc_jax.plan import cpu
 from llmc_jax.plan.cpu import Calibration, Rates
@@ -262,7 +262,7 @@ def is_measured(dtype: str) -> bool:
 
 def _place(dtype: str) -> Path:
     """Return the file of this CPU, these versions and these sources."""
-    root = Path(llmc_jax.__file__).parent
+    root = ROOT / "llmc_jax"
     sources = [Path(__file__), Path(cpu.__file__), *(root / "ops").glob("*.py"), root / "training/adamw.py"]
     facts = [cpu_name(), len(usable_cores()), versions(), digest_of_files(sources), os.environ.get("XLA_FLAGS", "")]
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
@@ -284,13 +284,10 @@ def from_json(found: Any) -> Calibration:
 
 
 def _measured_apart(dtype: str) -> Calibration:
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+    environment = {**child_environment(), "JAX_PLATFORMS": "cpu", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
     command = [sys.executable, "-m", "llmc_jax.plan.calibrate", dtype]
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, env=environment, cwd=Path(llmc_jax.__file__).parents[1],
-            timeout=LONGEST, check=False,
-        )  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=LONGEST, check=False)
     except subprocess.TimeoutExpired:
         raise InputError(
             f"calibration of this CPU took more than {LONGEST} s; try again when it is less busy, or give --gpu to "

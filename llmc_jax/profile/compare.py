@@ -20,7 +20,7 @@ from llmc_jax.config.flags import step_config
 from llmc_jax.config.train import OPTIONS
 from llmc_jax.errors import InputError
 from llmc_jax.machine.device import usable_cores
-from llmc_jax.machine.jax_setup import ROOT
+from llmc_jax.machine.jax_setup import ROOT, child_environment
 from llmc_jax.text import table
 
 CORES = "LLMC_JAX_PROFILE_CORES"  # tells a worker which cores it may use
@@ -113,7 +113,7 @@ def running(variant: Variant) -> Iterator[Callable[[str], dict[str, Any]]]:
 
     It answers without a line once its step is compiled. Where it cannot go on, InputError has what it says.
     """
-    environment = os.environ | {"PYTHONPATH": str(variant.tree), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    environment = child_environment() | {"PYTHONPATH": str(variant.tree), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     if variant.threads is not None:
         # XLA makes as many threads as the process may use cores; where there is no affinity, as PJRT_NPROC says.
         environment[CORES] = ",".join(map(str, usable_cores()[: variant.threads]))

@@ -56,7 +56,8 @@ def run(config: TrainConfig, notes: list[str], group: Group = ALONE) -> ExitCode
     """
     fixed, devices = config.reduction == "fixed", devices_of_each(devices_asked(config), group.size)
     devices = max(devices, min(group.size - 1, 1))  # of several processes each has one on a CPU, if none are asked for
-    notes = [*notes, *jax_setup.configure(tf32=config.tf32, devices=devices, fixed_threads=fixed)]
+    notes = [*notes, *jax_setup.settle(steps=True)]
+    notes += jax_setup.configure(tf32=config.tf32, devices=devices, fixed_threads=fixed)
     request = threading.Event()
     with ExitStack() as closing:
         # of several processes the first one alone has the screen

@@ -85,7 +85,7 @@ def test_fit_of_rows_and_samples_to_the_model() -> None:
     [
         ({"reuse": True}, "-y 1 without -o"),
         ({"schedule": "constant", "warmup_steps": 5}, "-u 5"),
-        ({"warmup_steps": 5, "max_steps": 5}, "-u 5"),
+        ({"warmup_steps": 6, "max_steps": 5}, "-u 6"),
         ({"step_every": 7}, "--step-every 7"),
         ({"step_factor": 0.5}, "--step-factor 0.5"),
         ({"decay": "all"}, "--decay all"),
@@ -137,7 +137,7 @@ def test_a_note_in_full() -> None:
         {"export_llmc": True, "save_failure": "stop", "init_from": "log/state_00000100"},
         {"max_steps": 0, "val_every": 0, "sample_every": 0, "checkpoint_every": 0, "print_every": 0},
         {"schedule": "constant", "step_every": 1000},
-        {"schedule": "cosine", "warmup_steps": 5, "max_steps": 6, "skip_loss_z": 7.0, "skip_norm_z": 6.5},
+        {"schedule": "cosine", "warmup_steps": 5, "max_steps": 5, "skip_loss_z": 7.0, "skip_norm_z": 6.5},
         {"warmup_steps": 5, "max_steps": 0},
         {"schedule": "step", "step_every": 7, "step_factor": 0.5},
         {"decay": "all", "weight_decay": 0.1},

@@ -1,4 +1,4 @@
-"""The program's surroundings: the command in hints, a restart, a cache that cannot be written."""
+"""The program's surroundings: the command in hints, a restart, what is set aside, a cache that cannot be written."""
 
 import os
 import signal
@@ -9,6 +9,7 @@ from pathlib import Path
 import jax
 import pytest
 
+from llmc_jax.errors import InputError
 from llmc_jax.machine import jax_setup
 
 
@@ -71,6 +72,31 @@ def test_a_ctrl_c_waits_while_python_starts_again(monkeypatch: pytest.MonkeyPatc
     jax_setup.restart_with_huge_pages()  # in the new process
     note_mask()
     assert masks == [True, False]
+
+
+def test_what_is_set_aside_is_said_once_and_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("JAX_ENABLE_X64", "yes"), ("JAX_NUMPY_RANK_PROMOTION", "warn"), ("JAX_DEBUG_NANS", "1")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("JAX_NUMPY_DTYPE_PROMOTION", "standard")  # as it is needed
+    with jax.enable_x64(True), jax.numpy_rank_promotion("warn"):
+        (note,) = jax_setup.settle()
+        assert jax_setup.settle() == []
+        jax_setup.configure()
+    assert note.startswith("JAX_ENABLE_X64=yes, JAX_NUMPY_RANK_PROMOTION=warn: ")
+    assert not jax.config.read("jax_enable_x64")
+    assert not set(jax_setup.NEEDED) & set(os.environ)
+    assert "JAX_DEBUG_NANS" in os.environ and "JAX_DEBUG_NANS" not in jax_setup.child_environment()
+
+
+def test_a_process_that_cannot_ask_xla_refuses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLA_FLAGS", "--xla_no_such=1")
+    with pytest.raises(InputError, match=r"^XLA_FLAGS: [^\n]*--xla_no_such=1;"):
+        jax_setup.settle()
+    other = tmp_path / "python"
+    other.write_text("#!/bin/sh\necho killed >&2; exit 137\n")
+    other.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(other))
+    assert jax_setup.settle() == []
 
 
 def test_a_cache_that_cannot_be_written_is_one_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
