@@ -41,10 +41,8 @@ def all_devices() -> list[Any]:
     except (AssertionError, RuntimeError) as error:  # the former, without words, where there is no GPU for `cuda`
         if (asked := jax.config.jax_platforms) in (None, "", "cpu"):
             raise
-        why = (
-            " ".join(str(error).partition(" (set JAX_PLATFORMS")[0].split()).rstrip(".")
-            or "JAX finds no such device here"
-        )
+        words = " ".join(str(error).partition(" (set JAX_PLATFORMS")[0].split()).rstrip(".")
+        why = words or "JAX finds no such device here"
         advice = "unset it, or set it to cpu; a GPU needs the extra cuda13 or cuda12 (`make setup JAX=cuda13`)"
         raise InputError(f"JAX_PLATFORMS={asked}: {why}; {advice}") from error
 
