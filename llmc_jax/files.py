@@ -159,6 +159,18 @@ def refuse_irregular(path: Path) -> None:
         raise InputError(f"{path}: cannot be written: it is {what}; give a file name")
 
 
+def check_output(flag: str, path: Path, ending: str = "", hint: str = "") -> None:
+    """Check, before any work, that a flag's path can be that of a file that is written. Raises InputError.
+
+    ending: of its name, for in `--json a.log b.log` argparse takes a.log for the file. hint: what to do without one.
+    """
+    if not path.name.endswith(ending):
+        raise InputError(f"{flag} {path}: the name must end in {ending}{hint}")
+    if not path.resolve().parent.is_dir():
+        raise InputError(f"{flag} {path}: there is no folder {path.parent} to write it into")
+    refuse_irregular(path)
+
+
 def refuse_existing(path: Path, force: bool) -> None:
     """Check that nothing would be written over, unless --force says so. Raises InputError."""
     if os.path.lexists(path) and not force:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from llmc_jax.checkpoint.llmc import V2_ORDERS
-from llmc_jax.cli.kit import exit_status
 from llmc_jax.cli.parsers import Parser
 from llmc_jax.machine.jax_setup import python_command, restart_with_huge_pages, typed
 
@@ -20,12 +19,6 @@ def run_program(main: Callable[[Sequence[str]], int], argv: Sequence[str] | None
     if not {"-h", "--help"} & set(words):
         restart_with_huge_pages()
     sys.exit(main(words))
-
-
-def run_words(program: str, run: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> int:
-    """Run a command line and return the exit status: 0 done, 2 bad input (one line on stderr), 130 by Ctrl-C."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    return exit_status(typed(program), lambda: run(words))
 
 
 def asking_parser(program: str, usage: str, description: str, shown: Sequence[tuple[str, str]]) -> Parser:

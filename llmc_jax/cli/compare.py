@@ -5,15 +5,15 @@ import json
 import sys
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from llmc_jax.cli.kit import exit_status
 from llmc_jax.cli.parsers import Parser, run_command
 from llmc_jax.compare import checkpoints, debug_state, live, logs
-from llmc_jax.compare.report import check_file
 from llmc_jax.errors import ExitCode
-from llmc_jax.files import plain, write_atomic
+from llmc_jax.files import check_output, plain, write_atomic
 from llmc_jax.machine.jax_setup import settle, typed
 from llmc_jax.streams import print_error
 
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     """
     on_screen = args.json == SCREEN
     if args.json is not None and not on_screen:
-        check_file("--json", args.json, ".json", "; for the screen put --json last")
+        check_output("--json", Path(args.json), ".json", "; for the screen put --json last")
     if args.command in ("debug-state", "run"):  # which compute
         for note in settle(steps=args.command == "run"):
             print_error(f"note: {note}")

@@ -13,10 +13,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from llmc_jax.cli.asking import run_program, run_words
+from llmc_jax.cli.asking import run_program
 from llmc_jax.cli.evaluate_flags import PROGRAM, USUAL_ROWS, parse
 from llmc_jax.cli.generate import model_facts, say, say_model
-from llmc_jax.cli.kit import print_json
+from llmc_jax.cli.kit import print_json, run_words
 from llmc_jax.cli.progress import show_progress
 from llmc_jax.errors import ExitCode, InputError
 from llmc_jax.files import matching, plain, refuse_irregular, write_atomic

@@ -13,9 +13,9 @@ from shutil import get_terminal_size
 from types import SimpleNamespace
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from llmc_jax.cli.asking import run_program, run_words
+from llmc_jax.cli.asking import run_program
 from llmc_jax.cli.generate_flags import LONGEST_NUMBER, PROGRAM, STANDARD_INPUT, parse
-from llmc_jax.cli.kit import print_json
+from llmc_jax.cli.kit import print_json, run_words
 from llmc_jax.config.options import show_value
 from llmc_jax.data.documents import read_text
 from llmc_jax.errors import ExitCode, InputError

@@ -1,12 +1,11 @@
 """What is known of this machine's kernels: python -m llmc_jax.kernels --help."""
 
-import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
 
 from llmc_jax import text
-from llmc_jax.cli.kit import exit_status, help_page
+from llmc_jax.cli.kit import help_page, run_words
 from llmc_jax.config.flags import own, step_config, take_own
 from llmc_jax.errors import InputError
 from llmc_jax.kernels import Findings
@@ -146,5 +145,4 @@ def _run(words: list[str]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    return exit_status(typed(PROGRAM), lambda: _run(words))
+    return run_words(PROGRAM, _run, argv)

@@ -5,12 +5,13 @@ Leaves out the flags of each, and the streams themselves (streams.py).
 
 import sys
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from llmc_jax.config.options import Option
 from llmc_jax.errors import ExitCode, InputError
 from llmc_jax.files import reason
+from llmc_jax.machine.jax_setup import typed
 from llmc_jax.streams import discard_rest, escape_what_cannot_be_written, open_missing_streams, print_error
 
 WIDTH = 100  # columns of --help
@@ -50,6 +51,12 @@ def exit_status(program: str, run: Callable[[], int | None]) -> int:
             sys.stdout.flush()
         except OSError:  # lost: what it still holds is dropped, or Python would complain at exit
             discard_rest(sys.stdout)
+
+
+def run_words(program: str, run: Callable[[list[str]], int | None], argv: Sequence[str] | None) -> int:
+    """Run a command line, by default this process's, and return its exit status."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    return exit_status(typed(program), lambda: run(words))
 
 
 def print_json(content: Any) -> None:

@@ -8,12 +8,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from llmc_jax.cli.kit import exit_status, print_json
+from llmc_jax.cli.kit import print_json, run_words
 from llmc_jax.cli.plan_flags import OWN, PROGRAM, STDOUT, check_own, help_text
 from llmc_jax.config.flags import take_own
 from llmc_jax.config.train import TrainConfig
-from llmc_jax.errors import ExitCode, InputError
-from llmc_jax.files import plain, refuse_irregular, write_atomic
+from llmc_jax.errors import ExitCode
+from llmc_jax.files import check_output, plain, write_atomic
 from llmc_jax.machine.jax_setup import settle, typed
 
 if TYPE_CHECKING:
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line. Returns the exit status: 0 also where it does not fit, 2 for bad input."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    return exit_status(typed(PROGRAM), lambda: _run(words))
+    return run_words(PROGRAM, _run, argv)
 
 
 def _run(words: list[str]) -> int:
@@ -52,12 +51,8 @@ def _check_files(own: SimpleNamespace) -> None:
 
         check_picture(own.picture, "--picture")
     for name in ("json", "picture"):
-        path = getattr(own, name)
-        if path is None or (name == "json" and path == STDOUT):
-            continue
-        refuse_irregular(Path(path))
-        if not Path(path).resolve().parent.is_dir():
-            raise InputError(f"--{name} {path}: there is no folder {Path(path).parent} to write it into")
+        if (path := getattr(own, name)) not in (None, STDOUT):
+            check_output(f"--{name}", Path(path))
 
 
 def _wishes(own: SimpleNamespace) -> "Wishes":

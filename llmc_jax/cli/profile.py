@@ -10,18 +10,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from llmc_jax.cli.kit import exit_status
+from llmc_jax.cli.kit import run_words
 from llmc_jax.cli.profile_flags import OWN, PROGRAM, help_text
 from llmc_jax.config.flags import step_config, take_own
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import ExitCode, InputError
-from llmc_jax.files import write_atomic
+from llmc_jax.files import check_output, write_atomic
 from llmc_jax.kernels.plain import to_json
 from llmc_jax.machine.cards import named
 from llmc_jax.machine.device import device_label, gib
 from llmc_jax.machine.gpus import GPUS, peak_flops
-from llmc_jax.machine.jax_setup import restart_with_huge_pages, settle, typed
+from llmc_jax.machine.jax_setup import restart_with_huge_pages, settle
 from llmc_jax.machine.target import Machine, machine_of
 from llmc_jax.models.gpt2 import memory as memory_of
 from llmc_jax.models.gpt2.tensors import num_parameters
@@ -188,8 +188,8 @@ def measure(config: TrainConfig, own: SimpleNamespace) -> int:
     if own.trace:
         check_writable(Path(own.trace))
     for flag, path in (("--json", own.json), ("--picture", own.picture)):
-        if path and not Path(path).resolve().parent.is_dir():
-            raise InputError(f"{flag} {path}: there is no folder {Path(path).parent} to write it into")
+        if path:
+            check_output(flag, Path(path))
     if own.picture and own.differences:
         raise InputError(f"--picture {own.picture}: needs a trace; --differences has no timeline")
     notes = [*settle(steps=True), *jax_setup.configure(tf32=config.tf32)]
@@ -329,8 +329,7 @@ def compare(words: list[str], own: SimpleNamespace) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    return exit_status(typed(PROGRAM), lambda: _run(words))
+    return run_words(PROGRAM, _run, argv)
 
 
 def _run(words: list[str]) -> int:

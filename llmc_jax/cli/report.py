@@ -9,7 +9,7 @@ from typing import Any
 
 from llmc_jax.cli.parsers import Parser, run_command
 from llmc_jax.errors import ExitCode, InputError
-from llmc_jax.files import reason, refuse_irregular, write_atomic
+from llmc_jax.files import check_output, reason, write_atomic
 from llmc_jax.logs.files import MAIN_LOG, METRICS, REPORT
 from llmc_jax.machine.jax_setup import typed
 from llmc_jax.streams import escaped
@@ -145,11 +145,7 @@ def check_outputs(outputs: dict[str, Path | None]) -> None:
     """Refuse files that cannot be written, or are hardly meant, before any work. Raises InputError."""
     given = {flag: path for flag, path in outputs.items() if path is not None}
     for flag, path in given.items():
-        if path.suffix != ENDINGS[flag]:
-            raise InputError(f"--{flag} {path}: the name must end in {ENDINGS[flag]}")
-        if not path.resolve().parent.is_dir():
-            raise InputError(f"--{flag} {path}: there is no folder {path.parent} to write it into")
-        refuse_irregular(path)
+        check_output(f"--{flag}", path, ENDINGS[flag])
     page = given["output"]
     if page.is_file() and not is_page(page):
         raise InputError(f"{page}: exists and is no report of ours; choose another --output")

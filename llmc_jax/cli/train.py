@@ -15,7 +15,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import NoReturn
 
-from llmc_jax.cli.kit import WIDTH, examples, exit_status, option_lines, two_columns
+from llmc_jax.cli.kit import WIDTH, examples, option_lines, run_words, two_columns
 from llmc_jax.config.checks import NOT_BUILT, validate
 from llmc_jax.config.flags import SHOW_ALONE, Given, given_options
 from llmc_jax.config.options import Option, show_value
@@ -52,8 +52,7 @@ def main(argv: Sequence[str] | None = None, others: Sequence[tuple[str, str]] = 
 
     others: the subcommands beside this one, and what each is for, where `--help` is to list them.
     """
-    words = sys.argv[1:] if argv is None else argv
-    return exit_status(typed("train.py"), lambda: _run(words, others))
+    return run_words("train.py", lambda words: _run(words, others), argv)
 
 
 def _run(words: Sequence[str], others: Sequence[tuple[str, str]] = ()) -> int | None:

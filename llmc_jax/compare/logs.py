@@ -15,6 +15,7 @@ from llmc_jax.compare import report
 from llmc_jax.compare.report import Show
 from llmc_jax.compare.tensors import tolerance_of
 from llmc_jax.errors import InputError
+from llmc_jax.files import check_output
 from llmc_jax.logs.curves import Curve, finite, moving_mean, window_of
 from llmc_jax.logs.reading import Log, read_log
 from llmc_jax.text import table, wrapped
@@ -364,7 +365,7 @@ def check_arguments(args: argparse.Namespace) -> None:
     if args.rows < 1:
         raise InputError(f"--rows {args.rows}: must be at least 1")
     if args.picture is not None:
-        report.check_file("--picture", args.picture, ".png")
+        check_output("--picture", args.picture, ".png")
 
 
 def run(args: argparse.Namespace, show: Show) -> tuple[bool, dict[str, Any]]:

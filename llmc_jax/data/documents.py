@@ -142,18 +142,18 @@ def _decoded(path: Path, file: IO[bytes], errors: str) -> Iterator[tuple[str, in
         try:
             text = decoder.decode(block, final=not block)
         except UnicodeDecodeError as error:
-            raise _not_utf8(path, offset - pending, error) from error
+            raise _not_utf8(str(path), offset - pending, error) from error
         yield text.removeprefix("\ufeff") if offset == 0 else text, len(block)
         if not block:
             return
         offset += len(block)
 
 
-def _not_utf8(path: Path, offset: int, error: UnicodeDecodeError) -> InputError:
+def _not_utf8(where: str, offset: int, error: UnicodeDecodeError) -> InputError:
     at = offset + error.start
     return InputError(
-        f"{path}: byte {at}: {error.object[error.start]:#04x} is not UTF-8 ({error.reason}); leave the file out if it "
-        "is not text, convert it, or replace such bytes with --errors replace"
+        f"{where}: byte {at}: {error.object[error.start]:#04x} is not UTF-8 ({error.reason}); leave the file out if it "
+        "is not text, convert it, or have `prepare --errors replace` replace such bytes"
     )
 
 
@@ -212,24 +212,34 @@ def _last_boundary(text: str, start: int, end: int) -> int:
     return 0
 
 
-def _jsonl_pieces(path: Path, file: IO[bytes], reading: Reading) -> Iterator[Piece]:
-    for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE), b""), 1):
-        where = f"{path}:{number}"
-        if len(line) == LONGEST_LINE:
-            raise InputError(f"{where}: more than {LONGEST_LINE} bytes without an end of line; is it jsonl?")
+def text_lines(
+    file: IO[bytes], where: str, longest: int = LONGEST_LINE, errors: str = "strict"
+) -> Iterator[tuple[int, str, int]]:
+    """Yield the lines of a file in UTF-8, each with its number from 1 and its bytes; the first without its mark.
+
+    Raises InputError that says where for one of `longest` bytes, and for bytes that are no such text.
+    """
+    offset = 0
+    for number, line in enumerate(iter(lambda: file.readline(longest), b""), 1):
+        if len(line) == longest:
+            raise InputError(f"{where}:{number}: more than {longest} bytes without an end of line; is it jsonl?")
         if number == 1:
-            _refuse_utf16(line, str(path))
+            _refuse_utf16(line, where)
         try:
-            text = line.decode("utf-8", reading.errors)
+            text = line.decode("utf-8", errors)
         except UnicodeDecodeError as error:
-            raise _not_utf8(path, file.tell() - len(line), error) from error
-        if number == 1:
-            text = text.removeprefix("\ufeff")
-            if text.lstrip().startswith("["):
-                raise InputError(f"{path}: is one list, where jsonl has an object per line; read it with --format json")
-        if not text.strip():
-            continue
-        yield Piece(True, _text_in(json_object(text, where), reading.field, where), len(line))
+            raise _not_utf8(where, offset, error) from error
+        yield number, text.removeprefix("\ufeff") if number == 1 else text, len(line)
+        offset += len(line)
+
+
+def _jsonl_pieces(path: Path, file: IO[bytes], reading: Reading) -> Iterator[Piece]:
+    for number, text, size in text_lines(file, str(path), errors=reading.errors):
+        where = f"{path}:{number}"
+        if number == 1 and text.lstrip().startswith("["):
+            raise InputError(f"{path}: is one list, where jsonl has an object per line; read it with --format json")
+        if text.strip():
+            yield Piece(True, _text_in(json_object(text, where), reading.field, where), size)
 
 
 def json_object(text: str, where: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from llmc_jax import magics
-from llmc_jax.data.documents import json_object, open_parquet, parquet_rows
+from llmc_jax.data.documents import json_object, open_parquet, parquet_rows, text_lines
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.files import refusing
 
@@ -142,26 +142,18 @@ def _rows_of(source: Source) -> Iterator[Row]:
             raise FormatError(f"{source.where}: {what}; give the file as it was published")
 
 
-def _lines(source: Source, file: IO[bytes]) -> Iterator[str]:
-    for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE), b""), 1):
-        if len(line) == LONGEST_LINE:
-            raise FormatError(f"{source.where}:{number}: is a line of more than {LONGEST_LINE} bytes; is it text?")
-        try:
-            yield line.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError as error:
-            at = error.start
-            raise FormatError(f"{source.where}:{number}: byte {at}, {line[at]:#04x}, is not UTF-8") from error
-
-
 def _jsonl_rows(source: Source, file: IO[bytes]) -> Iterator[Row]:
-    lines = ((number, line) for number, line in enumerate(_lines(source, file), 1) if line.strip())
-    for row, (number, line) in enumerate(lines):
-        where = f"{source.where}:{number}"
+    lines = (
+        (f"{source.where}:{number}", line)
+        for number, line, _ in text_lines(file, source.where, LONGEST_LINE)
+        if line.strip()
+    )
+    for row, (where, line) in enumerate(lines):
         yield Row(where, source.name, row, json_object(line, where))
 
 
 def _csv_rows(source: Source, file: IO[bytes]) -> Iterator[Row]:
-    reader = csv.reader(_lines(source, file))
+    reader = csv.reader(line for _, line, _ in text_lines(file, source.where, LONGEST_LINE))
     try:
         for row, fields in enumerate(fields for fields in reader if fields):  # blank lines are no rows
             yield Row(f"{source.where}:{reader.line_num}", source.name, row, dict(enumerate(fields)))

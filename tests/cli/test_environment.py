@@ -45,7 +45,11 @@ REFUSED: dict[str, tuple[set[str], str]] = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=REFUSED)
+FIRST = (SET_ASIDE, "JAX_PLATFORMS=cuda", f"XLA_FLAGS='{UNKNOWN}'")  # the others take longer than they tell
+
+
+@pytest.fixture(scope="module", params=[each if each in FIRST else pytest.param(each, marks=pytest.mark.slow)
+                                        for each in REFUSED])  # fmt: skip
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Said], Path]:
     """An environment, how each command ended in it, and the folder."""
     folder, environment = tmp_path_factory.mktemp("place"), request.param
