@@ -26,7 +26,6 @@ LAYERNORM = ("layernorm forward", "layernorm backward")
 GELU = ("gelu forward", "gelu backward")
 CLASSIFIER, EMBEDDING, COPY, NORM, UPDATE = "classifier", "embedding", "copy", "norm", "adamw"
 
-DISTURBED = 1.2  # times the least time that an operation usually took
 KEPT = 32 * 2**20  # bytes up to which glibc keeps memory that has been given back (mallopt(3), M_MMAP_THRESHOLD)
 
 
@@ -68,11 +67,6 @@ class Calibration(NamedTuple):
     program: float  # seconds that it takes to start a program
     fresh: float  # seconds for each byte of memory that is taken anew
     spread: Interval  # of a time to the least one, which the rates are of: others use the machine too
-
-    @property
-    def disturbed(self) -> bool:
-        """Return whether others used the machine so much that the rates may be too low."""
-        return self.spread.high > DISTURBED
 
     @property
     def roof(self) -> Roof:

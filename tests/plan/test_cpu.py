@@ -110,11 +110,6 @@ def test_a_split_update_is_made_once_and_else_by_each_device() -> None:
     assert both == pytest.approx(2 * one) and split == pytest.approx(one, rel=0.01)
 
 
-@pytest.mark.parametrize(("usual", "disturbed"), [(1.15, False), (1.3, True)])
-def test_a_calibration_beside_others_says_so(usual: float, disturbed: bool) -> None:
-    assert known()._replace(spread=Interval(0.92, 1.0, usual)).disturbed == disturbed
-
-
 def test_turns_go_on_while_times_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     def turns_of(*seconds: float) -> int:
         taken = iter([*seconds, *[seconds[-1]] * 99])
