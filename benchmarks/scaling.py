@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from llmc_jax.plan.compiled import plan_for  # noqa: E402
-from llmc_jax.plan.network import Compute, Network, Step, collective_seconds, sent_by_each, step_of  # noqa: E402
+from llmc_jax.plan.network import Compute, Network, Step, collective_seconds, step_of  # noqa: E402
 from llmc_jax.plan.plan import Plan  # noqa: E402
 from llmc_jax.plan.time import computes_of, hardware_of, sent_by, step_time, times_of  # noqa: E402
 from llmc_jax.training.parallel.traffic import Sent  # noqa: E402
@@ -94,6 +94,12 @@ def line(name: str, row: Row, stages: str, one: float) -> str:
         percent(efficiency(one, step.overlapped)), f"{row.plan.config.tokens_per_step / step.overlapped / 1e6:.2f}",
     ]  # fmt: skip
     return f"| {' | '.join(cells)} |"
+
+
+def sent_by_each(sent: list[Sent], devices: int) -> float:
+    """Return the bytes that each GPU sends in an update."""
+    rounds = {"all-reduce": 2}
+    return sum(each.times * each.bytes * rounds.get(each.kind, 1) for each in sent) * (devices - 1) / devices
 
 
 def percent(share: float) -> str:

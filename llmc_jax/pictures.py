@@ -5,6 +5,7 @@ touched.
 """
 
 import io
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -37,24 +38,15 @@ def drawable(text: str) -> str:
     return "".join(c if font.get_char_index(ord(c)) else c.encode("unicode_escape").decode() for c in text)
 
 
-def save_figure(figure: Any, out_png: Path) -> None:
-    """Write a figure of matplotlib into a PNG, which appears complete or not at all. Raises InputError."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    picture = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(picture)
-    write_atomic(out_png, picture.getvalue())
-
-
-def save_by_suffix(figure: Any, path: Path) -> None:
-    """Write a figure into a PNG, SVG or PDF by the file's ending, which appears complete or not at all.
+def save_figure(figure: Any, path: Path) -> None:
+    """Write a figure of matplotlib into a PNG, SVG or PDF by the file's ending, which appears complete or not at all.
 
     Raises InputError.
     """
     import matplotlib
 
-    suffix = path.suffix.lower()
-    picture = io.BytesIO()
-    with matplotlib.rc_context({"svg.hashsalt": "llmc_jax"}):
+    suffix, picture = path.suffix.lower(), io.BytesIO()
+    salted = matplotlib.rc_context({"svg.hashsalt": "llmc_jax"}) if suffix == ".svg" else nullcontext()
+    with salted:
         figure.savefig(picture, format=suffix[1:], metadata=SUFFIXES[suffix])
     write_atomic(path, picture.getvalue())

@@ -32,13 +32,9 @@ class Facts(NamedTuple):
     gpus: Sequence[str] = ()  # the uuid of each that it sees, as CUDA counts them; none: it computes on its CPU
     files: Mapping[str, str] = {}  # fingerprints of what is read, by flag
 
-    def to_json(self) -> dict[str, Any]:
-        """Return them as plain values."""
-        return self._asdict()
-
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Return what `to_json` gave, another version's too: what is not known is left out."""
+        """Return what `_asdict` gave, another version's too: what is not known is left out."""
         return cls(**{name: values[name] for name in cls._fields if name in values})
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from llmc_jax.evaluate.figures import Mean
 from llmc_jax.evaluate.report import Subject
-from llmc_jax.pictures import PALETTE, drawable, save_by_suffix
+from llmc_jax.pictures import PALETTE, drawable, save_figure
 
 ERRORS = 2  # standard errors to each side of a dot
 MARKS = ("o", "s", "^", "D", "v", "P")
@@ -44,7 +44,7 @@ def draw_positions(subjects: Sequence[Subject], titles: Sequence[str], names: Se
     handles, labels = panels[0, 0].get_legend_handles_labels()
     words = {"title": f"bars: {ERRORS} standard errors", "fontsize": 9, "title_fontsize": 8, "edgecolor": "none"}
     drawing.legend(handles, labels, loc="outside upper center", ncols=min(len(labels), 3), **words)
-    save_by_suffix(drawing, path)
+    save_figure(drawing, path)
 
 
 def _draw_losses(axes: Any, subject: Subject, names: Sequence[str], title: str) -> None:

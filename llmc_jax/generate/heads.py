@@ -24,7 +24,7 @@ from llmc_jax.generate.probabilities import label
 from llmc_jax.models.gpt2.model import BlockActivations, Execution, forward_stream
 from llmc_jax.models.gpt2.tensors import Params
 from llmc_jax.ops.attention import relu_attention_weights
-from llmc_jax.pictures import check_picture, drawable, save_by_suffix
+from llmc_jax.pictures import check_picture, drawable, save_figure
 
 MOST_LABELS = 40  # of more tokens only positions are written
 LABEL_INCHES = 0.135
@@ -130,7 +130,7 @@ def draw_attention(path: str | Path, weights: np.ndarray, labels: Sequence[str],
     figure.suptitle(drawable(title), fontsize=12, fontweight="bold", parse_math=False)
     figure.supxlabel("position that is looked at", fontsize=9)
     figure.supylabel("position that looks", fontsize=9)
-    save_by_suffix(figure, Path(path))
+    save_figure(figure, Path(path))
 
 
 def scale_of(weights: np.ndarray) -> tuple[float, str]:

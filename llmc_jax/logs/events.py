@@ -10,14 +10,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, BinaryIO, TypeGuard
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.files import reason
 from llmc_jax.logs.curves import Curve
-from llmc_jax.logs.files import NON_FINITE, parse_event
+from llmc_jax.logs.files import NON_FINITE, event_in
 
 OF_ALL = frozenset({"event", "step", "time"})  # fields that every event has, and that are no figures
 STEP = "train"  # the kind of most events
@@ -187,15 +187,11 @@ def _take(events: Events, event: dict[str, Any] | None) -> None:
         raise FormatError("an event is a JSON object with a kind")
     kind, step, time = event["event"], event.get("step"), _time(event.get("time"))
     if kind in OF_STEPS:
-        if not _is_step(step):
+        if type(step) is not int or not 0 <= step <= LARGEST_STEP:
             raise FormatError("its step is a whole number from 0")
         events.tables.setdefault(kind, Table()).put(step, time, event)
     elif len(events.others) < MOST_OTHERS:
         events.others.append(event)
-
-
-def _is_step(value: Any) -> TypeGuard[int]:
-    return type(value) is int and 0 <= value <= LARGEST_STEP
 
 
 def _time(value: Any) -> float:
@@ -213,14 +209,7 @@ def _parsed(lines: Sequence[bytes]) -> list[dict[str, Any] | None]:
             return list(found)
     except (ValueError, RecursionError):
         pass
-    return [_parsed_line(line) for line in lines]
-
-
-def _parsed_line(line: bytes) -> dict[str, Any] | None:
-    try:
-        return parse_event("", line)
-    except FormatError:
-        return None
+    return [event_in(line) for line in lines]
 
 
 def _batches(file: BinaryIO, notes: list[str]) -> Iterator[tuple[int, list[bytes]]]:

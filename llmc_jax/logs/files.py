@@ -68,6 +68,15 @@ def parse_event(where: str, line: bytes) -> dict[str, Any]:
     return event
 
 
+def event_in(line: bytes) -> dict[str, Any] | None:
+    """Return the event that a line of a metrics.jsonl is; None for a line that is none."""
+    try:
+        event = parse_event("", line)
+    except FormatError:
+        return None
+    return event if isinstance(event.get("event"), str) else None
+
+
 def config_file(folder: Path) -> Path | None:
     """Return the file with the `config_record` of a run's last start; None where no run of ours was.
 

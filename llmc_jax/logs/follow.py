@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from llmc_jax.errors import FormatError, InputError
+from llmc_jax.errors import InputError
 from llmc_jax.files import reason
-from llmc_jax.logs.files import parse_event
+from llmc_jax.logs.files import event_in
 
 AT_ONCE = 1 << 22  # bytes that one reading takes, about 14,000 steps; a longer line is left out
 LONG = 1 << 23  # bytes; of a longer file `thin` reads one step in ten, of one ten times as long one in a hundred, …
@@ -80,7 +80,7 @@ class Follower:
 
     def _events(self, lines: bytes) -> list[dict[str, Any]]:
         thin = lines and self.behind and self.every > 1
-        found = [_event(line) for line in (_thinned(lines, self.every) if thin else lines.split(b"\n")[:-1])]
+        found = [event_in(line) for line in (_thinned(lines, self.every) if thin else lines.split(b"\n")[:-1])]
         events = [event for event in found if event is not None]
         self.damaged += len(found) - len(events)
         return events
@@ -92,14 +92,6 @@ def _thinned(lines: bytes, every: int) -> list[bytes]:
     updated = rb"(?![^\n]*%s)" % odd if re.search(odd, lines) else b""
     left_out = rb'\{"event": "train", "step": \d*(?!0{%d})\d{%d},%s' % (zeros, zeros, updated)
     return [lines[: lines.find(b"\n")], *re.findall(rb"\n(?!%s)[^\n]+" % left_out, lines)]
-
-
-def _event(line: bytes) -> dict[str, Any] | None:
-    try:
-        event = parse_event("", line)
-    except FormatError:
-        return None
-    return event if isinstance(event.get("event"), str) else None
 
 
 def _open_at_once(path: str, flags: int) -> int:
@@ -137,7 +129,7 @@ def recent(path: str | Path, kinds: Iterable[str] = ()) -> Recent:
     try:
         with open(path, "rb", buffering=0, opener=_open_at_once) as file:
             end, lines = _lines_backwards(file)
-            events = [_event(line) for line in _chosen(lines, kinds)]
+            events = [event_in(line) for line in _chosen(lines, kinds)]
     except FileNotFoundError:
         return Recent([])
     except OSError as error:

@@ -102,12 +102,6 @@ def collective_seconds(kind: str, size: int, devices: int, network: Network) -> 
     return network.start + ring * (2 if kind == "all-reduce" else 1)
 
 
-def sent_by_each(sent: Sequence[Sent], devices: int) -> float:
-    """Return the bytes that each GPU sends in an update."""
-    rounds = {"all-reduce": 2}
-    return sum(each.times * each.bytes * rounds.get(each.kind, 1) for each in sent) * (devices - 1) / devices
-
-
 def beside(sent: Sequence[Sent], micro_batches: int) -> list[Sent]:
     """Return what is sent while a micro-batch is computed."""
     return [each for each in sent if each.times == micro_batches and each.about not in AFTER]

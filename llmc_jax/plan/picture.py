@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from llmc_jax.errors import InputError
-from llmc_jax.pictures import PALETTE, drawable, save_by_suffix
+from llmc_jax.pictures import PALETTE, drawable, save_figure
 from llmc_jax.plan.interval import Interval, certain
 from llmc_jax.plan.neighbours import Figures, Row
 
@@ -34,7 +34,7 @@ def draw_sweep(rows: Sequence[Row], path: Path, title: str) -> None:
         _draw_panel(axes, drawn, panel)
     _legend(figure, drawn)
     figure.suptitle(drawable(title), fontsize=11, fontweight="bold")
-    save_by_suffix(figure, path)
+    save_figure(figure, path)
 
 
 class Panel(NamedTuple):

@@ -4,7 +4,7 @@
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
@@ -85,8 +85,8 @@ class Run:
     summary: Rows
     facts: list[tuple[str, Rows]]  # by group
     curves: Mapping[str, Curve]  # by key, as panels name them
-    samples: list[Sample]
-    events: list[Event]
+    samples: Sequence[Sample]
+    events: Sequence[Event]
     notes: list[str]  # what could not be read, or is not as it seems
 
 

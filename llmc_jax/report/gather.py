@@ -46,15 +46,15 @@ class Read(NamedTuple):
     figures: Figures
     axes: Axes
     status: Status
-    start: Mapping[str, Any]  # the event of its last start
-    config: Mapping[str, Any]  # as config.json has it
-    kernels: Mapping[str, Any]
-    processes: Rows  # of a run that has several, where each is
-    samples: list[Sample]
-    events: list[Event]
     notes: list[str]
-    skipped: np.ndarray  # steps without an update
-    decimals: int | None  # that its losses were rounded to
+    start: Mapping[str, Any] = {}  # the event of its last start
+    config: Mapping[str, Any] = {}  # as config.json has it
+    kernels: Mapping[str, Any] = {}
+    processes: Rows | None = None  # of a run that has several, where each is
+    samples: Sequence[Sample] = ()
+    events: Sequence[Event] = ()
+    skipped: np.ndarray = np.zeros(0, np.int64)  # steps without an update
+    decimals: int | None = None  # that its losses were rounded to
 
 
 def content_of(runs: Sequence[Read], title: str = "") -> Content:
@@ -147,12 +147,11 @@ def read_ours(path: Path) -> Read:
         start=start,
         config=config,
         kernels=_json(folder / KERNELS, notes),
-        processes=_processes({0: events, **of_ranks}) if of_ranks else [],
+        processes=_processes({0: events, **of_ranks}) if of_ranks else None,
         samples=samples_of(events),
         events=events_of(events, axes, of_ranks),
         notes=notes,
         skipped=skipped.steps[skipped.values != 0],
-        decimals=None,
     )
 
 
@@ -291,13 +290,6 @@ def read_other(path: Path) -> Read:
         figures=found,
         axes=axes,
         status=status,
-        start={},
-        config={},
-        kernels={},
-        processes=[],
-        samples=[],
-        events=[],
         notes=list(log.notes),
-        skipped=np.zeros(0, np.int64),
         decimals=log.decimals,
     )

@@ -73,7 +73,7 @@ def opened(setup: Setup, output: Output, request: threading.Event, held: Held | 
         check_shared(group, folder, held, made)
         held = held or closing.enter_context(entered(folder))
         log = closing.enter_context(short_log(setup, held) if group.rank else begun_log(setup, held, made))
-        trackers = closing.enter_context(Trackers(config, folder, group.rank))
+        trackers = closing.enter_context(Trackers(config, folder, group.rank, start=log.begun))
         console = closing.enter_context(new_console(setup, output))
         drawer = CurveDrawer(folder, setup.name, baselines, console.warning, held.is_there, drawing=group.rank == 0)
         closing.callback(drawer.close)

@@ -298,6 +298,7 @@ class RunLog:
         """Open the folder's files, to append to them. check: raises InputError where the folder is another one."""
         self._check, self._size = check, 0
         self._files = {name: _opened(folder / name) for name in (MAIN_LOG, METRICS, SAMPLES)}
+        self.begun = os.fstat(self._files[METRICS].fileno()).st_size  # where this start's first event is to stand
 
     def train(self, figures: StepFigures) -> None:
         """Write one training step; figures that only some runs have go into metrics.jsonl alone."""
@@ -376,7 +377,7 @@ class ShortLog(RunLog):
 
     def __init__(self, folder: Path, rank: int, *, check: Callable[[], None] = lambda: None) -> None:
         """Open the process's own file, to append to it. check: as `RunLog` has it."""
-        self._check, self._size = check, 0
+        self._check, self._size, self.begun = check, 0, 0
         self._files = {METRICS: _opened(rank_log(folder, rank))}
 
     def _nothing(self, *_: Any, **__: Any) -> None:

@@ -48,7 +48,7 @@ def introduced(config: TrainConfig, group: Group) -> Own | None:
     # the built-in corpus becomes a file: on each host one process makes it
     makes = group.local_rank == 0 and "stdlib" in data_files(config).values()
     of_all(group, "corpus", lambda: stdlib_corpus() and None if makes else None)
-    found = of_all(group, "facts", lambda: own_facts(config, group).to_json())
+    found = of_all(group, "facts", lambda: own_facts(config, group)._asdict())
     everybody = [Facts.from_json(each) for each in found]
     if problems := differences(everybody, group.hosts):
         raise Agreed("\n  ".join(["the processes of this run cannot train together:", *problems]))

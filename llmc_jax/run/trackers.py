@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import InputError
-from llmc_jax.logs.files import METRICS
 from llmc_jax.machine.jax_setup import ONE_THREAD, child_environment, python_command, uv_run
 from llmc_jax.run.console import Console, printable
 from llmc_jax.run.folder import RunLog
@@ -125,10 +124,9 @@ class Tracker:
 class Trackers:
     """All trackers of a run; a context that ends them however its block ends."""
 
-    def __init__(self, config: TrainConfig, folder: Path, rank: int, limit: float = LIMIT) -> None:
-        """Start them, right after the first event of this start was written."""
+    def __init__(self, config: TrainConfig, folder: Path, rank: int, limit: float = LIMIT, *, start: int = 0) -> None:
+        """Start them. start: where this start's first event, which was written, begins in metrics.jsonl."""
         asked = asked_trackers(config) if rank == 0 else []
-        start = last_line(folder / METRICS) if asked else 0
         self._limit = limit
         self.running: list[Tracker] = []
         self.unstarted: list[tuple[str, str]] = []  # names, and why not; not told yet
@@ -187,20 +185,3 @@ def _line(name: str, status: Status) -> str:
     problem = f"; {printable(status.problem)}" if status.problem else ""
     place = f": {printable(status.where)}" if status.where else ""
     return f"{name + ':':<13} {status.sent} events sent{lost}{place}{problem}"
-
-
-def last_line(path: Path) -> int:
-    """Return the byte at which the last line of a file begins; 0 where it has only one, or is no regular file."""
-    try:
-        with path.open("rb") as file:
-            end = file.seek(0, os.SEEK_END)
-            begin = end
-            while begin:
-                begin = max(0, begin - LONGEST)
-                file.seek(begin)
-                found = file.read(min(LONGEST, end - 1 - begin)).rfind(b"\n")
-                if found >= 0:
-                    return begin + found + 1
-    except OSError:
-        pass
-    return 0

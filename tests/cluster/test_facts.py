@@ -106,7 +106,7 @@ def test_no_difference_where_and_only_where_all_are_equal(everybody: list[Facts]
     found = differences(everybody, hosts)
     alike = [json.dumps(each._replace(asked=max(1, each.asked)), sort_keys=True) for each in everybody]
     assert (found == []) == (len(set(alike)) == 1)
-    sent = [Facts.from_json(json.loads(json.dumps(each.to_json()))) for each in everybody]
+    sent = [Facts.from_json(json.loads(json.dumps(each._asdict()))) for each in everybody]
     assert differences(sent, hosts) == found
     random.shuffle(sent)
     assert sorted(line.split(":")[0] for line in differences(sent, hosts)) == sorted(x.split(":")[0] for x in found)
@@ -127,7 +127,7 @@ def test_facts_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.versions["python"].count(".") == 1 and {"jax", "jaxlib", "numpy", "llmc-jax"} < set(found.versions)
     other = facts(config.__class__(**config.to_json() | {"process_rank": 1}), 4, "cpu (cpu)", files={"-i": "12"})
     assert differences([found, other], ["a", "a"]) == []
-    assert differences([found, Facts.from_json(json.loads(json.dumps(found.to_json())))], ["a", "b"]) == []
+    assert differences([found, Facts.from_json(json.loads(json.dumps(found._asdict())))], ["a", "b"]) == []
     monkeypatch.setattr(start, "git_state", lambda: None)
     assert facts(config, 4, "cpu (cpu)").commit == "unknown"
     with pytest.raises(InputError, match=r"^--devices 8: 3 processes cannot share them evenly"):

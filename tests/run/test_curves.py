@@ -81,7 +81,7 @@ def panels(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The panels of the picture drawn last, to look at what is in them."""
     found: list[Any] = []
 
-    def keep(canvas: FigureCanvasAgg, file: Any) -> None:
+    def keep(canvas: FigureCanvasAgg, file: Any, **_: Any) -> None:
         found[:] = canvas.figure.axes
 
     monkeypatch.setattr(FigureCanvasAgg, "print_png", keep)

@@ -21,7 +21,7 @@ from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import ExitCode, InputError
 from llmc_jax.logs.files import METRICS, read_metrics
 from llmc_jax.run.folder import RunLog
-from llmc_jax.run.trackers import Trackers, asked_trackers, last_line, require_trackers, tell_trackers
+from llmc_jax.run.trackers import Trackers, asked_trackers, require_trackers, tell_trackers
 from llmc_jax.trackers import child
 from llmc_jax.trackers.child import Status
 from tests.trackers.fakes import fake_wandb, told
@@ -55,7 +55,7 @@ def show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Show:
         folder.mkdir(exist_ok=True)
         with RunLog(folder) as run:
             run.event(begin, step=0, config={"options": {"learning_rate": 0.5}})
-            with Trackers(TrainConfig(wandb="team/project"), folder, 0, limit) as trackers:
+            with Trackers(TrainConfig(wandb="team/project"), folder, 0, limit, start=run.begun) as trackers:
                 for step in range(steps):
                     run.event("train", step=step, loss=1.0 / (step + 1))
                 run.event("val", step=steps, loss=0.25)
@@ -182,13 +182,13 @@ def test_the_process_of_a_tracker_is_not_started_by_hand(capsys: pytest.CaptureF
     assert ended.value.code == ExitCode.BAD_INPUT and len(capsys.readouterr().err.splitlines()) == 1
 
 
-def test_the_place_of_the_last_line(tmp_path: Path) -> None:
-    path = tmp_path / METRICS
-    for line in (b"", b"x" * 5, b"x" * (1 << 16), b"x" * 200_000):
-        for before in (b"", b"\n", b"first\n" * 20_000):
-            path.write_bytes(before + line + b"\n")
-            assert last_line(path) == len(before)
-    assert last_line(tmp_path) == last_line(tmp_path / "none") == 0
+def test_a_log_knows_where_its_first_event_stands(tmp_path: Path) -> None:
+    for before in (b"", b"first\n" * 20_000):
+        (tmp_path / METRICS).write_bytes(before)
+        with RunLog(tmp_path) as log:
+            log.event("start", step=0)
+            log.event("train", step=0)
+            assert log.begun == len(before)
 
 
 def test_a_package_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

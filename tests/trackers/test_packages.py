@@ -62,7 +62,7 @@ def shown(tmp_path: Path, **options: Any) -> Shown:
         with RunLog(folder) as log:
             config = {"options": {"learning_rate": rate, "tensorboard": True}, "model": {"channels": 8}}
             log.event(kind, step=steps.start, steps=60, config=config)
-            with Trackers(TrainConfig(**options), folder, 0, PATIENCE) as trackers:
+            with Trackers(TrainConfig(**options), folder, 0, PATIENCE, start=log.begun) as trackers:
                 write(log, steps)
                 if kind == "resume":
                     log.event("end", step=60, outcome="done")
