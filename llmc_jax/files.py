@@ -31,9 +31,17 @@ def expanded(path: str) -> str:
     return os.path.expanduser(path)
 
 
-def matching(pattern: str) -> list[str]:
-    """Return the paths that a glob pattern names, sorted byte by byte as C's glob() sorts; `**` is any folders.
+def quoted(path: str | Path) -> str:
+    """Return a path as one types it: quoted for the shell, and with `./` before a `~` that our flags would expand."""
+    import shlex  # here, as the modules below
 
+    return shlex.quote(f"./{path}" if str(path).startswith("~") else str(path))
+
+
+def matching(pattern: str, *, recursive: bool = False) -> list[str]:
+    """Return the paths that a glob pattern names, sorted byte by byte as C's glob() sorts.
+
+    recursive: `**` stands for any folders.
     What exists is taken as it is: a path, or of a pattern the folders that it begins with. So `exp[12]/*.bin` names the
     files in the folder `exp[12]` where there is one.
     """
@@ -42,7 +50,7 @@ def matching(pattern: str) -> list[str]:
     folder = pattern
     while folder and not os.path.isdir(folder):
         folder = os.path.dirname(folder)
-    names = glob.glob(pattern[len(folder) :].lstrip("/"), root_dir=folder or None, recursive=True)
+    names = glob.glob(pattern[len(folder) :].lstrip("/"), root_dir=folder or None, recursive=recursive)
     return sorted((os.path.join(folder, name) for name in names), key=os.fsencode)
 
 
@@ -164,7 +172,7 @@ def check_output(flag: str, path: Path, ending: str = "", hint: str = "") -> Non
 
     ending: of its name, for in `--json a.log b.log` argparse takes a.log for the file. hint: what to do without one.
     """
-    if not path.name.endswith(ending):
+    if ending and path.suffix != ending:
         raise InputError(f"{flag} {path}: the name must end in {ending}{hint}")
     if not path.resolve().parent.is_dir():
         raise InputError(f"{flag} {path}: there is no folder {path.parent} to write it into")

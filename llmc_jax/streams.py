@@ -11,6 +11,7 @@ import select
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TextIO
 
 
@@ -33,8 +34,9 @@ def escape_what_cannot_be_written() -> None:
     """
     codecs.register_error("escaped", _encoded_anyhow)
     for stream, errors in ((sys.stdout, "escaped"), (sys.stdin, "surrogateescape")):
-        if isinstance(stream, io.TextIOWrapper) and stream.errors != errors:  # it refuses once something was read
-            stream.reconfigure(errors=errors)
+        with suppress(io.UnsupportedOperation):  # of an input that was read already
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors=errors)
 
 
 def _encoded_anyhow(error: UnicodeError) -> tuple[bytes, int]:

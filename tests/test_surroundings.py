@@ -20,8 +20,9 @@ import pytest
 
 from llmc_jax.cli import evaluate_flags, generate_flags, kernels, plan_flags, profile_flags
 from llmc_jax.config.train import OPTIONS
+from llmc_jax.data.documents import refuse_utf16
 from llmc_jax.data.tokenfile import open_token_file
-from llmc_jax.errors import ExitCode
+from llmc_jax.errors import ExitCode, InputError
 from llmc_jax.logs.files import read_metrics
 
 pytestmark = pytest.mark.usefixtures("nothing_lasts")
@@ -140,14 +141,23 @@ def test_all_flags_of_paths_take_a_home_folder() -> None:
     assert [about.name for about in options if not about.is_path] == []
 
 
+def test_a_file_of_questions_is_not_written_over(home: Path) -> None:
+    (home / "questions.jsonl").write_text("{}")
+    words = ("--tasks", "hellaswag=~/questions.jsonl", "--items", "~/questions.jsonl")
+    assert command("evaluate", RUN, *words).status == ExitCode.BAD_INPUT
+    assert (home / "questions.jsonl").read_text() == "{}"
+
+
 def test_a_home_folder_is_kept_as_it_is(home: Path) -> None:
     files = ("-i", f"~/{DATA}/x_train_*.bin", "-j", f"~/{DATA}/x_val_*.bin")
     good("train", *SHAPE, *files, "-x", 1, "-v", 0, "-s", 0, "--no-save", "-o", "~/other")
     options = json.loads((home / "other/config.json").read_text())["options"]
     assert options["train_data"] == str(home / DATA / "x_train_*.bin")
     assert options["output_dir"] == str(home / "other")
-    good("data", "prepare", "b.txt", "--tokenizer", "bytes", "--out", "./~/b", "--name", "x")
+    printed = good("data", "prepare", "b.txt", "--tokenizer", "bytes", "--out", "./~/b", "--name", "x")
     assert (home / "~/b/x_train_000001.bin").is_file()
+    words = shlex.split(printed.partition("Next: ")[2])
+    assert words[words.index("-i") + 1] == "./~/b/x_train_*.bin"
     assert "tokens " in good("data", "inspect", "./~/b/x_*.bin")
 
 
@@ -195,13 +205,33 @@ FORMS = {"utf-16-le": "UTF-16LE", "utf-16-be": "UTF-16BE", "utf-16": "UTF-16LE"}
 
 @pytest.mark.parametrize("encoding", FORMS)
 def test_utf_16_is_refused(reads: Callable[[bytes], Done], encoding: str) -> None:
-    found = reads("Some words.".encode(encoding))
+    found = reads("Some words, один, Ā.".encode(encoding))
     assert (found.status, found.out) == (ExitCode.BAD_INPUT, "")
     assert f"iconv -f {FORMS[encoding]} -t UTF-8" in found.err
     assert len(found.err.splitlines()) == 1
 
 
-@pytest.mark.parametrize("name", ["t.txt", "t.jsonl"])
+@pytest.mark.parametrize("text", ["Привет", "Rīga Ā da ir te", "Καλημέρα", "一二三 and more"])
+def test_utf_16_of_other_letters(text: str) -> None:
+    for encoding, form in {"utf-16-le": "UTF-16LE", "utf-16-be": "UTF-16BE"}.items():
+        mark = codecs.BOM_UTF16_LE if form == "UTF-16LE" else codecs.BOM_UTF16_BE
+        with pytest.raises(InputError, match=form):
+            refuse_utf16(mark + text.encode(encoding), "it")
+        if not text.startswith("一"):
+            with pytest.raises(InputError, match=form):
+                refuse_utf16(text.encode(encoding), "it")
+        refuse_utf16(text.encode(), "it")
+
+
+@pytest.mark.parametrize("encoding", FORMS)
+def test_questions_in_utf_16(home: Path, encoding: str) -> None:
+    (home / "q.jsonl").write_bytes('{"text": "a b"}\n'.encode(encoding))
+    found = command("evaluate", RUN, "--tasks", "lambada=q.jsonl")
+    assert found.status == ExitCode.BAD_INPUT
+    assert f"iconv -f {FORMS[encoding]} -t UTF-8" in found.err
+
+
+@pytest.mark.parametrize("name", ["t.txt", "t.jsonl", "t.json"])
 @pytest.mark.parametrize("encoding", FORMS)
 def test_utf_16_makes_no_tokens(home: Path, name: str, encoding: str) -> None:
     (home / name).write_bytes('{"text": "Some words."}\n'.encode(encoding))
@@ -211,7 +241,7 @@ def test_utf_16_makes_no_tokens(home: Path, name: str, encoding: str) -> None:
     assert not (home / "nothing").exists()
 
 
-@pytest.mark.parametrize("text", ["a\0b", "\0", "né\0\0", "a" * 100 + "\0b\0", "𝄞\0"])
+@pytest.mark.parametrize("text", ["a\0b", "\0", "né\0\0", "a" * 100 + "\0b\0", "𝄞\0", "./a\0./b\0./c\0"])
 def test_a_text_with_a_nul_is_a_text(home: Path, text: str) -> None:
     found = command("data", "tokenizer", "encode", "-", "--tokenizer", "bytes", stdin=text.encode())
     assert found.out.splitlines()[0].split() == list(map(str, text.encode()))

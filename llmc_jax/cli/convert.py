@@ -5,7 +5,6 @@ Leaves out the formats and the converting itself (checkpoint/conversion.py).
 
 import argparse
 import math
-import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
@@ -28,7 +27,7 @@ from llmc_jax.data import tables
 from llmc_jax.data.hf_tokenizer import FILES, files_of
 from llmc_jax.data.tokenizers import Choice, load_tokenizer, write_tokenizer_bin
 from llmc_jax.errors import InputError
-from llmc_jax.files import read_json_object, refuse_existing
+from llmc_jax.files import quoted, read_json_object, refuse_existing
 from llmc_jax.machine.jax_setup import typed
 from llmc_jax.models.gpt2.tensors import num_parameters, tensor_specs
 
@@ -207,7 +206,7 @@ def _extra_lines(source: Source) -> Iterator[str]:
             f"{place['current_shard_idx']}, sample {place['current_sample_idx']}"
         )
     if source.kind == "state":
-        yield f"what else it holds: python -m llmc_jax.checkpoint show {shlex.quote(str(source.path))}"
+        yield f"what else it holds: python -m llmc_jax.checkpoint show {quoted(source.path)}"
 
 
 def _inspection(source: Source, passage: Passage, rows: list[Row]) -> dict[str, Any]:

@@ -83,7 +83,7 @@ def _add_prepare(commands: argparse._SubParsersAction) -> None:
         help=r"ends a document in text files and stays with it; \n is a newline, `blank-line` is \n\n or \r\n\r\n "
         "(default: a file is one document)",
     )
-    reading.add_argument("--drop-separator", action="store_true", help="leave it out of the documents")
+    reading.add_argument("--drop-separator", action="store_true", help="leave the separator out of the documents")
     reading.add_argument(
         "--errors",
         choices=["strict", "replace"],

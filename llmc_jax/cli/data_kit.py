@@ -6,7 +6,6 @@ Leaves out the commands (data.py, datasets.py).
 import argparse
 import inspect
 import re
-import shlex
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from llmc_jax.data.documents import find_inputs, size_of
 from llmc_jax.data.prepare import Prepared, Report, Settings, prepare
 from llmc_jax.data.tokenizers import DEFAULT_BIN, Tokenizer, load_tokenizer
 from llmc_jax.errors import InputError
+from llmc_jax.files import quoted
 from llmc_jax.machine.jax_setup import train_command
 from llmc_jax.streams import print_error
 
@@ -82,7 +82,7 @@ def make_token_files(
     print(f"Saved their tokenizer, V={tokenizer.vocab_size}, to {made.table}")
     _print_summary(made, total, seconds)
     if settings.reading.split_on and not made.cuts:
-        print_error("note: the separator of --split-on is in none of the text files: each is one document")
+        print_error("note: --split-on: no text file has its separator, so each is one document")
     train, val = (folder / f"{name}_{split}{'_*' * settings.numbered}.bin" for split in ("train", "val"))
     print_next(train, val if made.tokens("val") else None, tokenizer)
 
@@ -105,8 +105,8 @@ def _print_summary(made: Prepared, total: int, seconds: float) -> None:
 def print_next(train: Path, val: Path | None, tokenizer: Tokenizer) -> None:
     """Print the command that trains on the files: a size for a first look, on a CPU too."""
     model = f"L4-NH4-C128-V{tokenizer.vocab_size}-T128 -t 128"
-    validation = f"-j {shlex.quote(str(val))}" if val else "-v 0"
-    print(f"Next: {train_command()} -i {shlex.quote(str(train))} {validation} -e {model}")
+    validation = f"-j {quoted(val)}" if val else "-v 0"
+    print(f"Next: {train_command()} -i {quoted(train)} {validation} -e {model}")
 
 
 # ----- progress -----------------------------------------------------------------------------------------------------

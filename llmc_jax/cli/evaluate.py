@@ -19,7 +19,7 @@ from llmc_jax.cli.generate import model_facts, say, say_model
 from llmc_jax.cli.kit import print_json, run_words
 from llmc_jax.cli.progress import show_progress
 from llmc_jax.errors import ExitCode, InputError
-from llmc_jax.files import matching, plain, refuse_irregular, write_atomic
+from llmc_jax.files import expanded, matching, plain, refuse_irregular, write_atomic
 from llmc_jax.machine.jax_setup import configure, settle
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def _check_overwriting(flags: SimpleNamespace) -> None:
     read = [("CHECKPOINT", path) for path in flags.checkpoints]
     read += [("--data", path) for pattern in flags.data for path in matching(pattern)]
     read += [("--text", path) for path in flags.text]
-    read += [("--tasks", word.partition("=")[2]) for word in flags.tasks if "=" in word]
+    read += [("--tasks", expanded(word.partition("=")[2])) for word in flags.tasks if "=" in word]
     taken = {os.path.realpath(path): flag for flag, path in read}
     for name in ("picture", "items"):
         if (path := getattr(flags, name)) is not None:

@@ -63,7 +63,7 @@ def _add_subjects(group: argparse._ArgumentGroup) -> None:
     add("--data", nargs="+", action="extend", type="path", metavar="FILE",
         help="token files; a quoted pattern ('val_*.bin') is one text of several files")  # fmt: skip
     add("--text", nargs="+", action="extend", type="path", metavar="FILE", help="text in UTF-8, made into tokens "
-        "by each model's own tokenizer; for a model of bytes, any file but UTF-16")  # fmt: skip
+        "by each model's own tokenizer; for a model of bytes, any but UTF-16")  # fmt: skip
     add("--tasks", nargs="+", action="extend", metavar="TASK", help="hellaswag, mmlu, arc-easy, arc-challenge, "
         "lambada; with =FILE from that file, the public one or llm.c's, else from where the data command leaves it"
         )  # fmt: skip

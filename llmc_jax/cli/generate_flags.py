@@ -69,7 +69,7 @@ def _add_text(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--prompt", metavar="TEXT", help="what the model goes on with; - is standard input. Without a prompt: standard "
         "input where it is no terminal, else a new text")  # fmt: skip
-    add("--prompt-file", type="path", metavar="FILE", help="the same from a file, without the line end behind it")
+    add("--prompt-file", type="path", metavar="FILE", help="the same from a file, without its final newline")
     add("--prompt-ids", metavar="IDS", help='the same as token ids: "15496 995"')
     add("-n", "--tokens", type=int, metavar="N", help="new tokens, at most (default 200; with --probs 1)")
     add("--samples", type=int, metavar="N", help="continuations, computed together (default 1)")

@@ -187,9 +187,6 @@ def measure(config: TrainConfig, own: SimpleNamespace) -> int:
 
     if own.trace:
         check_writable(Path(own.trace))
-    for flag, path in (("--json", own.json), ("--picture", own.picture)):
-        if path:
-            check_output(flag, Path(path))
     if own.picture and own.differences:
         raise InputError(f"--picture {own.picture}: needs a trace; --differences has no timeline")
     notes = [*settle(steps=True), *jax_setup.configure(tf32=config.tf32)]
@@ -342,6 +339,9 @@ def _run(words: list[str]) -> int:
         stay_on_cores()
         return serve(words[1:])
     own, rest = take_own(words, OWN)
+    for flag, path in (("--json", own.json), ("--picture", own.picture)):
+        if path:
+            check_output(flag, Path(path))
     if own.read:
         return read(own)
     config, _ = step_config(rest)

@@ -339,7 +339,7 @@ Exit status: 0 compared, and they stay together; 2 bad input; 4 compared, and th
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `logs`."""
     parser.description = DESCRIPTION
-    parser.add_argument("logs", nargs="+", type="path", metavar="LOG", help="two or more; others differ from the first")
+    parser.add_argument("logs", nargs="+", type="path", metavar="LOG", help="two or more, compared with the first")
     add_difference_arguments(parser, "1 = do not; 0, the default: one part in 50 of the steps")
     parser.add_argument("--rows", type=int, default=ROWS, metavar="N", help=f"steps in the table [{ROWS}]")
 

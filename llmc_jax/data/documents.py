@@ -22,6 +22,7 @@ PIECE_CHARS = 1 << 20  # longer documents are cut
 LONGEST_LINE = 1 << 28
 LONGEST_LIST = 1 << 29  # bytes
 LARGEST_TEXT = 1 << 28  # bytes, of what is read as a whole
+NOT_TEXT = "leave the file out if it is not text, convert it, or replace such bytes with --errors replace"
 HEAD_BYTES = 4096  # of a text, which tell its encoding
 BLANK_LINE = re.compile(r"(?:\r\n|\n)\r?\n")  # as fast again as with \r? in front
 FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet"}  # all else is text
@@ -54,7 +55,7 @@ def find_inputs(inputs: list[str]) -> list[Path]:
     """
     found: dict[Path, None] = {}
     for item in inputs:
-        names = matching(item)
+        names = matching(item, recursive=True)
         if names == [item] and os.path.isdir(item):
             folder = Path(item)
             shown = (p for p in folder.rglob("*") if not any(n.startswith(".") for n in p.relative_to(folder).parts))
@@ -116,17 +117,24 @@ def read_text(file: IO[bytes], where: str, advice: str = "shorten it") -> bytes:
     data = file.read(LARGEST_TEXT + 1)  # a file without an end must not fill the memory
     if len(data) > LARGEST_TEXT:
         raise InputError(f"{where}: has more than {LARGEST_TEXT:,} bytes; {advice}")
-    _refuse_utf16(data, where)
+    refuse_utf16(data, where)
     return data.removeprefix(codecs.BOM_UTF8)
 
 
-def _refuse_utf16(data: bytes, where: str) -> None:
-    """Check that a text is not UTF-16. Without a mark it is UTF-8 too: ASCII has a NUL before or behind each letter."""
+MARKS = {codecs.BOM_UTF32_LE: "UTF-32LE", codecs.BOM_UTF16_LE: "UTF-16LE", codecs.BOM_UTF16_BE: "UTF-16BE"}
+RARE = bytes(range(9))  # control characters that no text has; in UTF-16 one half of Latin, Greek, Cyrillic and more
+
+
+def refuse_utf16(data: bytes, where: str) -> None:
+    """Check that a text is not UTF-16, which without a mark is UTF-8 too, of odd characters. Raises InputError."""
     head = data[:HEAD_BYTES]
-    before, behind = head[::2].count(0), head[1::2].count(0)
-    marked = head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    if marked or (min(before, behind) == 0 and max(before, behind) > max(1, len(head) // 32)):
-        form = "UTF-16BE" if before > behind or head.startswith(codecs.BOM_UTF16_BE) else "UTF-16LE"
+    form = next((form for mark, form in MARKS.items() if head.startswith(mark)), "")
+    if not form:
+        first, second = (len(half) - len(half.translate(None, RARE)) for half in (head[::2], head[1::2]))
+        few, many = sorted((first, second))
+        if many > max(1, 0.35 * len(head), 2 * few):
+            form = "UTF-16BE" if first > second else "UTF-16LE"
+    if form:
         raise InputError(f"{where}: is {form}; expected UTF-8: convert it with `iconv -f {form} -t UTF-8`")
 
 
@@ -137,24 +145,21 @@ def _decoded(path: Path, file: IO[bytes], errors: str) -> Iterator[tuple[str, in
     while True:
         block = file.read(READ_BYTES)
         if offset == 0:
-            _refuse_utf16(block, str(path))
+            refuse_utf16(block, str(path))
         pending = len(decoder.getstate()[0])  # bytes of a character that the last block began
         try:
             text = decoder.decode(block, final=not block)
         except UnicodeDecodeError as error:
-            raise _not_utf8(str(path), offset - pending, error) from error
+            raise _not_utf8(str(path), offset - pending, error, NOT_TEXT) from error
         yield text.removeprefix("\ufeff") if offset == 0 else text, len(block)
         if not block:
             return
         offset += len(block)
 
 
-def _not_utf8(where: str, offset: int, error: UnicodeDecodeError) -> InputError:
-    at = offset + error.start
-    return InputError(
-        f"{where}: byte {at}: {error.object[error.start]:#04x} is not UTF-8 ({error.reason}); leave the file out if it "
-        "is not text, convert it, or have `prepare --errors replace` replace such bytes"
-    )
+def _not_utf8(where: str, offset: int, error: UnicodeDecodeError, advice: str) -> InputError:
+    found = f"{error.object[error.start]:#04x} is not UTF-8 ({error.reason})"
+    return InputError(f"{where}: byte {offset + error.start}: {found}; {advice}")
 
 
 def cut_documents(
@@ -165,9 +170,9 @@ def cut_documents(
 ) -> Iterator[Piece]:
     """Yield blocks of text and their bytes as pieces of documents.
 
-    A separator stays at the end of its document, unless they are to be dropped. Its pattern is no shorter than what it
-    matches. Newlines alone behind the last one are no document.
-    With BLANK_LINE the documents are those of llm.c's dev/data/tinyshakespeare.py; without one there is one document.
+    drop: leave separators out; else each stays at the end of its document. separator: its pattern must not be shorter
+    than what it matches; without one there is one document. Newlines alone behind the last one are no document; a piece
+    without text then tells their bytes. With BLANK_LINE the documents are those of llm.c's dev/data/tinyshakespeare.py.
     Of parts, none is much longer than `longest` characters unless it has no space or newline to cut before.
     """
     beginning = 0 if separator is None else len(separator.pattern) - 1  # of a separator, at the end of a block
@@ -213,22 +218,22 @@ def _last_boundary(text: str, start: int, end: int) -> int:
 
 
 def text_lines(
-    file: IO[bytes], where: str, longest: int = LONGEST_LINE, errors: str = "strict"
+    file: IO[bytes], where: str, longest: int = LONGEST_LINE, errors: str = "strict", advice: str = NOT_TEXT
 ) -> Iterator[tuple[int, str, int]]:
     """Yield the lines of a file in UTF-8, each with its number from 1 and its bytes; the first without its mark.
 
-    Raises InputError that says where for one of `longest` bytes, and for bytes that are no such text.
+    Raises InputError that says where for one of `longest` bytes, and with advice for bytes that are no such text.
     """
     offset = 0
     for number, line in enumerate(iter(lambda: file.readline(longest), b""), 1):
         if len(line) == longest:
-            raise InputError(f"{where}:{number}: more than {longest} bytes without an end of line; is it jsonl?")
+            raise InputError(f"{where}:{number}: more than {longest} bytes without an end of line; is it text?")
         if number == 1:
-            _refuse_utf16(line, where)
+            refuse_utf16(line, where)
         try:
             text = line.decode("utf-8", errors)
         except UnicodeDecodeError as error:
-            raise _not_utf8(where, offset, error) from error
+            raise _not_utf8(where, offset, error, advice) from error
         yield number, text.removeprefix("\ufeff") if number == 1 else text, len(line)
         offset += len(line)
 
@@ -236,8 +241,8 @@ def text_lines(
 def _jsonl_pieces(path: Path, file: IO[bytes], reading: Reading) -> Iterator[Piece]:
     for number, text, size in text_lines(file, str(path), errors=reading.errors):
         where = f"{path}:{number}"
-        if number == 1 and text.lstrip().startswith("["):
-            raise InputError(f"{path}: is one list, where jsonl has an object per line; read it with --format json")
+        if text.lstrip().startswith("[") and path.suffix.lower() == ".json":
+            raise InputError(f"{where}: is a list, where jsonl has an object per line; read it with --format json")
         if text.strip():
             yield Piece(True, _text_in(json_object(text, where), reading.field, where), size)
 
@@ -264,6 +269,7 @@ def _object(item: object, where: str) -> dict[str, Any]:
 def _json_pieces(path: Path, file: IO[bytes], reading: Reading) -> Iterator[Piece]:
     """Yield the documents of a file that is one list; it is in memory as a whole."""
     data = file.read(LONGEST_LIST + 1)
+    refuse_utf16(data, str(path))
     if len(data) > LONGEST_LIST:
         raise InputError(f"{path}: more than {LONGEST_LIST} bytes in one list; write one object per line, as jsonl")
     items = _parsed(data, str(path), "a list of objects")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from llmc_jax import magics
-from llmc_jax.data.documents import json_object, open_parquet, parquet_rows, text_lines
+from llmc_jax.data.documents import json_object, open_parquet, parquet_rows, refuse_utf16, text_lines
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.files import refusing
 
@@ -27,6 +27,7 @@ except ImportError:  # a Python that was built without
     LZMAError = EOFError  # type: ignore[misc, assignment]
 
 SNIFFED = 512
+AGAIN = "copy or download it again"
 UNREADABLE = (
     zipfile.BadZipFile, tarfile.TarError, EOFError, zlib.error, LZMAError, struct.error, RuntimeError,
     NotImplementedError, UnicodeDecodeError,  # a member's name
@@ -122,7 +123,7 @@ def understood(path: Path) -> Iterator[None]:
         yield
     except UNREADABLE as error:
         said = str(error).partition("\n")[0] or type(error).__name__
-        raise FormatError(f"{path}: cannot be unpacked ({said}); copy or download it again") from error
+        raise FormatError(f"{path}: cannot be unpacked ({said}); {AGAIN}") from error
 
 
 def _rows_of(source: Source) -> Iterator[Row]:
@@ -130,6 +131,8 @@ def _rows_of(source: Source) -> Iterator[Row]:
         begin = file.read(SNIFFED)
     if (magic := int.from_bytes(begin[:4], "little")) in magics.MEANINGS and len(begin) >= 4:
         raise FormatError(f"{source.where}: is {magics.MEANINGS[magic]}; expected jsonl, csv or parquet")
+    if not begin.startswith(b"PAR1"):
+        refuse_utf16(begin, source.where)
     with source.open() as file:
         if begin.startswith(b"PAR1"):
             yield from _parquet_rows(source, file)
@@ -145,7 +148,7 @@ def _rows_of(source: Source) -> Iterator[Row]:
 def _jsonl_rows(source: Source, file: IO[bytes]) -> Iterator[Row]:
     lines = (
         (f"{source.where}:{number}", line)
-        for number, line, _ in text_lines(file, source.where, LONGEST_LINE)
+        for number, line, _ in text_lines(file, source.where, LONGEST_LINE, advice=AGAIN)
         if line.strip()
     )
     for row, (where, line) in enumerate(lines):
@@ -153,7 +156,7 @@ def _jsonl_rows(source: Source, file: IO[bytes]) -> Iterator[Row]:
 
 
 def _csv_rows(source: Source, file: IO[bytes]) -> Iterator[Row]:
-    reader = csv.reader(line for _, line, _ in text_lines(file, source.where, LONGEST_LINE))
+    reader = csv.reader(line for _, line, _ in text_lines(file, source.where, LONGEST_LINE, advice=AGAIN))
     try:
         for row, fields in enumerate(fields for fields in reader if fields):  # blank lines are no rows
             yield Row(f"{source.where}:{reader.line_num}", source.name, row, dict(enumerate(fields)))

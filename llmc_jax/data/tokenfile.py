@@ -13,14 +13,13 @@ import re
 import stat
 import struct
 from pathlib import Path
-from shlex import quote
 from typing import IO, Any, Literal, NamedTuple, Self
 
 import numpy as np
 
 from llmc_jax import magics
 from llmc_jax.errors import FormatError, InputError
-from llmc_jax.files import complete_file, leads_to, matching, reason, refusing
+from llmc_jax.files import complete_file, leads_to, matching, quoted, reason, refusing
 
 HEADER_BYTES = 1024
 MAX_TOKENS = (1 << 31) - 1  # the header counts in an int32
@@ -139,7 +138,7 @@ def open_token_file(path: str | Path) -> TokenFile:
         mode = os.stat(path).st_mode
         if stat.S_ISDIR(mode):
             raise InputError(
-                f"{path}: is a folder; name a token file in it, or a pattern such as {quote(f'{path}/*.bin')}"
+                f"{path}: is a folder; name a token file in it, or a pattern such as {quoted(f'{path}/*.bin')}"
             )
         if not stat.S_ISREG(mode):  # opening a pipe would wait for its writer
             raise InputError(f"{path}: is not a regular file; a token file is read at any place and must be one")
@@ -218,8 +217,8 @@ def _check_raw(path: Path, file: IO[bytes], size: int) -> None:
         if bad.size:
             raise FormatError(
                 f"{path}: begins with no magic number of a token file, and read as raw int32 tokens it holds "
-                f"{ids[bad[0]]} at byte {offset + 4 * bad[0]}, which is no token id (0 to {MAX_RAW_ID}); {HEADLESS}; "
-                f"{MAKE_ONE}"
+                f"{ids[bad[0]]} at byte {offset + 4 * bad[0]}, which is not a token id (0 to {MAX_RAW_ID}); "
+                f"{HEADLESS}; {MAKE_ONE}"
             )
         largest = max(largest, int(ids.max(initial=0)))
         low = max(low, int((ids & 0xFFFF).max(initial=0)))

@@ -119,7 +119,7 @@ def user_flags() -> dict[str, Any]:
     """
     text = os.environ.get("XLA_FLAGS", "").strip()
     if text and not text.startswith("-"):
-        text = Path(text).read_text() if Path(text).is_file() else ""  # which XLA refuses (jax_setup.settle)
+        text = Path(text).read_text(errors="replace") if Path(text).is_file() else ""  # XLA refuses it
     found: dict[str, Any] = {}
     for word in text.split():
         name, equals, value = word.lstrip("-").partition("=")

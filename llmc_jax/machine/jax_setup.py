@@ -80,8 +80,12 @@ def _in_repository() -> bool:
 
 
 def child_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return this environment, or `environ`, for a module of this package: without what `settle` looks at."""
-    environ = {name: value for name, value in (environ or os.environ).items() if name not in (*NEEDED, *NOT_WITH_STEPS)}
+    """Return the environment of a process that runs a module of this package, without what `settle` looks at.
+
+    environ: in place of this process's.
+    """
+    given = os.environ if environ is None else environ
+    environ = {name: value for name, value in given.items() if name not in (*NEEDED, *NOT_WITH_STEPS)}
     paths = os.pathsep.join(filter(None, [str(ROOT), environ.get("PYTHONPATH", "")]))
     return {**environ, "PYTHONPATH": paths}
 
@@ -116,7 +120,7 @@ def settle(*, steps: bool = False) -> list[str]:
         if steps and os.environ.get(name, "").lower() not in OFF:
             raise InputError(f"{name}={os.environ[name]}: {why}; unset it")
     if os.environ.get("XLA_FLAGS") and (words := _refused_by_xla()):
-        raise InputError(f"XLA_FLAGS: XLA cannot begin with it: {words}; correct it, or unset it")
+        raise InputError(f"XLA_FLAGS: XLA rejects it: {words}; correct or unset it")
     others = {name: value for name in NEEDED if (value := os.environ.pop(name, "")).lower() not in (*OFF, NEEDED[name])}
     if jax := sys.modules.get("jax"):  # which has read the environment already
         for name in others:

@@ -1,6 +1,5 @@
 """The end of a run: the last checkpoint, the last event and picture, and what the user is told."""
 
-import shlex
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +8,7 @@ from llmc_jax.checkpoint.contents import Counters
 from llmc_jax.cluster.agreement import Agreed
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import ExitCode, InputError
+from llmc_jax.files import quoted
 from llmc_jax.machine import jax_setup
 from llmc_jax.run.batches import Batches
 from llmc_jax.run.due import poll_saves, save, tell_removed
@@ -96,12 +96,12 @@ def summary(run: Run, outcome: Outcome) -> Iterator[str]:
 
 def to_try(run: Run, outcome: Outcome) -> Iterator[tuple[str, str, str]]:
     """Yield commands for what a run has left, and of the demo what may follow it: heading, command, meaning."""
-    config, folder, val = run.setup.config, shlex.quote(str(run.held.folder)), run.setup.data.val
+    config, folder, val = run.setup.config, quoted(run.held.folder), run.setup.data.val
     if outcome.progress.saved is not None and outcome.code != ExitCode.DIVERGED and run.held.is_there():
         prompt = "--prompt 'def read' --temperature 0.8" if run.setup.data.corpus else "--interactive"
         yield "ask it:", f"{jax_setup.other_command('generate')} {folder} {prompt}", "docs/generate.md"
         if val is not None:
-            text = shlex.quote(str(val.paths[0]) if config.val_data == "stdlib" else config.val_data)
+            text = quoted(val.paths[0] if config.val_data == "stdlib" else config.val_data)
             yield "evaluate it:", f"{jax_setup.other_command('evaluate')} {folder} --data {text}", "docs/evaluate.md"
     if config.preset == "demo" and outcome.code == ExitCode.DONE and not config.find_lr:
         yield "try next:", f"{jax_setup.train_command()} --preset demo -x 5000", "the same, longer"
@@ -123,7 +123,7 @@ def places(run: Run, outcome: Outcome) -> Iterator[str]:
     goes_on = progress.saved is not None or (config.save and progress.step == 0)
     if progress.step < run.setup.steps and code != ExitCode.DIVERGED and goes_on and not progress.test.exploded:
         more = f" --patience {2 * config.patience}" if code == ExitCode.DONE else ""
-        yield f"to go on:     {jax_setup.train_command()} -y 1 -o {shlex.quote(str(run.held.folder))}{more}"
+        yield f"to go on:     {jax_setup.train_command()} -y 1 -o {quoted(run.held.folder)}{more}"
 
 
 def ended_early(run: Run, progress: Progress) -> bool:

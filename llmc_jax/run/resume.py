@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from shlex import quote
 from typing import Any
 
 from llmc_jax.checkpoint import store
@@ -25,7 +24,7 @@ from llmc_jax.cluster.worker import ALONE, Group
 from llmc_jax.config.options import show_value
 from llmc_jax.config.train import ATTENTIONS, AUTO_BATCH, BY_NAME, OPTIONS, PROCESSES, TRACKERS, TrainConfig, differing
 from llmc_jax.errors import FormatError, InputError
-from llmc_jax.files import read_json_object
+from llmc_jax.files import quoted, read_json_object
 from llmc_jax.kernels import record
 from llmc_jax.logs.files import KERNELS, LARGEST, MAIN_LOG, METRICS, config_file
 from llmc_jax.logs.state import read_state
@@ -120,18 +119,18 @@ def _refuse_without(run: Path) -> None:
     """Raise InputError where a run folder without a good checkpoint holds what would be lost, or what is no run."""
     if store.steps(run):
         raise InputError(
-            f"-y 1: no checkpoint in {run} is good (`python -m llmc_jax.checkpoint verify {quote(str(run))}` lists "
+            f"-y 1: no checkpoint in {run} is good (`python -m llmc_jax.checkpoint verify {quoted(run)}` lists "
             "what is wrong with each); to begin anew give another -o"
         )
     if any(run.glob("state_*_*.bin")):
         raise InputError(
-            f"-y 1: {run} is a run of llm.c; `python convert_checkpoint.py convert {quote(str(run))} NEW --to state` "
+            f"-y 1: {run} is a run of llm.c; `python convert_checkpoint.py convert {quoted(run)} NEW --to state` "
             "makes a folder of it that -y 1 -o NEW continues"
         )
     if models := sorted(run.glob("model_*.bin")):
         raise InputError(
             f"-y 1: {run} holds models but no training state, so nothing can be continued; to start from the weights "
-            f"give -e {quote(str(models[-1]))} and another -o"
+            f"give -e {quoted(models[-1])} and another -o"
         )
     if (run / MAIN_LOG).exists() and config_file(run) is None:
         raise InputError(f"-y 1: {run} holds the {MAIN_LOG} of another program, which would be lost; give another -o")
@@ -149,7 +148,7 @@ def find_named(folder: Path, report: Callable[[str], None]) -> Source:
     if good is None:
         raise InputError(
             f"{folder}: there is no good checkpoint in it; `python -m llmc_jax.checkpoint verify "
-            f"{quote(str(folder))}` lists what there is. An llm.c model file is given with -e"
+            f"{quoted(folder)}` lists what there is. An llm.c model file is given with -e"
         )
     return open_source(good.folder)
 

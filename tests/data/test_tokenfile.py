@@ -198,9 +198,9 @@ GOOD = header(20240520, 1, 3) + bytes(6)
         (b"First Citizen:\nBefore we proceed", "no magic number of a token file.*holds 1936877894 at byte 0"),
         (b"First Citizen:\nBefore we proceed\n", "its 33 bytes are not whole int32 tokens"),
         (struct.pack("<4H", 65, 64, 256, 9), "up to 4194369, read as uint16 up to 256; uint16 tokens without a header"),
-        (struct.pack("<6H", *[50256, 464] * 3), "which is no token id.*uint16 tokens without a header"),
+        (struct.pack("<6H", *[50256, 464] * 3), "which is not a token id.*uint16 tokens without a header"),
         (struct.pack("<3H", 65, 64, 66), "not whole int32 tokens either; uint16 tokens without a header"),
-        (struct.pack("<5i", 1, 2, 3, -4, 5), "holds -4 at byte 12, which is no token id"),
+        (struct.pack("<5i", 1, 2, 3, -4, 5), "holds -4 at byte 12, which is not a token id"),
         (struct.pack("<2i", 1, 2**24), "holds 16777216 at byte 4"),
         (struct.pack("<99i", *[7] * 77, -1, *[7] * 21), f"holds -1 at byte {4 * 77}"),  # beyond the first block
     ],
