@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from llmc_jax.data.tokenizers import LLAMA3_EOT, Choice, Table, Tokenizer, table_tokenizer
+from llmc_jax.data.tokenizers import LLAMA3_EOT, LONGEST_PIECE, Choice, Table, Tokenizer, table_tokenizer
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.files import cache_folder, refusing
 
@@ -21,7 +21,6 @@ MODEL_SHA256 = "82e9d31979e92ab929cd544440f129d9ecd797b69e327f80f17e1c50d5551b55
 MODEL_REPOSITORY = "meta-llama/Llama-3.1-8B"  # llm.c takes it from there too
 MODEL_BYTES = 2_183_982
 LARGEST_FILE = 1 << 26
-LONGEST_PIECE = 255  # as in llm.c's file; Meta's longest has 128 bytes
 SPECIALS = 256
 
 # In this order from the first id behind the table on; the rest up to 256 are reserved

@@ -26,6 +26,12 @@ def table_of(value: Any) -> dict[str, Any]:
     return dict(value) if isinstance(value, Mapping) else {}
 
 
+def positive(value: Any) -> float | None:
+    """Return a number above 0; None for what is none."""
+    good = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e30
+    return float(value) if good else None
+
+
 def settings(config: Config, kernels: Config) -> dict[str, dict[str, str]]:
     """Return all settings of a run by group and name, as shown."""
     found = {
@@ -126,18 +132,14 @@ def summary_of(status: Status, figures: Figures, axes: Axes, start: Config) -> R
         ("computing rate", _median(figures.get("flops"), "{:,.1f} GFLOP/s")),
         ("memory", _most(figures.get("memory"), "{:,.2f} GiB")),
         ("time", _time(figures, axes)),
-        ("parameters", count(start["parameters"]) if _is_number(start.get("parameters")) else ""),
-        ("peak", rate(start["peak_flops"]) if _is_number(start.get("peak_flops")) else ""),
+        ("parameters", count(size) if (size := positive(start.get("parameters"))) else ""),
+        ("peak", rate(peak) if (peak := positive(start.get("peak_flops"))) else ""),
     ]
     return [(name, words) for name, words in rows if words]
 
 
 def _of(planned: int | None, made: int) -> str:
     return "" if planned is None or planned == made else f" of {planned:,}"
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _best(series: Series | None) -> str:

@@ -24,7 +24,7 @@ from llmc_jax.logs.words import ENDS, event_words
 from llmc_jax.machine.versions import installed
 from llmc_jax.report.content import Content, Event, Rows, Run, Sample, Status
 from llmc_jax.report.differences import differences_of
-from llmc_jax.report.facts import facts_of, settings, steps_words, summary_of, table_of
+from llmc_jax.report.facts import facts_of, positive, settings, steps_words, summary_of, table_of
 from llmc_jax.report.happened import events_of
 from llmc_jax.report.panels import OF_LOGS, SOURCES, panels_of
 from llmc_jax.report.series import Axes, Figures, Series, axes_of, drawn, with_all_times
@@ -131,7 +131,7 @@ def read_ours(path: Path) -> Read:
     found |= _utilization(found, start)
     tokens, skipped = (figures(events, "train", name) for name in ("tokens", "skipped"))
     seen = Series(tokens.steps, tokens.values)
-    axes = axes_of(found, seen, _positive(start.get("tokens_per_step")), events.first_time)
+    axes = axes_of(found, seen, positive(start.get("tokens_per_step")), events.first_time)
     notes = list(events.notes)
     config = _config(folder, start, notes)
     of_ranks = _of_ranks(folder, notes)
@@ -175,16 +175,11 @@ def _processes(logs: Mapping[int, Events]) -> Rows:
     return [(f"rank {rank}", event_words(found[-1])) for rank, found in starts.items() if found]
 
 
-def _positive(value: Any) -> float | None:
-    good = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e30
-    return float(value) if good else None
-
-
 def _utilization(found: Figures, start: Mapping[str, Any]) -> dict[str, Series]:
     """Return how well a run uses its devices: of the peak where that is known, else the rate itself."""
     speed, flops, peak = (
         found.get("tokens_per_second"),
-        *map(_positive, map(start.get, ("flops_per_token", "peak_flops"))),
+        *map(positive, map(start.get, ("flops_per_token", "peak_flops"))),
     )
     if speed is None or flops is None:
         return {}

@@ -59,11 +59,7 @@ def _skipped(events: Events, axes: Axes) -> Iterator[Event]:
     for run in np.split(places, np.flatnonzero(np.diff(places) > 1) + 1):
         first, last = (int(marks.steps[place]) for place in (run[0], run[-1]))
         which = f"step {first}" if len(run) == 1 else f"{plural(len(run), 'step')}, {first} to {last}"
-        yield _event("skipped", first, _time(marks.times[run[0]]), axes, f"skipped, no update: {which}")
-
-
-def _time(value: float) -> float | None:
-    return None if np.isnan(value) else float(value)
+        yield _event("skipped", first, float(marks.times[run[0]]), axes, f"skipped, no update: {which}")
 
 
 def _caps(events: Events, axes: Axes) -> Iterator[Event]:
@@ -74,5 +70,4 @@ def _caps(events: Events, axes: Axes) -> Iterator[Event]:
     for row, cap in table.words.get("cap", ()):
         words = "the GPU's clock is held back no more" if cap == "no" else f"the GPU's clock is held back: {cap}"
         if cap != "no" or row:
-            time = table.times[row]
-            yield _event("gpu_cap", table.steps[row], time if time >= 0 else None, axes, words)
+            yield _event("gpu_cap", table.steps[row], table.times[row], axes, words)
