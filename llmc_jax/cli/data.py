@@ -29,6 +29,7 @@ from llmc_jax.data.tokenizers import (
     write_tokenizer_bin,
 )
 from llmc_jax.errors import InputError
+from llmc_jax.files import refuse_existing
 from llmc_jax.machine.jax_setup import train_command, typed
 
 
@@ -245,8 +246,7 @@ def _inspect(options: argparse.Namespace) -> None:
 
 def _tokenizer_write(options: argparse.Namespace) -> None:
     """Write a tokenizer's table as llm.c's gpt2_tokenizer.bin."""
-    if options.path.exists() and not options.force:
-        raise InputError(f"{options.path} exists; choose another name, or replace it with --force")
+    refuse_existing(options.path, options.force)
     tokenizer = load(options.tokenizer)
     if tokenizer.json:
         raise InputError(

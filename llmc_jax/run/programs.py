@@ -225,17 +225,13 @@ def lower_step(
         return found.call(*leaves)
 
     traced = _flat(step_fn, arrays).trace(*jax.tree.leaves(arrays))
-    return LoweredStep(traced.lower(lowering_platforms=platforms), _result(arrays))
+    result = jax.tree.structure((arrays[0], Metrics._make(Metrics._fields)))  # the state, and its metrics
+    return LoweredStep(traced.lower(lowering_platforms=platforms), result)
 
 
 def _flat(function: Callable[..., Any], arrays: tuple[Any, ...]) -> Any:
     """Return a function of the step's arrays in a flat list, jitted: it overwrites those of the state."""
     return jax.jit(function, donate_argnums=tuple(range(len(jax.tree.leaves(arrays[0])))))
-
-
-def _result(arrays: tuple[Any, ...]) -> Any:
-    """Return the tree of what the step returns: the state, and its metrics."""
-    return jax.tree.structure((arrays[0], Metrics._make(Metrics._fields)))
 
 
 def _read(path: Path, arrays: tuple[Any, ...]) -> Any:

@@ -51,11 +51,6 @@ def room_for_copy(state_bytes: int, step_bytes: int, free: int | None) -> bool:
     return state_bytes <= (SHARE * step_bytes if free is None else GPU_SHARE * free)
 
 
-def bytes_on_a_device(state: TrainState) -> int:
-    """Return the bytes of a state that one device holds."""
-    return sum(leaf.addressable_data(0).nbytes for leaf in jax.tree.leaves(state))
-
-
 class Share(NamedTuple):
     """What one of several processes has of a state, on its host."""
 
@@ -138,7 +133,8 @@ class Saver:
             self._waited = time.perf_counter() - start
             return
         if self._copies is None and not last:
-            self._copies = room_for_copy(bytes_on_a_device(state), step_bytes, free)
+            on_a_device = sum(leaf.addressable_data(0).nbytes for leaf in jax.tree.leaves(state))
+            self._copies = room_for_copy(on_a_device, step_bytes, free)
         copy = self._copied(state) if self._copies and not last else None
         given, written = [state if copy is None else copy], threading.Event()
         self._under_way = self._pool.submit(self._save, given, metadata, start, prune, written)

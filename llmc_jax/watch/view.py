@@ -108,14 +108,10 @@ def _header(moment: Moment, width: int) -> list[Text]:
     if lines[0].cell_len > width:
         lines = [Text(escaped(moment.name), "bold"), words]
     if state.state in (DIED, UNKNOWN) and state.event is not None:
-        step = _whole_words("step", state.event.get("step"))
-        kind = escaped(str(state.event.get("event")))
-        lines.append(Text(f"last line: {kind} {step}{event_words(state.event)}", "yellow"))
+        kind, step = escaped(str(state.event.get("event"))), state.event.get("step")
+        place = f"step {step}: " if type(step) is int else ""
+        lines.append(Text(f"last line: {kind} {place}{event_words(state.event)}", "yellow"))
     return lines
-
-
-def _whole_words(name: str, value: Any) -> str:
-    return f"{name} {value}: " if type(value) is int else ""
 
 
 def _bar(moment: Moment, room: Room, width: int) -> Text:
