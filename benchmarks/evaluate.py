@@ -29,8 +29,7 @@ from llmc_jax.data.tasks import read_items
 from llmc_jax.data.tokenizers import load_tokenizer
 from llmc_jax.evaluate import scorer as scoring
 from llmc_jax.evaluate.choices import answers, rows_of_items
-from llmc_jax.evaluate.model import scorer_of
-from llmc_jax.evaluate.scorer import Scorer, batches, score
+from llmc_jax.evaluate.scorer import Scorer, batches, score, scorer_of
 from llmc_jax.generate.model import open_model
 
 PAGE = Path(__file__).parent / "results/evaluate.md"

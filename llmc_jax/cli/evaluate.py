@@ -163,7 +163,7 @@ def number_of_devices(asked: int) -> int:
 
 def evaluate(flags: SimpleNamespace, asked: Asked) -> Evaluated:
     """Open one model after the other, and ask it."""
-    from llmc_jax.evaluate.model import scorer_of
+    from llmc_jax.evaluate.scorer import scorer_of
     from llmc_jax.evaluate.subjects import work_of
     from llmc_jax.generate.model import open_model
 

@@ -14,14 +14,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from llmc_jax.config.model import ModelConfig
+from llmc_jax.generate.model import Model
 from llmc_jax.machine import compiling
+from llmc_jax.machine.device import devices_of
 from llmc_jax.models.gpt2.model import Execution, forward_stream, tensors_of
 from llmc_jax.models.gpt2.tensors import Params
 from llmc_jax.ops.head import map_logits
 from llmc_jax.training.parallel.collectives import gather
-from llmc_jax.training.parallel.placement import Placement
-from llmc_jax.training.parallel.stage import EVERYWHERE, SPLIT
+from llmc_jax.training.parallel.placement import Placement, placement
+from llmc_jax.training.parallel.stage import EVERYWHERE, SPLIT, Parallel
 
+TOKENS_ON_CPU, TOKENS_ON_GPU = 4096, 16384  # computed at a time: what keeps a device busy, and takes little memory
 SHORTEST = 32  # positions of a batch's rows, at least
 LOGIT_BYTES = 128 << 20  # of float32 logits that exist at a time
 
@@ -33,7 +36,18 @@ class Scorer(NamedTuple):
     config: ModelConfig
     execution: Execution
     place: Placement
-    tokens_per_batch: int = 4096
+    tokens_per_batch: int = TOKENS_ON_CPU
+
+
+def scorer_of(model: Model, devices: int = 1, tokens_per_batch: int | None = None) -> Scorer:
+    """Return a scorer of a model on the first so many devices, which must be there.
+
+    tokens_per_batch: computed at a time on each device; None: what suits it.
+    """
+    place = placement(model.config, Parallel(devices), devices_of(devices))
+    platform = devices_of(1)[0].platform
+    at_once = tokens_per_batch or (TOKENS_ON_CPU if platform == "cpu" else TOKENS_ON_GPU)
+    return Scorer(place.everywhere(model.weights), model.config, model.execution, place, at_once)
 
 
 class Row(NamedTuple):

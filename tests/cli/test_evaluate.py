@@ -22,9 +22,9 @@ from llmc_jax.data.tokenizers import write_tokenizer_bin
 from llmc_jax.errors import InputError
 from llmc_jax.evaluate.choices import Answer
 from llmc_jax.evaluate.figures import Mean
-from llmc_jax.evaluate.model import scorer_of
 from llmc_jax.evaluate.report import plain_data, shown
 from llmc_jax.evaluate.report import table as table_of
+from llmc_jax.evaluate.scorer import scorer_of
 from llmc_jax.evaluate.subjects import Cut, choice_figures, open_reader, text_of_file, text_result
 from llmc_jax.generate.model import open_model
 from tests.generate import plain
