@@ -1,4 +1,4 @@
-"""How files are opened, and written so that they are never half there; where an open one is; where caches live."""
+"""How files are found, opened and written, never half there; where an open one is; where caches live."""
 
 import errno
 import fcntl

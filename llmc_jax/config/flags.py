@@ -26,7 +26,7 @@ from llmc_jax.config.train import (
     TrainConfig,
 )
 from llmc_jax.errors import InputError, raise_problems
-from llmc_jax.files import expanded
+from llmc_jax.files import expanded, quoted
 
 # Flags that show something and run nothing.
 SHOW_ALONE = (
@@ -201,7 +201,7 @@ def _as_type(kind: type, text: str) -> Any:
 def _advice(about: Option, text: str) -> str:
     """Return what to write instead, where that can be guessed."""
     if about.name == "reuse" and (os.path.isdir(text) or os.sep in text):  # the path of a run
-        return f"; write -y 1 -o {shlex.quote(text)}"
+        return f"; write -y 1 -o {quoted(text)}"
     if about.type is int and isinstance(_as_type(int, text), str):  # 1e4 or 4.0
         number = _as_type(float, text)
         whole = isinstance(number, float) and number.is_integer() and value_problem(about, int(number)) is None
