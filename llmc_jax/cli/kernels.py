@@ -10,6 +10,7 @@ from llmc_jax.config.flags import own, step_config, take_own
 from llmc_jax.errors import InputError
 from llmc_jax.kernels import Findings
 from llmc_jax.machine.jax_setup import python_command, settle, typed
+from llmc_jax.streams import print_error
 from llmc_jax.trials import known
 from llmc_jax.trials.known import Known
 
@@ -102,7 +103,7 @@ def measure(words: Sequence[str], seconds: float) -> str:
 
     config, _ = step_config(words)
     for note in settle(steps=True):
-        print(note)
+        print_error(f"note: {note}")
     here = find_card()
     if here is None:
         raise InputError("--measure: there is no NVIDIA GPU here that JAX would use; there is nothing to measure")

@@ -316,7 +316,7 @@ def compare(words: list[str], own: SimpleNamespace) -> int:
         threads = [compare.Variant(f"threads={count}", tuple(words), threads=count) for count in counts]
         variants = [*threads, *variants[1:]]
     for note in settle(steps=True):
-        print(note)
+        print_error(f"note: {note}")
     results = compare.compare(variants, own.rounds, steps=3)
     if own.json:
         _write_json(own.json, {"results": results})

@@ -7,7 +7,6 @@ run has its limit besides. Where one process fails, the exchanges of all others 
 SIGABRT, or an error of theirs is raised. That is a consequence mostly, and is named only where no cause is found.
 """
 
-import shlex
 import signal
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple
 
 from llmc_jax.cluster.messages import Message, NotAMessage, number, text
 from llmc_jax.errors import ExitCode
+from llmc_jax.files import quoted
 
 LIMITS = {  # x --peer-timeout
     "start": 10, "compile": 30, "step": 5, "validate": 15, "evaluate": 15, "sample": 5, "save": 15, "end": 5,
@@ -262,5 +262,5 @@ def line_of(verdict: Verdict, folder: str = "") -> str:
         parts.append(f"last known in step {verdict.step}, phase {verdict.phase}")
     parts.append("all processes end")
     if folder and "-y 1 -o " not in verdict.words:  # which knows better, of a folder that was moved
-        parts.append(f"-y 1 -o {shlex.quote(folder)} goes on from the last checkpoint")
+        parts.append(f"-y 1 -o {quoted(folder)} goes on from the last checkpoint")
     return "; ".join(parts)
