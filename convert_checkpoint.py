@@ -2,10 +2,10 @@
 
 import sys
 
-from llmc_jax.cli.entrance import enter
+from llmc_jax.base.entrance import enter
 
 if __name__ == "__main__":
     enter()
-    from llmc_jax.cli.convert import main  # here, because it takes time, packages and a new Python
+    from llmc_jax.checkpoint.convert import main  # here, because it takes time, packages and a new Python
 
     sys.exit(main())

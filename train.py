@@ -26,10 +26,10 @@
 # ]
 # ///
 
-from llmc_jax.cli.entrance import enter
+from llmc_jax.base.entrance import enter
 
 if __name__ == "__main__":
     enter()
-    from llmc_jax.cli.train import program  # here, because it takes time, packages and a new Python
+    from llmc_jax.run.command import program  # here, because it takes time, packages and a new Python
 
     program()

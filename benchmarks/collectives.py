@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.heading import machine_line  # noqa: E402
 from benchmarks.sent import Collective, collectives, sent_bytes  # noqa: E402
-from llmc_jax.errors import InputError  # noqa: E402
+from llmc_jax.base.errors import InputError  # noqa: E402
 from llmc_jax.kernels import plain  # noqa: E402
 from llmc_jax.machine import compiling, gpus  # noqa: E402
 from llmc_jax.machine.deviceless import MemoryUse  # noqa: E402

@@ -23,7 +23,7 @@ import numpy as np
 
 from benchmarks.heading import machine_line
 from benchmarks.turns import Peer, Spread, blocks_in_turns, ratios, spread
-from llmc_jax.cli.convert import main as convert
+from llmc_jax.checkpoint.convert import main as convert
 from llmc_jax.data.items import Item
 from llmc_jax.data.tasks import read_items
 from llmc_jax.data.tokenizers import load_tokenizer

@@ -25,7 +25,7 @@ import numpy as np
 
 from benchmarks.heading import machine_line
 from benchmarks.turns import Peer, Spread, blocks_in_turns, ratios, spread
-from llmc_jax.cli.convert import main as convert
+from llmc_jax.checkpoint.convert import main as convert
 from llmc_jax.generate.engine import Drawn, Request, generate
 from llmc_jax.generate.llmc import next_token_logits
 from llmc_jax.generate.model import Model, flat_weights, open_model

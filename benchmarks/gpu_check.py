@@ -41,8 +41,8 @@ from benchmarks.gpu.results import (
     result_files,
     source_digest,
 )
-from llmc_jax.cli.kit import exit_status
-from llmc_jax.errors import InputError
+from llmc_jax.base.errors import InputError
+from llmc_jax.base.kit import exit_status
 from llmc_jax.machine.jax_setup import MEMORY_SHARE
 from llmc_jax.machine.nvml import GpuReading
 from llmc_jax.trials.children import Children, Outcome, Stuck, Task

@@ -37,7 +37,7 @@ from jax import lax  # noqa: E402
 from jax.experimental import pallas as pl  # noqa: E402
 from jax.experimental.pallas import mosaic_gpu as plgpu  # noqa: E402
 
-from llmc_jax.errors import InputError  # noqa: E402
+from llmc_jax.base.errors import InputError  # noqa: E402
 from llmc_jax.machine.deviceless import compile_for  # noqa: E402
 from llmc_jax.machine.gpus import TARGETS  # noqa: E402
 from pallas_kernels import layernorm, mosaic  # noqa: E402

@@ -186,7 +186,7 @@ def ceilings(card: Results) -> str:
 
 # ----- the rest -------------------------------------------------------------------------------------------------------
 
-# What the plan said before the card had run anything: `python -m llmc_jax.plan FLAGS --gpu h200 --quick` at e8c1994.
+# What the plan said before the card had run anything: `llmc-jax plan FLAGS --gpu h200 --quick` at e8c1994.
 BEFORE = {STEP: (110.0, 26.4), "d24 bf16 B=32": (154.0, 32.1), "d48 bf16 B=16": (345.0, 59.7)}
 
 
@@ -293,7 +293,7 @@ def draw(card: Results, path: Path) -> None:
     """Draw the three trainers as bars, and below them where a step's time goes."""
     from matplotlib.figure import Figure
 
-    from llmc_jax.pictures import save_figure
+    from llmc_jax.base.pictures import save_figure
 
     figure = Figure(figsize=(9, 4.3), dpi=120)
     above, below = figure.subplots(2, 1, gridspec_kw={"height_ratios": (3, 1.25), "hspace": 0.55})

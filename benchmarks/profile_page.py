@@ -33,7 +33,7 @@ def block_of(table: str, facts: dict[str, Any], flags: list[str]) -> str:
     """Return the text between the marks: command, machine and versions, rates, and the profiler's table."""
     rates, memory, device, step = facts["rates"], facts["rates"]["memory"], facts["device"], facts["seconds"]
     words = (
-        f"`python -m llmc_jax.profile {shlex.join(flags)}` on {device['kind']} with {device['cpu_cores']} cores, "
+        f"`llmc-jax profile {shlex.join(flags)}` on {device['kind']} with {device['cpu_cores']} cores, "
         f"Python {platform.python_version()}, JAX {facts['jax']}. The step without a trace took "
         f"{1e3 * step['median']:.0f} ms (quartiles {1e3 * step['low']:.0f} and {1e3 * step['high']:.0f}). "
         f"Its products alone reach {rates['products'] / 1e9:,.0f} GFLOP/s, the fastest {rates['flops'] / 1e9:,.0f}; "

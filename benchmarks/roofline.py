@@ -3,7 +3,7 @@
     python benchmarks/roofline.py [-e d12] [-b 64] [-t 1024] [--gpu h200]
     python benchmarks/roofline.py … --measured FILE.json      the time that each operation took beside its floor
 
-FILE.json is what `python -m llmc_jax.profile --json` wrote, or benchmarks/results/gpu_….json of gpu_check.sh, whose
+FILE.json is what `llmc-jax profile --json` wrote, or benchmarks/results/gpu_….json of gpu_check.sh, whose
 kernels' times stand where the shapes are the same. Needs no GPU, compiles nothing. It is the table of
 llmc_jax/plan/time.py, which has rates that were measured on such a card where there are any. FLOPs are those of the
 products, bytes are compulsory ones (llmc_jax/models/gpt2/work.py).
@@ -20,9 +20,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from llmc_jax.base.errors import InputError  # noqa: E402
 from llmc_jax.config.flags import parse_args  # noqa: E402
 from llmc_jax.config.model import ModelConfig, parse_descriptor  # noqa: E402
-from llmc_jax.errors import InputError  # noqa: E402
 from llmc_jax.machine.cards import named  # noqa: E402
 from llmc_jax.machine.target import machine_of  # noqa: E402
 from llmc_jax.models.gpt2.work import PHASES, Shape  # noqa: E402

@@ -26,10 +26,10 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.heading import machine_line  # noqa: E402
+from llmc_jax.base.errors import InputError  # noqa: E402
 from llmc_jax.checkpoint import store  # noqa: E402
 from llmc_jax.checkpoint.contents import FORMAT  # noqa: E402
 from llmc_jax.config.model import ModelConfig, parse_descriptor  # noqa: E402
-from llmc_jax.errors import InputError  # noqa: E402
 from llmc_jax.models.gpt2.tensors import flat_size, num_parameters  # noqa: E402
 
 PARTS = {

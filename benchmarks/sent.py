@@ -223,7 +223,7 @@ def _row(kind: str, found: list[Collective]) -> tuple[str, ...]:
 
 def listing(found: Sequence[Collective]) -> str:
     """Return a table of collectives, one a row, with what runs beside each."""
-    from llmc_jax import text
+    from llmc_jax.base import text
 
     return text.table(
         ("kind", "scope", "times", "MB", "arrays", "async", "operations", "products", "beside"),

@@ -43,10 +43,10 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.launches import launched, moved_bytes  # noqa: E402
+from llmc_jax.base.errors import InputError  # noqa: E402
 from llmc_jax.config.flags import parse_args  # noqa: E402
 from llmc_jax.config.model import ModelConfig, parse_descriptor  # noqa: E402
 from llmc_jax.config.train import TrainConfig  # noqa: E402
-from llmc_jax.errors import InputError  # noqa: E402
 from llmc_jax.machine import deviceless, gpus  # noqa: E402
 from llmc_jax.machine.hlo import Instruction, elements  # noqa: E402
 from llmc_jax.models.gpt2.work import PHASES, Shape, rows_at_once, step_work  # noqa: E402

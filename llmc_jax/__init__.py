@@ -8,7 +8,7 @@ import os
 import sys
 
 if sys.argv and os.path.basename(sys.argv[0]) in ("-m", "llmc-jax"):  # a program of ours, whose modules come next
-    from llmc_jax.cli.entrance import enter
+    from llmc_jax.base.entrance import enter
 
     enter()
 
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from llmc_jax import ops
+    from llmc_jax.base.errors import FormatError, InputError
     from llmc_jax.config.model import ModelConfig
-    from llmc_jax.errors import FormatError, InputError
     from llmc_jax.library import (
         Completion,
         Model,

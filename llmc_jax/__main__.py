@@ -1,6 +1,6 @@
-"""Run `python -m llmc_jax`; the command line is llmc_jax/cli/main.py."""
+"""`python -m llmc_jax` is `llmc-jax`."""
 
-from llmc_jax.cli.main import program
+from llmc_jax.base.main import program
 
 if __name__ == "__main__":
     program()

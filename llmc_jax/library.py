@@ -19,12 +19,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from llmc_jax.base.errors import InputError
+from llmc_jax.base.files import refuse_existing
 from llmc_jax.checkpoint.llmc import write_model
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.data.tokenizers import Tokenizer
-from llmc_jax.errors import InputError
-from llmc_jax.files import refuse_existing
 from llmc_jax.generate import heads
 from llmc_jax.generate.engine import Drawn, Request, generate
 from llmc_jax.generate.model import Model, flat_weights, open_model

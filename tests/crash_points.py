@@ -26,16 +26,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
+from llmc_jax.base.errors import InputError
+from llmc_jax.base.files import path_of
+from llmc_jax.base.streams import Output
 from llmc_jax.checkpoint import store
 from llmc_jax.checkpoint.manifest import MANIFEST
-from llmc_jax.cli.train import main
 from llmc_jax.config.checks import validate
 from llmc_jax.config.flags import parse_args
-from llmc_jax.errors import InputError
-from llmc_jax.files import path_of
 from llmc_jax.machine.versions import git_state
 from llmc_jax.run import loop
-from llmc_jax.streams import Output
+from llmc_jax.run.command import main
 from tests.same_run import OF_THE_RUN, WALL_CLOCK, leftovers, steps_of
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC

@@ -433,7 +433,7 @@ def test_an_error_at_every_place(recorded: Recording, error: str, monkeypatch: p
 # The program with known names for what is hidden, so that a tracer of system calls can be told of them.
 TRACED = """
 import secrets, sys
-from llmc_jax.cli.train import main
+from llmc_jax.run.command import main
 secrets.token_hex = lambda count: "0" * 2 * count
 sys.exit(main())
 """

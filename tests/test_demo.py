@@ -53,7 +53,7 @@ def test_the_demo(tmp_path: Path) -> None:
     assert all(np.isfinite(state.read(name)).all() for name in state.manifest.tensors)
 
     # asked by itself, the model gives the sample again that the run ended with
-    assert f"-m llmc_jax.generate {folder.relative_to(tmp_path)} " in done.stdout
+    assert f"llmc-jax generate {folder.relative_to(tmp_path)} " in done.stdout
     words = [sys.executable, "-m", "llmc_jax.generate", str(folder), "--llmc"]
     asked = subprocess.run(words, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True)
     assert asked.stdout.removesuffix("\n") == samples[-1].removesuffix("\n")

@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from llmc_jax.base.errors import InputError
 from llmc_jax.config.presets import PRESETS
 from llmc_jax.config.train import TrainConfig
-from llmc_jax.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
@@ -263,32 +263,38 @@ def commands(path: Path) -> list[list[str]]:
 
 def parsed(words: list[str]) -> Any:
     """A command's options, or None where it has none. Raises what the program does where it would refuse them."""
-    from llmc_jax.cli import checkpoint, compare, convert, data, evaluate_flags, generate_flags, kernels, report, watch
-    from llmc_jax.cli.main import COMMANDS
-    from llmc_jax.cli.plan_flags import OWN as PLAN
-    from llmc_jax.cli.profile_flags import OWN
+    from llmc_jax.base.commands import COMMANDS
+    from llmc_jax.checkpoint import command as checkpoint
+    from llmc_jax.checkpoint import convert
+    from llmc_jax.compare import command as compare
     from llmc_jax.config import flags
     from llmc_jax.config.flags import parse_args, take_own
+    from llmc_jax.data import command as data
+    from llmc_jax.evaluate import flags as evaluate_flags
+    from llmc_jax.generate import flags as generate_flags
+    from llmc_jax.plan.flags import OWN as PLAN
+    from llmc_jax.profile.flags import OWN
+    from llmc_jax.report import command as report
+    from llmc_jax.trials import command as kernels
+    from llmc_jax.watch import command as watch
 
-    if words[:3] == ["python", "-m", "llmc_jax"]:
-        words = ["llmc-jax", *words[3:]]
-    if words[0] == "llmc-jax" and "".join(words[1:2]) in COMMANDS:
-        script = {"train": ["train.py"], "convert": ["convert_checkpoint.py"]}.get(words[1])
-        words = ["python", *(script or ["-m", f"llmc_jax.{words[1]}"]), *words[2:]]
+    words = [word.removeprefix(".venv/bin/") for word in words[:1]] + words[1:]
+    if words[0] == "llmc-jax" and (about := COMMANDS.get("".join(words[1:2]))) and about.script:
+        words = ["python", about.script, *words[2:]]
     for start, parse in (
         (["python", "train.py"], flags.parse_args),
-        (["llmc-jax"], flags.parse_args),
-        (["python", "-m", "llmc_jax.data"], data.make_parser().parse_args),
-        (["python", "-m", "llmc_jax.plan"], lambda words: parse_args(["-b", "4", *take_own(words, PLAN)[1]])),
-        (["python", "-m", "llmc_jax.profile"], lambda words: take_own(words, OWN)),
-        (["python", "-m", "llmc_jax.kernels"], lambda words: take_own(words, kernels.OWN)),
-        (["python", "-m", "llmc_jax.checkpoint"], checkpoint.make_parser().parse_args),
-        (["python", "-m", "llmc_jax.generate"], generate_flags.parse),
-        (["python", "-m", "llmc_jax.evaluate"], evaluate_flags.parse),
-        (["python", "-m", "llmc_jax.compare"], compare.make_parser().parse_args),
-        (["python", "-m", "llmc_jax.report"], report.make_parser().parse_args),
-        (["python", "-m", "llmc_jax.watch"], watch.make_parser().parse_args),
+        (["llmc-jax", "data"], data.make_parser().parse_args),
+        (["llmc-jax", "plan"], lambda words: parse_args(["-b", "4", *take_own(words, PLAN)[1]])),
+        (["llmc-jax", "profile"], lambda words: take_own(words, OWN)),
+        (["llmc-jax", "kernels"], lambda words: take_own(words, kernels.OWN)),
+        (["llmc-jax", "checkpoint"], checkpoint.make_parser().parse_args),
+        (["llmc-jax", "generate"], generate_flags.parse),
+        (["llmc-jax", "evaluate"], evaluate_flags.parse),
+        (["llmc-jax", "compare"], compare.make_parser().parse_args),
+        (["llmc-jax", "report"], report.make_parser().parse_args),
+        (["llmc-jax", "watch"], watch.make_parser().parse_args),
         (["python", "convert_checkpoint.py"], convert.make_parser().parse_args),
+        (["llmc-jax"], flags.parse_args),
     ):
         rest = words[len(start) :]
         if words[: len(start)] == start:

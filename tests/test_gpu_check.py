@@ -21,9 +21,9 @@ from benchmarks.gpu.plan import ATTENTION, D12_NUMERICS, PARTS, SIDE_BY_SIDE, ST
 from benchmarks.gpu.programs import step_times
 from benchmarks.gpu.results import DONE, FAILED, SKIPPED, UNJUDGED, Record, Results, page, result_files, source_digest
 from llmc_jax import kernels
+from llmc_jax.base.errors import InputError
 from llmc_jax.config.flags import parse_args
 from llmc_jax.config.model import parse_descriptor
-from llmc_jax.errors import InputError
 from llmc_jax.kernels import GROUPS
 from llmc_jax.kernels.ours import FILES
 from llmc_jax.machine import deviceless

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from llmc_jax.cli.train import main
 from llmc_jax.config.flags import parse_args
 from llmc_jax.config.train import TrainConfig
+from llmc_jax.run.command import main
 from tests.same_run import check_same, steps_of, write_shards
 
 ROOT = Path(__file__).resolve().parents[1]

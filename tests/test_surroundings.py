@@ -14,16 +14,22 @@ import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import pytest
 
-from llmc_jax.cli import evaluate_flags, generate_flags, kernels, plan_flags, profile_flags
+from llmc_jax.base.commands import COMMANDS
+from llmc_jax.base.errors import ExitCode, InputError
 from llmc_jax.config.train import OPTIONS
 from llmc_jax.data.documents import refuse_utf16
 from llmc_jax.data.tokenfile import open_token_file
-from llmc_jax.errors import ExitCode, InputError
+from llmc_jax.evaluate import flags as evaluate_flags
+from llmc_jax.generate import flags as generate_flags
 from llmc_jax.logs.files import read_metrics
+from llmc_jax.plan import flags as plan_flags
+from llmc_jax.profile import flags as profile_flags
+from llmc_jax.trials import command as kernels
 
 pytestmark = pytest.mark.usefixtures("nothing_lasts")
 
@@ -40,6 +46,11 @@ class Done(NamedTuple):
     err: str
 
 
+def module(name: str) -> ModuleType:
+    """Return the module of one of the commands."""
+    return import_module(f"llmc_jax.{COMMANDS[name].module}")
+
+
 def command(name: str, *words: Any, stdin: bytes = b"", encoding: str = "utf-8") -> Done:
     """Run one of the commands, as if standard output had this encoding and no error handler of its own."""
     raw, err = io.BytesIO(), io.StringIO()
@@ -48,7 +59,7 @@ def command(name: str, *words: Any, stdin: bytes = b"", encoding: str = "utf-8")
         patch.setattr(sys, "stdout", out)
         patch.setattr(sys, "stderr", err)
         patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding=encoding))
-        status = import_module(f"llmc_jax.cli.{name}").main([str(word) for word in words])
+        status = module(name).main([str(word) for word in words])
     out.flush()
     return Done(status, raw.getvalue().decode(encoding, "surrogateescape"), err.getvalue())
 
@@ -128,7 +139,7 @@ PATHS |= {"LOG", "EXECUTABLE", "MODEL", "A", "B"}
 
 def test_all_flags_of_paths_take_a_home_folder() -> None:
     names = ("checkpoint", "compare", "convert", "data", "report", "watch")
-    made = [import_module(f"llmc_jax.cli.{name}").make_parser() for name in names]
+    made = [module(name).make_parser() for name in names]
     made += [evaluate_flags.make_parser(), generate_flags.make_parser()]
     taken = [action for parser in made for action in parsers(parser)]
     paths = [action for action in taken if action.metavar in PATHS and action.type is not int]

@@ -8,7 +8,7 @@ from contextlib import suppress
 from importlib import metadata
 from typing import Any
 
-from llmc_jax.errors import InputError
+from llmc_jax.base.errors import InputError
 from llmc_jax.machine.device import first_device
 from llmc_jax.machine.nvml import pci_bus_id
 from llmc_jax.trials.clock import Timing, queued, timing

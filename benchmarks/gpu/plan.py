@@ -24,7 +24,7 @@ PARTS = {
     "resume": "a run killed and continued in a new process: the same bits; and what a save costs",
     "variants": "GPT-2 124M's step with one thing changed at a time",
     "start": "seconds from the command to the first training step, with an empty and with a filled compile cache",
-    "profile": "where the step's time goes, by `python -m llmc_jax.profile`",
+    "profile": "where the step's time goes, by `llmc-jax profile`",
     "check": "what train.py finds out about its kernels before a first run, and the seconds that this takes",
     "llmc": "the programs of llm.c, where $LLMC names the folder that they were built in",
 }

@@ -95,7 +95,7 @@ def check(words: str) -> Figures:
     if done.returncode:
         raise RuntimeError(f"{shlex.join(command)} ended with status {done.returncode}: {said[-300:]}")
     text_file = Path(os.environ["GPU_CHECK_OUTPUT"]) / f"{os.environ['GPU_CHECK_NAME']}_check.txt"
-    text_file.write_text(f"$ python -m llmc_jax.kernels --measure {words}\n\n{said}\n")
+    text_file.write_text(f"$ llmc-jax kernels --measure {words}\n\n{said}\n")
     last = [line.strip() for line in done.stdout.splitlines() if line.strip()][-2:]
     return {"s": seconds, "says": " / ".join(last)[-300:], "table": text_file.name, "flags": words}
 
@@ -113,7 +113,7 @@ def profile(words: str) -> Figures:
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     if done.returncode:
         raise RuntimeError(f"{shlex.join(command)} ended with status {done.returncode}: {done.stderr[-300:]}")
-    text_file.write_text(f"$ python -m llmc_jax.profile {words}\n\n{done.stdout}")
+    text_file.write_text(f"$ llmc-jax profile {words}\n\n{done.stdout}")
     found: Figures = {"table": text_file.name, "JSON": json_file.name, "trace": str(scratch / "trace"), "flags": words}
     if not json.loads(json_file.read_text())["operations"] or not list((scratch / "trace").glob("step.json")):
         return found | {"groups": "none: the trace has no instructions"}

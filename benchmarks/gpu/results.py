@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from benchmarks.gpu import groups
 from benchmarks.gpu.plan import PARTS, Item, plan
-from llmc_jax.errors import InputError
-from llmc_jax.files import digest_of_files
+from llmc_jax.base.errors import InputError
+from llmc_jax.base.files import digest_of_files
 from llmc_jax.trials.figures import Figures
 from pallas_kernels import tuning
 

@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.gpu.plan import Item
 from benchmarks.gpu.results import NO_MEMORY, source_digest
 from benchmarks.gpu.stepping import QUEUED
-from llmc_jax.errors import InputError
+from llmc_jax.base.errors import InputError
 from llmc_jax.trials.children import Children, Outcome, Task
 from llmc_jax.trials.figures import Figures
 

@@ -1,8 +1,6 @@
-"""Run `python -m llmc_jax.checkpoint`; the command line is llmc_jax/cli/checkpoint.py."""
+"""`python -m llmc_jax.checkpoint` is `llmc-jax checkpoint`."""
 
-import sys
-
-from llmc_jax.cli.checkpoint import main
+from llmc_jax.base.main import program
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program("checkpoint")

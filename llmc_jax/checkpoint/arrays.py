@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 
+from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.checkpoint.manifest import THREADS, Tensor, digest_of_block, dtype_of, in_threads, opened_regular
-from llmc_jax.errors import FormatError, InputError
 
 TENSORS = "tensors"  # the folder of the arrays
 WORTH_A_THREAD = 1 << 20  # bytes that take longer to read than a thread to begin

@@ -10,9 +10,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from llmc_jax.base.errors import FormatError
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.data.tokenizers import Named
-from llmc_jax.errors import FormatError
 
 FORMAT = 2  # of the metadata and of the manifest beside it, as they are written
 FORMATS = (1, FORMAT)  # that are read; for ever, since a run may be continued years later

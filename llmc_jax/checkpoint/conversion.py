@@ -1,6 +1,6 @@
 """From any checkpoint that can be opened to each format that can be written, a slice at a time, and checked.
 
-What is written is read back and compared before it gets its name. Leaves out the command line (cli/convert.py) and the
+What is written is read back and compared before it gets its name. Leaves out the command line (convert.py) and the
 formats themselves.
 """
 
@@ -18,6 +18,8 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
+from llmc_jax.base.errors import InputError
+from llmc_jax.base.files import reason, refuse_existing, sync
 from llmc_jax.checkpoint import hugging_face, llmc, llmc_state, store
 from llmc_jax.checkpoint.contents import Identity, Metadata
 from llmc_jax.checkpoint.llmc import bf16_to_fp32, fp32_to_bf16
@@ -29,8 +31,6 @@ from llmc_jax.config.model import ModelConfig
 from llmc_jax.data import tables
 from llmc_jax.data.hf_tokenizer import FILES as TOKENIZER_FILES
 from llmc_jax.data.tokenizers import Choice, Tokenizer, drawable, known_eot
-from llmc_jax.errors import InputError
-from llmc_jax.files import reason, refuse_existing, sync
 from llmc_jax.models.gpt2.tensors import flat_size, num_parameters, tensor_specs
 
 DIFFERS = "not written: what was read back differs from what was written; is the disk sound?"

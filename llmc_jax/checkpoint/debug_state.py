@@ -17,15 +17,15 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from llmc_jax import magics
+from llmc_jax.base import magics
+from llmc_jax.base.errors import FormatError, InputError
+from llmc_jax.base.files import opened, refuse_existing, stamp_of
 from llmc_jax.checkpoint import llmc
 from llmc_jax.checkpoint.reading import HEADER_BYTES, HEADER_INTS, Stored, Summed, read_at, read_header_ints
 from llmc_jax.checkpoint.source import Source
 from llmc_jax.checkpoint.sources import flat_parameters, open_source
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.data.tokenfile import open_token_file
-from llmc_jax.errors import FormatError, InputError
-from llmc_jax.files import opened, refuse_existing, stamp_of
 from llmc_jax.models.gpt2.tensors import num_parameters, padded
 
 WHAT = "a debug state of llm.c"

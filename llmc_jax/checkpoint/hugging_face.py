@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from llmc_jax.base.errors import FormatError
+from llmc_jax.base.files import json_text, read_json_object
 from llmc_jax.checkpoint.llmc import fp32_to_bf16, with_padding
 from llmc_jax.checkpoint.reading import ITEMSIZE, Stored
 from llmc_jax.checkpoint.safetensors import read_archive, read_index, write_archive
 from llmc_jax.checkpoint.source import Slice, Source, SpecialTokens, slices
 from llmc_jax.config.model import GPT2_VOCAB, ModelConfig, pad_vocab
-from llmc_jax.errors import FormatError
-from llmc_jax.files import json_text, read_json_object
 from llmc_jax.models.gpt2.tensors import BY_NAME, TENSORS
 
 WEIGHTS = "model.safetensors"

@@ -17,11 +17,11 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from llmc_jax import magics
+from llmc_jax.base import magics
+from llmc_jax.base.errors import FormatError, InputError
+from llmc_jax.base.files import Stamp, complete_file, opened, reason, refuse_irregular, stamp_of
 from llmc_jax.checkpoint.reading import HEADER_BYTES, HEADER_INTS, Stored, Summed, chunks, not_finite, read_header_ints
 from llmc_jax.config.model import ModelConfig, pad_vocab
-from llmc_jax.errors import FormatError, InputError
-from llmc_jax.files import Stamp, complete_file, opened, reason, refuse_irregular, stamp_of
 from llmc_jax.models.gpt2.tensors import BY_NAME, num_parameters, tensor_specs, views
 
 SHAPE_FIELDS = ("max_seq_len", "vocab_size", "num_layers", "num_heads", "channels")  # header ints 2..6

@@ -43,17 +43,17 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from llmc_jax import magics
+from llmc_jax.base import magics
+from llmc_jax.base.errors import FormatError, InputError
+from llmc_jax.base.files import opened, reason, refuse_existing, stamp_of, write_problem
+from llmc_jax.base.rng import MT_WORDS, seed_words, skip_u32
 from llmc_jax.checkpoint import llmc
 from llmc_jax.checkpoint.contents import Identity, Metadata
 from llmc_jax.checkpoint.reading import HEADER_BYTES, Stored, Summed, read_at, read_header_ints
 from llmc_jax.checkpoint.source import Source, slices
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.data.loader import NOT_IN_LLMC, Rank
-from llmc_jax.errors import FormatError, InputError
-from llmc_jax.files import opened, reason, refuse_existing, stamp_of, write_problem
 from llmc_jax.models.gpt2.tensors import BY_NAME, num_parameters, tensor_specs
-from llmc_jax.rng import MT_WORDS, seed_words, skip_u32
 
 WHAT = "a training state of llm.c"
 VERSION = 1

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from llmc_jax.base.errors import FormatError
 from llmc_jax.checkpoint.contents import FORMAT, FORMATS
-from llmc_jax.errors import FormatError
 from llmc_jax.models.tensors import BLOCKS, FLAT_MULTIPLE
 
 MANIFEST, METADATA = "MANIFEST.json", "run.json"

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from llmc_jax.base.errors import FormatError, InputError
+from llmc_jax.base.files import opened
 from llmc_jax.checkpoint import hugging_face
 from llmc_jax.checkpoint.source import Source
-from llmc_jax.errors import FormatError, InputError
-from llmc_jax.files import opened
 
 SIZES = hugging_face.SIZES | {"max_seq_len": "block_size"}
 DTYPES = {theirs: ours for ours, theirs in hugging_face.TORCH_NAMES.items()}

@@ -12,9 +12,9 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from llmc_jax import magics
-from llmc_jax.errors import FormatError, InputError
-from llmc_jax.files import Stamp, opened, stamp_of
+from llmc_jax.base import magics
+from llmc_jax.base.errors import FormatError, InputError
+from llmc_jax.base.files import Stamp, opened, stamp_of
 
 HEADER_INTS = 256
 HEADER_BYTES = 4 * HEADER_INTS

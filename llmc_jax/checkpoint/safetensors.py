@@ -18,9 +18,9 @@ from typing import Any, BinaryIO
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from llmc_jax.base.errors import FormatError
+from llmc_jax.base.files import opened, read_json_object, stamp_of
 from llmc_jax.checkpoint.reading import ITEMSIZE, Stored, read_exactly
-from llmc_jax.errors import FormatError
-from llmc_jax.files import opened, read_json_object, stamp_of
 
 FLOATS = {"F32": "fp32", "BF16": "bf16", "F16": "fp16"}  # what can be read here as float32
 LARGEST_INDEX = 100_000_000  # bytes

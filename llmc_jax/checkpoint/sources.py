@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from llmc_jax import magics
+from llmc_jax.base import magics
+from llmc_jax.base.errors import FormatError, InputError
+from llmc_jax.base.files import opened, reason
 from llmc_jax.checkpoint import store
 from llmc_jax.checkpoint.llmc import ModelFile, bf16_to_fp32, open_model
 from llmc_jax.checkpoint.llmc_state import open_llmc_state
@@ -21,8 +23,6 @@ from llmc_jax.checkpoint.reading import fp16_to_fp32
 from llmc_jax.checkpoint.source import Source, SpecialTokens, slices
 from llmc_jax.config.model import ModelConfig, described, where_published
 from llmc_jax.config.train import TrainConfig
-from llmc_jax.errors import FormatError, InputError
-from llmc_jax.files import opened, reason
 from llmc_jax.models.gpt2.init import random_parameters
 from llmc_jax.models.gpt2.tensors import BY_NAME, Params, flat_size, views
 

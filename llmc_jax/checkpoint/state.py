@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from llmc_jax.base.errors import FormatError
 from llmc_jax.checkpoint.store import Checkpoint
 from llmc_jax.config.model import ModelConfig
-from llmc_jax.errors import FormatError
 from llmc_jax.models.gpt2.tensors import flat_size
 
 if TYPE_CHECKING:

@@ -35,6 +35,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from llmc_jax.base.errors import FormatError, InputError
+from llmc_jax.base.files import reason, sync, write_bytes
+from llmc_jax.base.streams import escaped
 from llmc_jax.checkpoint.arrays import TENSORS as ARRAYS
 from llmc_jax.checkpoint.arrays import (
     array_files,
@@ -70,12 +73,9 @@ from llmc_jax.checkpoint.manifest import (
     val_loss_of,
 )
 from llmc_jax.config.model import ModelConfig
-from llmc_jax.errors import FormatError, InputError
-from llmc_jax.files import reason, sync, write_bytes
 from llmc_jax.logs.files import LOCK, METRICS
 from llmc_jax.models.gpt2.tensors import TENSORS, flat_size, tensor_specs
 from llmc_jax.models.tensors import BLOCKS, FLAT_MULTIPLE
-from llmc_jax.streams import escaped
 
 ROOM = 16 << 20  # bytes that a save leaves free on the disk, for the logs
 

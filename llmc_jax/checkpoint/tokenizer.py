@@ -6,11 +6,11 @@ A table that it brings along and that cannot be read is never replaced by anothe
 from contextlib import suppress
 from pathlib import Path
 
+from llmc_jax.base.errors import InputError
 from llmc_jax.checkpoint.source import Source
 from llmc_jax.data import tables
 from llmc_jax.data.hf_tokenizer import has_tokenizer
 from llmc_jax.data.tokenizers import PUBLIC, Choice, Named, file_tokenizer, fitted, load_tokenizer, public_tokenizer
-from llmc_jax.errors import InputError
 from llmc_jax.logs.files import config_file
 
 

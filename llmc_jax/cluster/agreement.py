@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from llmc_jax.base.errors import InputError
 from llmc_jax.cluster.worker import Group
-from llmc_jax.errors import InputError
 
 FAILURES = (InputError, OSError, MemoryError)  # of one process, that the others are told
 

@@ -13,6 +13,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from llmc_jax.base.errors import InputError
+from llmc_jax.base.files import write_atomic
 from llmc_jax.cluster.judge import Ended, Meeting, Peer, Verdict, beat_interval, judge, judge_start
 from llmc_jax.cluster.launchers import Member
 from llmc_jax.cluster.links import Clock, Link
@@ -28,8 +30,6 @@ from llmc_jax.cluster.messages import (
     seconds,
     text,
 )
-from llmc_jax.errors import InputError
-from llmc_jax.files import write_atomic
 
 ADDRESS_FILE = "rank_0_address.json"  # in the folder of -pf, until all have come
 ALL_ROWS = 64  # processes up to which everybody is told of all at every beat; of more, less often

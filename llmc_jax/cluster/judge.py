@@ -12,9 +12,9 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from llmc_jax.base.errors import ExitCode
+from llmc_jax.base.files import quoted
 from llmc_jax.cluster.messages import Message, NotAMessage, number, text
-from llmc_jax.errors import ExitCode
-from llmc_jax.files import quoted
 
 LIMITS = {  # x --peer-timeout
     "start": 10, "compile": 30, "step": 5, "validate": 15, "evaluate": 15, "sample": 5, "save": 15, "end": 5,

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from llmc_jax.config.options import parse_address
+from llmc_jax.base.errors import InputError
+from llmc_jax.base.files import reason
+from llmc_jax.base.options import parse_address
 from llmc_jax.config.train import BY_NAME, TrainConfig
-from llmc_jax.errors import InputError
-from llmc_jax.files import reason
 
 PORT = 12345  # llm.c's
 # Where process 0 listens if the launcher names the job: below the ports that Kubernetes (from 30000) and Linux (from

@@ -18,14 +18,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from llmc_jax.base.errors import ExitCode, InputError
+from llmc_jax.base.streams import print_error
 from llmc_jax.cluster.hub import SECRET, Address, Hello, Hub, in_words, rows_of
 from llmc_jax.cluster.judge import Ended, Peer, Verdict, beat_interval, judge_hub, line_of
 from llmc_jax.cluster.launchers import Member
 from llmc_jax.cluster.links import Clock, Link
 from llmc_jax.cluster.messages import Message, NotAMessage, number, seconds, text
 from llmc_jax.cluster.worker import VARIABLE
-from llmc_jax.errors import ExitCode, InputError
-from llmc_jax.streams import print_error
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SECONDS_TO_END = 5.0  # for a worker that has said that it ends, or was killed

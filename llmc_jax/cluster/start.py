@@ -8,11 +8,11 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
+from llmc_jax.base.errors import InputError
+from llmc_jax.base.options import show_value
 from llmc_jax.cluster.launchers import devices_asked
 from llmc_jax.config.checks import devices_of_each
-from llmc_jax.config.options import show_value
 from llmc_jax.config.train import BY_NAME, OPTIONS, PROCESSES, TrainConfig
-from llmc_jax.errors import InputError
 from llmc_jax.machine.versions import git_state, installed, versions
 
 # Packages beside JAX's whose versions must agree on GPUs: the plugin, and what the processes talk through.

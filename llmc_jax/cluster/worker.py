@@ -15,9 +15,9 @@ from collections.abc import MutableMapping
 from concurrent.futures import Future
 from typing import Any, NoReturn
 
+from llmc_jax.base.errors import ExitCode, InputError
 from llmc_jax.cluster.judge import KINDS, LIMITS, beat_interval
 from llmc_jax.cluster.messages import Lines, Message, NotAMessage, encode
-from llmc_jax.errors import ExitCode, InputError
 
 VARIABLE = "LLMC_JAX_GROUP"  # of the environment: the number of the socket
 DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux's prctl

@@ -1,4 +1,4 @@
 """Beside llm.c: two logs, two checkpoints, a debug state and our gradients, two programs on the same work.
 
-`python -m llmc_jax.compare`; each comparison is a file here. Leaves out what is compared.
+`llmc-jax compare`; each comparison is a file here. Leaves out what is compared.
 """

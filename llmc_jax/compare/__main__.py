@@ -1,8 +1,6 @@
-"""Run `python -m llmc_jax.compare`; the command line is llmc_jax/cli/compare.py."""
+"""`python -m llmc_jax.compare` is `llmc-jax compare`."""
 
-import sys
-
-from llmc_jax.cli.compare import main
+from llmc_jax.base.main import program
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program("compare")

@@ -23,11 +23,11 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.lib import format as npy
 
+from llmc_jax.base.errors import FormatError, InputError
+from llmc_jax.base.files import opened, read_json_object, reason, stamp_of
 from llmc_jax.checkpoint.reading import read_exactly
 from llmc_jax.compare.tensors import Difference, Limit, difference
 from llmc_jax.config.model import ModelConfig
-from llmc_jax.errors import FormatError, InputError
-from llmc_jax.files import opened, read_json_object, reason, stamp_of
 from llmc_jax.models.gpt2.model import Execution, block_backward, block_forward, block_params
 from llmc_jax.models.gpt2.operations import Operation, backward_operations, forward_operations, full_name, row_of
 from llmc_jax.models.gpt2.tensors import Params, letters

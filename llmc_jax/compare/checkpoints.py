@@ -1,4 +1,4 @@
-"""Two checkpoints of any format beside each other, tensor by tensor: `python -m llmc_jax.compare checkpoints`.
+"""Two checkpoints of any format beside each other, tensor by tensor: `llmc-jax compare checkpoints`.
 
 Reads one layer of one tensor at a time. Leaves out how each format is read (checkpoint/sources.py), and whatever a
 training state holds besides weights, m and v.
@@ -10,7 +10,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from llmc_jax import text
+from llmc_jax.base import text
 from llmc_jax.checkpoint.llmc import V2_ORDERS
 from llmc_jax.checkpoint.source import Source
 from llmc_jax.checkpoint.sources import open_source

@@ -1,6 +1,6 @@
 """A debug state of llm.c beside our forward and backward of the same batch: errors, llm.c's verdict, who began.
 
-`python -m llmc_jax.compare debug-state`. Leaves out the values between the operations (activations.py).
+`llmc-jax compare debug-state`. Leaves out the values between the operations (activations.py).
 """
 
 import argparse
@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from llmc_jax.base.errors import InputError
+from llmc_jax.base.text import table
 from llmc_jax.checkpoint.debug_state import DebugState, program, read_debug_state
 from llmc_jax.checkpoint.source import Source
 from llmc_jax.checkpoint.sources import flat_parameters, open_source
@@ -19,11 +21,9 @@ from llmc_jax.compare.report import Show, small
 from llmc_jax.compare.tensors import Difference, Limit, as_json, cells, difference, index_text, tolerance_of
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.config.train import ATTENTIONS, BY_NAME, TrainConfig
-from llmc_jax.errors import InputError
 from llmc_jax.machine import jax_setup
 from llmc_jax.machine.device import first_device
 from llmc_jax.models.gpt2.tensors import TENSORS, Params, views
-from llmc_jax.text import table
 
 if TYPE_CHECKING:  # they bring JAX in
     from llmc_jax.compare.activations import Folder, Model, Step

@@ -17,6 +17,9 @@ from itertools import batched, chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from llmc_jax.base.errors import ExitCode, InputError
+from llmc_jax.base.files import reason
+from llmc_jax.base.text import wrapped
 from llmc_jax.checkpoint.llmc import read_header
 from llmc_jax.compare import logs
 from llmc_jax.compare.report import Show
@@ -24,11 +27,8 @@ from llmc_jax.config.checks import validate
 from llmc_jax.config.flags import parse_args
 from llmc_jax.config.train import AUTO_BATCH, OPTIONS
 from llmc_jax.data.tokenizers import write_tokenizer_bin
-from llmc_jax.errors import ExitCode, InputError
-from llmc_jax.files import reason
 from llmc_jax.logs.reading import Log, read_log
 from llmc_jax.machine.jax_setup import child_environment
-from llmc_jax.text import wrapped
 
 CPU, FP32, CUDA = "train_gpt2", "train_gpt2fp32cu", "train_gpt2cu"  # the names that llm.c's Makefile gives them
 FILES = {  # what stands for a flag in their working folder
@@ -221,7 +221,7 @@ def run_ours(comparison: Comparison, folder: Path, dtype: str | None) -> tuple[L
     environment = child_environment()
     if comparison.kind == CPU:  # beside a CPU a CPU
         environment.setdefault("JAX_PLATFORMS", "cpu")
-    program = [sys.executable, "-c", "from llmc_jax.cli.train import program; program()"]
+    program = [sys.executable, "-c", "from llmc_jax.run.command import program; program()"]
     output = folder / "ours.txt"
     status = _run([*program, *words], output, None, environment)
     if status not in (ExitCode.DONE, ExitCode.DIVERGED):

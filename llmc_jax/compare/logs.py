@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from llmc_jax.base.errors import InputError
+from llmc_jax.base.files import check_output
+from llmc_jax.base.text import table, wrapped
 from llmc_jax.compare import report
 from llmc_jax.compare.report import Show
 from llmc_jax.compare.tensors import tolerance_of
-from llmc_jax.errors import InputError
-from llmc_jax.files import check_output
 from llmc_jax.logs.curves import Curve, finite, moving_mean, window_of
 from llmc_jax.logs.reading import Log, read_log
-from llmc_jax.text import table, wrapped
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 TOLERANCE = 0.01  # nats per token; what llm.c's own tests allow a loss

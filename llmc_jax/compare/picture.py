@@ -3,23 +3,21 @@
 matplotlib is imported when a picture is drawn, and used without pyplot.
 """
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from llmc_jax.base.pictures import PALETTE, save_figure, short_names
 from llmc_jax.compare.logs import LETTERS, TRAIN, Difference
 from llmc_jax.logs.curves import Curve, binned, finite, loss_range, smoothed, window_of
 from llmc_jax.logs.reading import Log
-from llmc_jax.pictures import PALETTE, save_figure
 from llmc_jax.run.curves import BASELINE, mark_outside, show_range
 
 STYLES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (6, 1.5, 1, 1.5)), (0, (1.5, 1)), (0, (6, 1.5, 1, 1.5, 1, 1.5)))
 MARKS = ("o", "s", "^", "D", "v", "P")
 WIDE = {"linewidth": 4.0, "alpha": 0.4}  # of the first log: others on top do not hide it
-LONGEST_NAME = 48
 
 
 class Look(NamedTuple):
@@ -61,17 +59,6 @@ def draw_logs(logs: Sequence[Log], found: Sequence[Difference], out_png: Path, n
     _finish(lower, f"difference to {names[0].split()[0]}")
     lower.set_xlabel("step")
     save_figure(figure, out_png)
-
-
-def short_names(paths: Sequence[str]) -> list[str]:
-    """Return paths without the folders that they share, cut to the end; without characters that begin a formula."""
-    try:
-        shared = os.path.commonpath([os.path.dirname(path) for path in paths])
-    except ValueError:  # some absolute, some not
-        shared = ""
-    names = ["".join(c if c.isprintable() and c != "$" else "?" for c in path) for path in paths]
-    names = [name[len(shared) :].lstrip("/") if shared else name for name in names]
-    return [name if len(name) <= LONGEST_NAME else f"…{name[1 - LONGEST_NAME :]}" for name in names]
 
 
 def _draw_losses(axes: Any, log: Log, name: str, look: Look, *, wide: bool) -> None:

@@ -1,6 +1,6 @@
 """What all comparisons share in saying their result: how numbers stand in tables.
 
-Leaves out what the result is, and where its JSON goes (cli/compare.py).
+Leaves out what the result is, and where its JSON goes (compare/command.py).
 """
 
 from collections.abc import Callable

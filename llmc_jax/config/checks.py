@@ -8,10 +8,10 @@ from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple
 
+from llmc_jax.base.errors import InputError, raise_problems
+from llmc_jax.base.options import field_problem
 from llmc_jax.config.model import ModelConfig, described, divisors
-from llmc_jax.config.options import field_problem
 from llmc_jax.config.train import AUTO_BATCH, BY_NAME, OPTIONS, TrainConfig
-from llmc_jax.errors import InputError, raise_problems
 
 
 class Rule(NamedTuple):

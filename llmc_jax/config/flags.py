@@ -1,4 +1,4 @@
-"""Words of the command line to values of `TrainConfig`. Leaves out `--help` and what runs (cli/train.py)."""
+"""Words of the command line to values of `TrainConfig`. Leaves out `--help` and what runs (run/command.py)."""
 
 import os
 import re
@@ -10,8 +10,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+from llmc_jax.base.errors import InputError, raise_problems
+from llmc_jax.base.files import expanded, quoted
+from llmc_jax.base.options import Option, at_least, show_value, value_problem
 from llmc_jax.config.checks import validate
-from llmc_jax.config.options import Option, at_least, show_value, value_problem
 from llmc_jax.config.presets import DEFAULT_PRESET, PRESETS
 from llmc_jax.config.train import (
     AUTO_BATCH,
@@ -25,8 +27,6 @@ from llmc_jax.config.train import (
     TRACKERS,
     TrainConfig,
 )
-from llmc_jax.errors import InputError, raise_problems
-from llmc_jax.files import expanded, quoted
 
 # Flags that show something and run nothing.
 SHOW_ALONE = (

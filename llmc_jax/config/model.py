@@ -4,7 +4,7 @@ import math
 import re
 from dataclasses import dataclass
 
-from llmc_jax.errors import InputError
+from llmc_jax.base.errors import InputError
 
 GPT2_VOCAB = 50257
 # dN -> (heads, channels)

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
-from llmc_jax.config.options import (
+from llmc_jax.base.errors import raise_problems
+from llmc_jax.base.options import (
     ABOVE_ZERO,
     ADDRESS,
     BELOW_ONE,
@@ -26,7 +27,6 @@ from llmc_jax.config.options import (
     minus_one_or_at_least,
     option,
 )
-from llmc_jax.errors import raise_problems
 
 START = "Start"
 DATA = "Data"

@@ -1,8 +1,6 @@
-"""Run `python -m llmc_jax.data`; the command line is llmc_jax/cli/data.py."""
+"""`python -m llmc_jax.data` is `llmc-jax data`."""
 
-import sys
-
-from llmc_jax.cli.data import program
+from llmc_jax.base.main import program
 
 if __name__ == "__main__":
-    sys.exit(program())
+    program("data")

@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from llmc_jax.base.errors import InputError
+from llmc_jax.base.files import cache_folder, reason, refusing, write_atomic, write_bytes
 from llmc_jax.data import tables
 from llmc_jax.data.documents import BLANK_LINE, cut_documents
 from llmc_jax.data.tokenfile import open_token_file, write_token_file
 from llmc_jax.data.tokenizers import Tokenizer, bytes_tokenizer
-from llmc_jax.errors import InputError
-from llmc_jax.files import cache_folder, reason, refusing, write_atomic, write_bytes
 
 # Not text to learn a language from (tables, generated files), or not installed everywhere (Tk, IDLE, other packages)
 STDLIB_WITHOUT_FOLDERS = frozenset({
@@ -256,7 +256,7 @@ def _tinyshakespeare_text(kept: Path, source: Path | None) -> str:
     if source:
         raise InputError(
             f"{source}: is not tinyshakespeare: {len(data)} bytes, sha256 {found[:16]}…; expected 1115394 bytes, "
-            f"{TINYSHAKESPEARE_SHA256[:16]}…; for other text: python -m llmc_jax.data prepare"
+            f"{TINYSHAKESPEARE_SHA256[:16]}…; for other text: llmc-jax data prepare"
         )
     from llmc_jax.data.download import download
 

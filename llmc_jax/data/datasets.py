@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from llmc_jax.base.errors import InputError
+from llmc_jax.base.files import complete_file, refuse_existing, refusing
 from llmc_jax.data import hub
 from llmc_jax.data.documents import Reading, find_inputs, size_of
 from llmc_jax.data.download import Remote, digest_of, fetch
@@ -23,8 +25,6 @@ from llmc_jax.data.prepare import SHARD_TOKENS, Settings
 from llmc_jax.data.rows import understood
 from llmc_jax.data.tokenfile import MAX_TOKENS
 from llmc_jax.data.tokenizers import Tokenizer
-from llmc_jax.errors import InputError
-from llmc_jax.files import complete_file, refuse_existing, refusing
 
 DOWNLOADS = "downloads"  # of a corpus, in its folder: token files stay by themselves
 ARCHIVES = (".tar", ".tar.gz", ".tgz")

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from llmc_jax.errors import FormatError, InputError
-from llmc_jax.files import matching, refusing
+from llmc_jax.base.errors import FormatError, InputError
+from llmc_jax.base.files import matching, refusing
 
 READ_BYTES = 1 << 20
 PIECE_CHARS = 1 << 20  # longer documents are cut

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import IO, NamedTuple
 from urllib.parse import urlsplit
 
-from llmc_jax.errors import InputError
-from llmc_jax.files import leads_to, reason, refuse_irregular, refusing, sync, try_lock, write_bytes
-from llmc_jax.streams import print_error
+from llmc_jax.base.errors import InputError
+from llmc_jax.base.files import leads_to, reason, refuse_irregular, refusing, sync, try_lock, write_bytes
+from llmc_jax.base.streams import print_error
 
 ANSWER_SECONDS = 10.0  # to connect, and between two pieces of the answer
 DOWNLOAD_SECONDS = 120.0  # for a whole file of `download`; one of `fetch` may take days, as long as bytes come

@@ -18,10 +18,10 @@ from typing import IO, NamedTuple, NoReturn
 
 import numpy as np
 
-from llmc_jax import magics
+from llmc_jax.base import magics
+from llmc_jax.base.errors import FormatError, InputError
+from llmc_jax.base.files import refusing, write_atomic
 from llmc_jax.data.items import Item
-from llmc_jax.errors import FormatError, InputError
-from llmc_jax.files import refusing, write_atomic
 
 VERSION = 1
 HEADER_BYTES = 1024

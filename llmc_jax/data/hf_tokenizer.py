@@ -15,6 +15,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from llmc_jax.base.errors import FormatError, InputError
+from llmc_jax.base.files import json_text, opened, read_json_object
 from llmc_jax.data.tokenizers import (
     END_OF_TEXT,
     LONGEST_PIECE,
@@ -26,8 +28,6 @@ from llmc_jax.data.tokenizers import (
     byte_characters,
     table_tokenizer,
 )
-from llmc_jax.errors import FormatError, InputError
-from llmc_jax.files import json_text, opened, read_json_object
 
 FILES = (
     "tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json", "added_tokens.json",

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote, urljoin, urlsplit
 
+from llmc_jax.base.errors import InputError
 from llmc_jax.data.download import check_online, explained, read_all
-from llmc_jax.errors import InputError
 
 ENDPOINT = "https://huggingface.co"
 MAX_PAGES = 100  # of a listing, each of up to 1000 files

@@ -6,7 +6,7 @@ Leaves out the files (evalfile.py, tasks.py) and the evaluation (evaluate/).
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from llmc_jax.errors import InputError
+from llmc_jax.base.errors import InputError
 
 
 class Item(NamedTuple):

@@ -12,9 +12,9 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from llmc_jax.base.errors import FormatError, InputError
+from llmc_jax.base.files import cache_folder, refusing
 from llmc_jax.data.tokenizers import LLAMA3_EOT, LONGEST_PIECE, Choice, Table, Tokenizer, table_tokenizer
-from llmc_jax.errors import FormatError, InputError
-from llmc_jax.files import cache_folder, refusing
 
 DEFAULT_MODEL = "tokenizer.model"  # as Meta calls it
 MODEL_SHA256 = "82e9d31979e92ab929cd544440f129d9ecd797b69e327f80f17e1c50d5551b55"

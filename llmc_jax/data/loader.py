@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from llmc_jax.base.errors import FormatError, InputError
+from llmc_jax.base.rng import Mt19937, is_int_below
 from llmc_jax.data.tokenfile import TokenFile, expand_pattern, open_token_file
-from llmc_jax.errors import FormatError, InputError
-from llmc_jax.rng import Mt19937, is_int_below
 
 Batch = tuple[np.ndarray, np.ndarray]
 # Of a loader's state: what must be as it was, and what of that llm.c does not store

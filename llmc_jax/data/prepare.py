@@ -25,12 +25,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from llmc_jax.base.errors import InputError
+from llmc_jax.base.files import leads_to, refusing, sync, try_lock
 from llmc_jax.data import tables
 from llmc_jax.data.documents import PIECE_CHARS, Piece, Reading, find_inputs, read_pieces, size_of
 from llmc_jax.data.tokenfile import HEADER_BYTES, KINDS, MAX_TOKENS, make_header
 from llmc_jax.data.tokenizers import Tokenizer, load_tokenizer
-from llmc_jax.errors import InputError
-from llmc_jax.files import leads_to, refusing, sync, try_lock
 from llmc_jax.machine.device import usable_cores
 
 PARTIAL = re.compile(r"\.\w[\w.-]*\.\w{8}\.partial", re.ASCII)  # a hidden folder in which files are made

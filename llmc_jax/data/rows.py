@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from llmc_jax import magics
+from llmc_jax.base import magics
+from llmc_jax.base.errors import FormatError, InputError
+from llmc_jax.base.files import refusing
 from llmc_jax.data.documents import json_object, open_parquet, parquet_rows, refuse_utf16, text_lines
-from llmc_jax.errors import FormatError, InputError
-from llmc_jax.files import refusing
 
 LONGEST_LINE = 1 << 24
 try:

@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from llmc_jax.base.errors import FormatError
 from llmc_jax.config.model import GPT2_VOCAB
 from llmc_jax.data import tables
 from llmc_jax.data.tokenfile import TokenFile, open_token_file
 from llmc_jax.data.tokenizers import BYTES_VOCAB, LLAMA3_VOCAB, Choice, load_tokenizer, sample_text, usual_eot
-from llmc_jax.errors import FormatError
 
 CHUNK_TOKENS = 1 << 22  # read at a time
 SHOWN_TOKENS = 64

@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from llmc_jax.base.errors import InputError
+from llmc_jax.base.files import write_bytes
 from llmc_jax.data.tokenizers import PUBLIC, Named, Tokenizer, file_tokenizer, table_bytes
-from llmc_jax.errors import InputError
-from llmc_jax.files import write_bytes
 
 BESIDE = ".tokenizer"  # of token files NAME_train_000001.bin it is NAME.tokenizer, which no pattern *.bin takes in
 IN_RUN = {".bin": "tokenizer.bin", ".json": "tokenizer.json"}  # in a run's folder, by the ending of the format

@@ -13,11 +13,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from llmc_jax.base.errors import InputError
 from llmc_jax.data.evalfile import is_eval_file, read_eval_file
 from llmc_jax.data.items import Item
 from llmc_jax.data.rows import Row, read_rows
 from llmc_jax.data.tokenizers import Tokenizer
-from llmc_jax.errors import InputError
 
 FOLDER = Path("dev/data")
 
@@ -32,7 +32,7 @@ class Question(NamedTuple):
 
 
 class Task(NamedTuple):
-    """An evaluation. file: where `python -m llmc_jax.data` leaves its public file. read: yields a file's questions.
+    """An evaluation. file: where `llmc-jax data` leaves its public file. read: yields a file's questions.
 
     greedy: the single choice is right if the model would have written it. others: names of other files of it, beside
     `file`, which are taken where that is missing.
@@ -231,7 +231,7 @@ def read_items(
     path, found = Path(path), TASKS[task]
     limit = None if limit is None else min(limit, sys.maxsize)  # no slice goes further
     if not path.exists():
-        raise InputError(f"{path}: no such file; `python -m llmc_jax.data {found.file.parent.name}` gets {found.title}")
+        raise InputError(f"{path}: no such file; `llmc-jax data {found.file.parent.name}` gets {found.title}")
     if is_eval_file(path):
         if found.greedy:
             raise InputError(f"{path}: is llm.c's evaluation file, of questions with 4 answers; {task} has one")

@@ -17,9 +17,9 @@ from typing import IO, Any, Literal, NamedTuple, Self
 
 import numpy as np
 
-from llmc_jax import magics
-from llmc_jax.errors import FormatError, InputError
-from llmc_jax.files import complete_file, leads_to, matching, quoted, reason, refusing
+from llmc_jax.base import magics
+from llmc_jax.base.errors import FormatError, InputError
+from llmc_jax.base.files import complete_file, leads_to, matching, quoted, reason, refusing
 
 HEADER_BYTES = 1024
 MAX_TOKENS = (1 << 31) - 1  # the header counts in an int32
@@ -49,7 +49,7 @@ MADE_BY = (
     (r"edu_fineweb(\d+B)", r"fineweb-edu --sample \1T"), (r"fineweb(\d+B)", r"fineweb --sample \1T"),
 )  # fmt: skip
 HEADLESS = "uint16 tokens without a header, as nanoGPT writes them, are not read"
-MAKE_ONE = "make token files from text with `python -m llmc_jax.data`"
+MAKE_ONE = "make token files from text with `llmc-jax data`"
 
 
 class TokenFile:
@@ -282,7 +282,7 @@ def expand_pattern(pattern: str | Path, flag: str) -> list[Path]:
         return [Path(name) for name in names]
     folder = os.path.dirname(pattern)
     if name := next((found.expand(name) for shape, name in MADE_BY if (found := re.search(shape, pattern))), None):
-        advice = f"get it with `python -m llmc_jax.data {name}`"
+        advice = f"get it with `llmc-jax data {name}`"
     elif folder and not glob.has_magic(folder) and not os.path.isdir(folder):
         advice = f"there is no folder {folder!r}; check the path, or {MAKE_ONE}"
     else:

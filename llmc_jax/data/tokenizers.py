@@ -19,10 +19,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from llmc_jax import magics
+from llmc_jax.base import magics
+from llmc_jax.base.errors import FormatError, InputError
+from llmc_jax.base.files import refusing, write_atomic, write_bytes
 from llmc_jax.config.model import GPT2_VOCAB, pad_vocab
-from llmc_jax.errors import FormatError, InputError
-from llmc_jax.files import refusing, write_atomic, write_bytes
 
 END_OF_TEXT = b"<|endoftext|>"
 BYTES_VOCAB, BYTES_EOT = 257, 256
@@ -152,7 +152,7 @@ def gpt2_tokenizer(allow_network: bool = True) -> Tokenizer:
 
 _HOW_TO_GET_TABLE = (
     f"give a {DEFAULT_BIN} with --tokenizer PATH, or set TIKTOKEN_CACHE_DIR to a folder where tiktoken has cached it "
-    f"(on a machine with network: python -m llmc_jax.data tokenizer write {DEFAULT_BIN}); "
+    f"(on a machine with network: llmc-jax data tokenizer write {DEFAULT_BIN}); "
     "data made with --tokenizer bytes needs no table"
 )
 

@@ -1,6 +1,6 @@
-"""Run `python -m llmc_jax.evaluate`; the command line is llmc_jax/cli/evaluate.py."""
+"""`python -m llmc_jax.evaluate` is `llmc-jax evaluate`."""
 
-from llmc_jax.cli.evaluate import program
+from llmc_jax.base.main import program
 
 if __name__ == "__main__":
-    program()
+    program("evaluate")

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from llmc_jax.base.pictures import PALETTE, drawable, save_figure
 from llmc_jax.evaluate.figures import Mean
 from llmc_jax.evaluate.report import Subject
-from llmc_jax.pictures import PALETTE, drawable, save_figure
 
 ERRORS = 2  # standard errors to each side of a dot
 MARKS = ("o", "s", "^", "D", "v", "P")

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from llmc_jax import text
+from llmc_jax.base import text
 from llmc_jax.evaluate.figures import Figure, Mean, difference
 from llmc_jax.evaluate.subjects import Result
 

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from llmc_jax.base.errors import InputError
+from llmc_jax.base.files import expanded, refusing
 from llmc_jax.checkpoint.source import Source
 from llmc_jax.checkpoint.sources import open_source
 from llmc_jax.checkpoint.tokenizer import choose_tokenizer
@@ -19,12 +21,10 @@ from llmc_jax.data.documents import read_text
 from llmc_jax.data.items import Item, check_fit, cropped
 from llmc_jax.data.tasks import TASKS, read_items
 from llmc_jax.data.tokenizers import Tokenizer
-from llmc_jax.errors import InputError
 from llmc_jax.evaluate import choices, texts
 from llmc_jax.evaluate.figures import Figure, exponential, mean
 from llmc_jax.evaluate.scorer import Scorer, score
 from llmc_jax.evaluate.texts import Piece, Positions, Span
-from llmc_jax.files import expanded, refusing
 from llmc_jax.generate.model import end_of_text
 
 Told = Callable[[int], None]  # is called with the positions that were computed
@@ -146,7 +146,7 @@ def text_of_file(reader: Reader, path: str, cut: Cut) -> Text:
 
 def _encoded(tokenizer: Tokenizer, path: str) -> np.ndarray:
     with refusing(f"--text {path}: cannot be read", "check the path"), open(path, "rb") as file:
-        advice = "make token files of it with `python -m llmc_jax.data prepare`, and give them by --data"
+        advice = "make token files of it with `llmc-jax data prepare`, and give them by --data"
         content = read_text(file, f"--text {path}", advice)
     if not content:
         raise InputError(f"--text {path}: is empty; give a file of text")

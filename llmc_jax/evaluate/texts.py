@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.data.tokenfile import TokenFile, expand_pattern, open_token_file
-from llmc_jax.errors import FormatError, InputError
 from llmc_jax.evaluate.figures import Figure, exponential, ratio, scaled
 from llmc_jax.evaluate.scorer import Row, Scorer, score
 

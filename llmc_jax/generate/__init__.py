@@ -13,5 +13,5 @@ answer.py       a request answered: samples collected, timed, ended by Ctrl-C
 show.py         a text as it comes, on a terminal or in a file
 interactive.py  a text written in turns
 
-Leaves out the model's own forward (models/gpt2/model.py, decode.py) and the command line (cli/generate.py).
+Leaves out the model's own forward (models/gpt2/model.py, decode.py) and the command line (generate/command.py).
 """

@@ -1,6 +1,6 @@
-"""Run `python -m llmc_jax.generate`; the command line is llmc_jax/cli/generate.py."""
+"""`python -m llmc_jax.generate` is `llmc-jax generate`."""
 
-from llmc_jax.cli.generate import program
+from llmc_jax.base.main import program
 
 if __name__ == "__main__":
-    program()
+    program("generate")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import jax
 
-from llmc_jax.errors import InputError
+from llmc_jax.base.errors import InputError
 from llmc_jax.generate import llmc
 from llmc_jax.generate.engine import Drawn, Dropped, Request, generate
 from llmc_jax.generate.look import look

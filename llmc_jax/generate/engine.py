@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from llmc_jax.base.errors import InputError
 from llmc_jax.config.model import ModelConfig
-from llmc_jax.errors import InputError
 from llmc_jax.generate.model import Model
 from llmc_jax.generate.sampling import Draws, Numbers, Sampling, Steps, check, draw, numbers_of, steps_of
 from llmc_jax.generate.text import TextStream

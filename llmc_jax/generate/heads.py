@@ -14,9 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from llmc_jax.base.errors import InputError
+from llmc_jax.base.pictures import check_picture, drawable, save_figure
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.data.tokenizers import Tokenizer
-from llmc_jax.errors import InputError
 from llmc_jax.generate.engine import prompt_size
 from llmc_jax.generate.look import check_ids
 from llmc_jax.generate.model import Model
@@ -24,7 +25,6 @@ from llmc_jax.generate.probabilities import label
 from llmc_jax.models.gpt2.model import BlockActivations, Execution, forward_stream
 from llmc_jax.models.gpt2.tensors import Params
 from llmc_jax.ops.attention import relu_attention_weights
-from llmc_jax.pictures import check_picture, drawable, save_figure
 
 MOST_LABELS = 40  # of more tokens only positions are written
 LABEL_INCHES = 0.135

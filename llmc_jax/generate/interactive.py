@@ -10,14 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
+from llmc_jax.base.errors import InputError
+from llmc_jax.base.files import reason, write_problem
+from llmc_jax.base.text import wrapped
 from llmc_jax.data.tokenizers import sample_text
-from llmc_jax.errors import InputError
-from llmc_jax.files import reason, write_problem
 from llmc_jax.generate.answer import STOPPED, Answer, ask, until_ctrl_c
 from llmc_jax.generate.engine import Request, check_request, kept_after_drop
 from llmc_jax.generate.model import Model
 from llmc_jax.generate.show import Screen
-from llmc_jax.text import wrapped
 
 HISTORY_LINES = 2000
 HELP = """\

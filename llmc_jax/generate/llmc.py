@@ -14,13 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from llmc_jax.base.rng import random_f32
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.machine import compiling
 from llmc_jax.models.gpt2.decode import Cache, decode, empty_cache, separated
 from llmc_jax.models.gpt2.model import PLAIN, Execution, forward_stream
 from llmc_jax.models.gpt2.tensors import Params, views
 from llmc_jax.ops.linear import linear_forward
-from llmc_jax.rng import random_f32
 
 SEED = 1337  # the state that llm.c's stream begins with
 CHUNK = 256  # llm.c runs the model on a multiple of this many positions, or of T where T is smaller

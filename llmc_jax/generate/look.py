@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from llmc_jax.base.errors import InputError
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.data.tokenizers import Tokenizer
-from llmc_jax.errors import InputError
 from llmc_jax.generate.engine import first_seen, prompt_size
 from llmc_jax.generate.model import Model
 from llmc_jax.models.gpt2.model import Execution, forward_stream

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from llmc_jax.base.errors import InputError
 from llmc_jax.checkpoint.llmc import dirty_rows, oddities
 from llmc_jax.checkpoint.reading import not_finite
 from llmc_jax.checkpoint.source import Source, slices_of
@@ -18,7 +19,6 @@ from llmc_jax.checkpoint.tokenizer import choose_tokenizer
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.config.train import ATTENTIONS, attention_computed
 from llmc_jax.data.tokenizers import Tokenizer, drawable, usual_eot
-from llmc_jax.errors import InputError
 from llmc_jax.machine.device import available_memory_bytes, first_device, gib
 from llmc_jax.models.gpt2.model import PLAIN, Execution
 from llmc_jax.models.gpt2.tensors import BY_NAME, Params, flat_size, num_parameters, tensor_specs

@@ -7,13 +7,13 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from llmc_jax.errors import InputError
+from llmc_jax.base.errors import InputError
+from llmc_jax.base.streams import escaped
 from llmc_jax.generate import sampling
 from llmc_jax.generate.engine import Drawn, Request
 from llmc_jax.generate.model import Model
 from llmc_jax.generate.sampling import Sampling
 from llmc_jax.models.gpt2.tensors import num_parameters
-from llmc_jax.streams import escaped
 
 WHOLE = {"tokens": (200, 1, 100_000), "samples": (1, 1, 8), "candidates": (5, 0, 20)}  # default, least, most
 SAMPLING = Sampling()._asdict()

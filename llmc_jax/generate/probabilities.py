@@ -9,11 +9,11 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
+from llmc_jax.base.streams import escaped
+from llmc_jax.base.text import table
 from llmc_jax.data.tokenizers import Tokenizer, printable
 from llmc_jax.generate.look import Seen
 from llmc_jax.generate.text import TextStream
-from llmc_jax.streams import escaped
-from llmc_jax.text import table
 
 # Up to so many bits: the colour, of those that every terminal has and its user may have chosen. None is both red and
 # green; what surprises most is bold too.

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from llmc_jax.errors import InputError
+from llmc_jax.base.errors import InputError
 
 
 class Sampling(NamedTuple):

@@ -1,6 +1,6 @@
 """How a text is shown: the prompt, then what the model adds as it comes; several samples one after the other.
 
-Leaves out where the text comes from (answer.py), and what is said beside it (cli/generate.py).
+Leaves out where the text comes from (answer.py), and what is said beside it (generate/command.py).
 """
 
 from typing import Self, TextIO

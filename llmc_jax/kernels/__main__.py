@@ -1,8 +1,6 @@
-"""Run `python -m llmc_jax.kernels`; the command line is llmc_jax/cli/kernels.py."""
+"""`python -m llmc_jax.kernels` is `llmc-jax kernels`."""
 
-import sys
-
-from llmc_jax.cli.kernels import main
+from llmc_jax.base.main import program
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program("kernels")

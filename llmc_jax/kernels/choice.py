@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from llmc_jax.base.errors import InputError
 from llmc_jax.config.train import ATTENTIONS
-from llmc_jax.errors import InputError
 from llmc_jax.kernels import cudnn, ours
 from llmc_jax.kernels.findings import Findings, Sizes, Variant
 from llmc_jax.kernels.functions import GROUPS, PLAIN, assembled

@@ -9,9 +9,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from llmc_jax.base.errors import FormatError
+from llmc_jax.base.files import digest_of_files
 from llmc_jax.config.train import ATTENTIONS
-from llmc_jax.errors import FormatError
-from llmc_jax.files import digest_of_files
 from llmc_jax.kernels import plain
 from llmc_jax.kernels.choice import NOTHING, Asked, Choice, Selection, Setting, choose_one, implementations, select
 from llmc_jax.kernels.findings import Findings

@@ -14,8 +14,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from llmc_jax.errors import FormatError, InputError
-from llmc_jax.files import reason
+from llmc_jax.base.errors import FormatError, InputError
+from llmc_jax.base.files import reason
 from llmc_jax.logs.curves import Curve
 from llmc_jax.logs.files import NON_FINITE, event_in
 

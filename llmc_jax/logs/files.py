@@ -8,8 +8,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from llmc_jax.errors import FormatError, InputError
-from llmc_jax.files import reason
+from llmc_jax.base.errors import FormatError, InputError
+from llmc_jax.base.files import reason
 
 MAIN_LOG = "main.log"
 METRICS = "metrics.jsonl"

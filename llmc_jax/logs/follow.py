@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from llmc_jax.errors import InputError
-from llmc_jax.files import reason
+from llmc_jax.base.errors import InputError
+from llmc_jax.base.files import reason
 from llmc_jax.logs.files import event_in
 
 AT_ONCE = 1 << 22  # bytes that one reading takes, about 14,000 steps; a longer line is left out

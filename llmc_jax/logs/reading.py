@@ -14,11 +14,11 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from llmc_jax.errors import FormatError, InputError
-from llmc_jax.files import reason
+from llmc_jax.base.errors import FormatError, InputError
+from llmc_jax.base.files import reason
+from llmc_jax.base.magics import MEANINGS
 from llmc_jax.logs.curves import Curve
 from llmc_jax.logs.files import MAIN_LOG, METRICS, parse_event
-from llmc_jax.magics import MEANINGS
 
 LONGEST_LINE = 1 << 22  # bytes; a sample in metrics.jsonl takes a hundredth
 LONGEST_TEXT = 1 << 12  # a longer line of text is none of a log's

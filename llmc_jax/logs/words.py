@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from llmc_jax.streams import escaped
+from llmc_jax.base.streams import escaped
 
 LONGEST = 500  # characters of such a line
 COMMON = ("event", "step", "time")  # what each event has

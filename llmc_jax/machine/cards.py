@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from llmc_jax.errors import InputError
+from llmc_jax.base.errors import InputError
 from llmc_jax.machine import gpus
 from llmc_jax.machine.gpus import GPUS, MIB, TARGETS, Gpu, Target
 

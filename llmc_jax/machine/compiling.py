@@ -15,7 +15,7 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding
 
-from llmc_jax.errors import InputError
+from llmc_jax.base.errors import InputError
 from llmc_jax.machine.target import measured_on
 
 Options = tuple[tuple[str, bool | int], ...]  # XLA's options and their values: hashable, and plain enough for JSON

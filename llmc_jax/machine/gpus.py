@@ -6,7 +6,7 @@ Leaves out the machine that is here (device.py). Knows no JAX.
 import re
 from typing import Literal, NamedTuple
 
-from llmc_jax.errors import InputError
+from llmc_jax.base.errors import InputError
 
 Precision = Literal["fp16", "bf16", "tf32", "fp32"]
 CAPABILITY = re.compile(r"\d{1,2}\.\d")  # a compute capability

@@ -1,4 +1,4 @@
-"""How the program stands in its surroundings: its command, and what is set before JAX starts.
+"""How the program stands in its surroundings: what is set before JAX starts.
 
 The settings (compile cache, memory pages) are not needed for correct results; each is here because a measurement says
 so (benchmarks/README.md). Leaves out what the machine can do (device.py).
@@ -12,11 +12,11 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from llmc_jax.errors import InputError
-from llmc_jax.files import cache_folder, write_problem
+from llmc_jax.base.commands import ROOT
+from llmc_jax.base.errors import InputError
+from llmc_jax.base.files import cache_folder, write_problem
 
 FIXED_THREADS = 8  # of XLA on a CPU, for the same bits on up to so many devices
-ROOT = Path(__file__).resolve().parents[2]  # where the package lies, which need not be installed
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # for what must leave the cores to others
 MEMORY_SHARE = 0.92  # of a GPU that JAX's allocator is given; what CUDA's libraries need is the rest
 # Settings of JAX, and the value that our programs are written for: with another they fail, or compute in float64.
@@ -26,57 +26,6 @@ NOT_WITH_STEPS = {  # settings for debugging, and why no step is made with them
     "JAX_DEBUG_NANS": "a step's z-scores are NaN at first; --max-nonfinite 1 ends a run at the first bad loss",
 }
 OFF = ("", "0", "n", "no", "f", "false", "off")  # as JAX reads them
-
-
-def uv_run() -> str:
-    """Return what stands before each command where `uv run` has started the program that runs, else nothing."""
-    return "uv run " if "UV_RUN_RECURSION_DEPTH" in os.environ else ""
-
-
-def python_command() -> str:
-    """Return how one types the Python that runs: `.venv/bin/python` where it is the repository's and not activated."""
-    if uv_run():
-        return "uv run python"
-    own = Path(".venv")
-    if "VIRTUAL_ENV" not in os.environ and own.is_dir() and own.resolve() == Path(sys.prefix).resolve():
-        return ".venv/bin/python"
-    return "python"
-
-
-def one_command() -> str:
-    """Return how the command of all programs was typed, if that is what runs: `llmc-jax`, `python -m llmc_jax`."""
-    place = Path(sys.argv[0])
-    if place.stem == "llmc-jax":
-        return "llmc-jax"
-    return "python -m llmc_jax" if place.parts[-2:] == ("llmc_jax", "__main__.py") else ""
-
-
-def typed(own: str) -> str:
-    """Return how the program that runs was typed: `llmc-jax convert`, or by its own name."""
-    command, first = one_command(), "".join(sys.argv[1:2])
-    subcommand = "" if first.startswith("-") else first
-    return f"{uv_run()}{command} {subcommand}".strip() if command else own
-
-
-def train_command() -> str:
-    """Return how one types the training program: `llmc-jax` where it is installed, else train.py with its Python."""
-    if uv_run() and sys.argv[0].endswith("train.py") and Path(sys.prefix) != ROOT / ".venv":
-        return "uv run train.py"  # in the environment that uv keeps for this script
-    return _by_python(one_command() or ("python train.py" if _in_repository() else "llmc-jax"))
-
-
-def other_command(name: str) -> str:
-    """Return how one types another of the programs: `llmc-jax data` where that was typed, else `python -m …`."""
-    command = one_command() or ("" if _in_repository() else "llmc-jax")
-    return _by_python(f"{command} {name}" if command else f"python -m llmc_jax.{name}")
-
-
-def _by_python(command: str) -> str:
-    return f"uv run {command}" if uv_run() else command.replace("python", python_command(), 1)
-
-
-def _in_repository() -> bool:
-    return Path(__file__).resolve().parents[2].joinpath("train.py").exists()
 
 
 def child_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:

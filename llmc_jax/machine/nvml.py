@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from llmc_jax.errors import InputError
+from llmc_jax.base.errors import InputError
 from llmc_jax.machine.device import first_device, gib
 
 # Bits of NVML's reasons for a clock below the highest one, grouped as llm.c does; the bits for an idle GPU and for

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from llmc_jax.config.options import without_credentials
+from llmc_jax.base.options import without_credentials
 
 # Variables that change how a program computes, how fast, or where. No others are ever recorded: some hold credentials.
 VARIABLES = (

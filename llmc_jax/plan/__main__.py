@@ -1,8 +1,6 @@
-"""Run `python -m llmc_jax.plan`; the command line is llmc_jax/cli/plan.py."""
+"""`python -m llmc_jax.plan` is `llmc-jax plan`."""
 
-import sys
-
-from llmc_jax.cli.plan import main
+from llmc_jax.base.main import program
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program("plan")

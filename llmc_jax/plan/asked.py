@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from llmc_jax.base.errors import InputError
 from llmc_jax.config.checks import check_model_fit, validate
 from llmc_jax.config.flags import STEP_MODEL, given_options, models_not_asked_for, parse_args
 from llmc_jax.config.model import ModelConfig, described, parse_descriptor
 from llmc_jax.config.train import TrainConfig
-from llmc_jax.errors import InputError
 
 
 def asked_config(words: str | Sequence[str]) -> TrainConfig:

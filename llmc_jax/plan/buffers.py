@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from llmc_jax.base.errors import FormatError
 from llmc_jax.config.model import ModelConfig
-from llmc_jax.errors import FormatError
 from llmc_jax.machine.hlo import arrays
 from llmc_jax.plan.program import Place, Program
 

@@ -20,10 +20,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from llmc_jax.errors import InputError
-from llmc_jax.files import cache_folder, digest_of_files, write_bytes
+from llmc_jax.base.commands import ROOT
+from llmc_jax.base.errors import InputError
+from llmc_jax.base.files import cache_folder, digest_of_files, write_bytes
 from llmc_jax.machine.device import cpu_name, usable_cores
-from llmc_jax.machine.jax_setup import ROOT, child_environment
+from llmc_jax.machine.jax_setup import child_environment
 from llmc_jax.machine.versions import versions
 from llmc_jax.plan import cpu
 from llmc_jax.plan.cpu import Calibration, Rates

@@ -9,10 +9,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from llmc_jax.base.errors import InputError
 from llmc_jax.config.flags import parse_args
 from llmc_jax.config.model import parse_descriptor
 from llmc_jax.config.train import TrainConfig
-from llmc_jax.errors import InputError
 from llmc_jax.machine import compiling, deviceless, gpus
 from llmc_jax.machine.compiling import Settings
 from llmc_jax.machine.target import Machine, machine_of

@@ -10,10 +10,10 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from llmc_jax.base.errors import InputError
+from llmc_jax.base.files import matching
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.data.tokenfile import expand_pattern, open_token_file
-from llmc_jax.errors import InputError
-from llmc_jax.files import matching
 from llmc_jax.machine.cards import Card
 from llmc_jax.plan.interval import Interval, total
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from llmc_jax.errors import InputError
+from llmc_jax.base.errors import InputError
 from llmc_jax.machine import gpus
 from llmc_jax.models.gpt2.work import Work
 from llmc_jax.plan.interval import Interval

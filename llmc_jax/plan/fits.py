@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from llmc_jax.base.commands import typed
+from llmc_jax.base.errors import InputError
 from llmc_jax.config.model import parse_descriptor
 from llmc_jax.config.train import BATCH, BY_NAME, DEVICES, KERNELS, MODEL, OPTIONS, PRECISION, TrainConfig
-from llmc_jax.errors import InputError
 from llmc_jax.machine.device import gib
-from llmc_jax.machine.jax_setup import other_command
 from llmc_jax.models.gpt2.memory import largest_that_fits
 from llmc_jax.models.gpt2.tensors import num_parameters
 from llmc_jax.plan.memory import computed
@@ -145,7 +145,7 @@ def _of_batch(config: TrainConfig, size: int) -> dict[str, int]:
 def plan_command(config: TrainConfig) -> str:
     """Return the command that shows what a configuration comes to, as one types it."""
     always = ("model", "batch_size", "sequence_length")
-    words = [other_command("plan")]
+    words = [typed("plan")]
     for about in OPTIONS:
         value = getattr(config, about.name)
         if about.name in always or (

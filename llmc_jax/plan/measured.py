@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from llmc_jax.errors import InputError
+from llmc_jax.base.errors import InputError
 from llmc_jax.plan.efficiency import ATTENTION, ATTENTION_BACKWARD, COPY, MEMORY, PRODUCTS, Efficiency, Hardware
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks/results"

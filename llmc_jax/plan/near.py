@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from llmc_jax import text
+from llmc_jax.base import text
 from llmc_jax.plan.interval import Interval
 from llmc_jax.plan.neighbours import Reproduction, Row
 from llmc_jax.plan.report import amount, three

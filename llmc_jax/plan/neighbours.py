@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from llmc_jax.base.errors import InputError
+from llmc_jax.base.options import Option
 from llmc_jax.config.checks import validate
 from llmc_jax.config.flags import given_options
 from llmc_jax.config.model import divisors
-from llmc_jax.config.options import Option
 from llmc_jax.config.train import AUTO_BATCH, OPTIONS, TrainConfig
-from llmc_jax.errors import InputError
 from llmc_jax.machine.cards import named, short_name
 from llmc_jax.machine.gpus import TARGETS
 from llmc_jax.plan.answer import Wishes, course_of

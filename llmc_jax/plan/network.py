@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from llmc_jax.errors import InputError
+from llmc_jax.base.errors import InputError
 from llmc_jax.machine.cards import CARDS, NVLINK4, PCIE4
 from llmc_jax.training.parallel.traffic import Sent
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from llmc_jax.errors import InputError
-from llmc_jax.pictures import PALETTE, drawable, save_figure
+from llmc_jax.base.errors import InputError
+from llmc_jax.base.pictures import PALETTE, drawable, save_figure
 from llmc_jax.plan.interval import Interval, certain
 from llmc_jax.plan.neighbours import Figures, Row
 

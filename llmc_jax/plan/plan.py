@@ -11,10 +11,10 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from llmc_jax import kernels
+from llmc_jax.base.errors import InputError
+from llmc_jax.base.options import parse_rates
 from llmc_jax.config.model import ModelConfig
-from llmc_jax.config.options import parse_rates
 from llmc_jax.config.train import AUTO_BATCH, TrainConfig
-from llmc_jax.errors import InputError
 from llmc_jax.kernels import record
 from llmc_jax.machine import compiling, gpus
 from llmc_jax.models.gpt2.memory import Needed, chosen_logit_rows, required_memory_bytes

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from llmc_jax.base.errors import InputError
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.config.train import AUTO_BATCH, TrainConfig
-from llmc_jax.errors import InputError
 from llmc_jax.kernels import Machine
 from llmc_jax.machine import cards
 from llmc_jax.machine.cards import Card

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
-from llmc_jax import text
+from llmc_jax.base import text
 from llmc_jax.kernels import Choice
 from llmc_jax.machine.device import gib
 from llmc_jax.plan.answer import Answer, Setting

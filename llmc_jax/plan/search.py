@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from llmc_jax.base.errors import InputError
 from llmc_jax.config.checks import validate
 from llmc_jax.config.model import divisors
 from llmc_jax.config.train import TrainConfig
-from llmc_jax.errors import InputError
 from llmc_jax.plan.interval import Interval
 
 LEVELS = ((0, 0), (1, 0), (2, 0), (1, 1), (1, 2), (1, 4))  # -r and --recompute-blocks, which makes -r the same

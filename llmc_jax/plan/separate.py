@@ -21,12 +21,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from llmc_jax.base.commands import ROOT
+from llmc_jax.base.errors import InputError
+from llmc_jax.base.files import cache_folder, digest_of_files, write_bytes
 from llmc_jax.config import train
 from llmc_jax.config.train import TrainConfig
-from llmc_jax.errors import InputError
-from llmc_jax.files import cache_folder, digest_of_files, write_bytes
 from llmc_jax.machine import gpus
-from llmc_jax.machine.jax_setup import ROOT, child_environment
+from llmc_jax.machine.jax_setup import child_environment
 from llmc_jax.machine.versions import installed
 from llmc_jax.plan.memory import Memory, Part
 

@@ -1,6 +1,6 @@
-"""Where a training step's time, memory and operations go: `python -m llmc_jax.profile --help`.
+"""Where a training step's time, memory and operations go: `llmc-jax profile --help`.
 
-cli/profile_flags.py         its flags
+profile/flags.py         its flags
 models/gpt2/work.py   FLOPs, bytes and memory from the shape alone
 plan/program.py       what a compiled program consists of, and which operation of the model each instruction belongs to
 trace.py         a recording of jax.profiler read back: when each instruction ran

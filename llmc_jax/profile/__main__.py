@@ -1,8 +1,6 @@
-"""Run `python -m llmc_jax.profile`; the command line is llmc_jax/cli/profile.py."""
+"""`python -m llmc_jax.profile` is `llmc-jax profile`."""
 
-import sys
-
-from llmc_jax.cli.profile import program
+from llmc_jax.base.main import program
 
 if __name__ == "__main__":
-    sys.exit(program())
+    program("profile")

@@ -16,12 +16,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from llmc_jax.base.commands import ROOT
+from llmc_jax.base.errors import InputError
+from llmc_jax.base.text import table
 from llmc_jax.config.flags import step_config
 from llmc_jax.config.train import OPTIONS
-from llmc_jax.errors import InputError
 from llmc_jax.machine.device import usable_cores
-from llmc_jax.machine.jax_setup import ROOT, child_environment
-from llmc_jax.text import table
+from llmc_jax.machine.jax_setup import child_environment
 
 CORES = "LLMC_JAX_PROFILE_CORES"  # tells a worker which cores it may use
 

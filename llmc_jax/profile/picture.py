@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from llmc_jax.base.pictures import save_figure
 from llmc_jax.machine.hlo import CONTAINERS
-from llmc_jax.pictures import save_figure
 from llmc_jax.plan.program import Program
 from llmc_jax.profile.trace import Span, Trace
 

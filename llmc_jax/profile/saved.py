@@ -5,9 +5,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from llmc_jax.base.errors import FormatError, InputError
+from llmc_jax.base.files import write_atomic
 from llmc_jax.config.model import ModelConfig
-from llmc_jax.errors import FormatError, InputError
-from llmc_jax.files import write_atomic
 from llmc_jax.models.gpt2.work import Shape
 from llmc_jax.plan.efficiency import Roof
 from llmc_jax.plan.program import Program

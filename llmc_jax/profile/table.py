@@ -9,7 +9,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from llmc_jax import text
+from llmc_jax.base import text
 from llmc_jax.machine.hlo import CONTAINERS
 from llmc_jax.models.gpt2.work import OPERATIONS, PHASES, Work
 from llmc_jax.plan.efficiency import CACHE, Roof, roofline

@@ -10,7 +10,7 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from llmc_jax.errors import InputError
+from llmc_jax.base.errors import InputError
 from llmc_jax.run.record import STEP
 
 

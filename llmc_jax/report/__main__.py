@@ -1,8 +1,6 @@
-"""Run `python -m llmc_jax.report`; the command line is llmc_jax/cli/report.py."""
+"""`python -m llmc_jax.report` is `llmc-jax report`."""
 
-import sys
-
-from llmc_jax.cli.report import main
+from llmc_jax.base.main import program
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program("report")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from llmc_jax.config.options import show_value, without_credentials
+from llmc_jax.base.options import show_value, without_credentials
 from llmc_jax.config.train import BY_NAME
 from llmc_jax.logs.curves import window_of
 from llmc_jax.report.content import Rows, Status

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from llmc_jax.files import complete_file, refuse_irregular, refusing
+from llmc_jax.base.files import complete_file, refuse_irregular, refusing
 from llmc_jax.logs import curves
 from llmc_jax.logs.reading import NONE, Log
 from llmc_jax.report.gather import Read
@@ -68,7 +68,7 @@ def write_png(runs: Sequence[Read], path: Path, title: str = "") -> None:
     Raises InputError.
     """
     if len(runs) == 1:
-        from llmc_jax.pictures import drawable
+        from llmc_jax.base.pictures import drawable
 
         draw_curves(drawn_of(runs[0]), path, drawable(title or runs[0].name).replace("$", r"\$"))
         return

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from llmc_jax.errors import InputError
-from llmc_jax.files import reason
+from llmc_jax.base.errors import InputError
+from llmc_jax.base.files import reason
 from llmc_jax.logs.curves import spread
 from llmc_jax.logs.events import Events, figures, read_events
 from llmc_jax.logs.files import KERNELS, LARGEST, METRICS, config_file, rank_log, rank_of

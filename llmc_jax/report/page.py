@@ -13,8 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from llmc_jax.errors import InputError
-from llmc_jax.pictures import PALETTE
+from llmc_jax.base.errors import InputError
+from llmc_jax.base.pictures import PALETTE
 from llmc_jax.report.content import Content
 
 HERE = Path(__file__).parent

@@ -11,6 +11,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from llmc_jax.base.errors import InputError
+from llmc_jax.base.files import refusing
+from llmc_jax.base.streams import Output
+from llmc_jax.base.text import wrapped
 from llmc_jax.checkpoint import store
 from llmc_jax.checkpoint.contents import Counters
 from llmc_jax.cluster.agreement import of_all, of_first
@@ -18,8 +22,6 @@ from llmc_jax.cluster.worker import ALONE, Group
 from llmc_jax.config.find_lr import as_asked
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.data import tables
-from llmc_jax.errors import InputError
-from llmc_jax.files import refusing
 from llmc_jax.logs.files import LOCK, config_file, rank_log
 from llmc_jax.logs.state import own_process
 from llmc_jax.machine.gpus import peak_flops
@@ -53,8 +55,6 @@ from llmc_jax.run.state import Run, first_step
 from llmc_jax.run.stopping import stop_on_signals
 from llmc_jax.run.table import table
 from llmc_jax.run.trackers import Trackers
-from llmc_jax.streams import Output
-from llmc_jax.text import wrapped
 
 
 @contextmanager

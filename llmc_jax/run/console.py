@@ -20,9 +20,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from llmc_jax.base.streams import escaped, takes_ascii_only
+from llmc_jax.base.text import drawn, screen_width
 from llmc_jax.run.figures import Average, StepFigures
-from llmc_jax.streams import escaped, takes_ascii_only
-from llmc_jax.text import drawn, screen_width
 
 NAME_WIDTH, VALUE_WIDTH = 21, 50  # the columns of llm.c's table
 LINES = "\n\t"  # the control characters that are shown

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from llmc_jax.base.pictures import PALETTE, save_figure
 from llmc_jax.logs.curves import BINS, Bins, Curve, LossRange, binned, finite, loss_range, smoothed, window_of
 from llmc_jax.logs.events import Events, figures, read_events
 from llmc_jax.logs.files import METRICS
 from llmc_jax.logs.follow import STARTS
-from llmc_jax.pictures import PALETTE, save_figure
 
 CURVES = "curves.png"
 REDRAW_SECONDS = 20.0  # between two pictures, and at least

@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 
+from llmc_jax.base.rng import skip_u32
 from llmc_jax.cluster.agreement import Agreed
 from llmc_jax.config.train import attention_computed
 from llmc_jax.data.tokenizers import drawable, sample_text, usual_eot
 from llmc_jax.generate.llmc import SEED, generate_cached, sample_mult, sample_softmax
 from llmc_jax.machine.device import memory_stats
-from llmc_jax.rng import skip_u32
 from llmc_jax.run.batches import Batches, validate
 from llmc_jax.run.early import stops_early
 from llmc_jax.run.hellaswag import evaluate

@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from typing import Any
 
+from llmc_jax.base.commands import typed
+from llmc_jax.base.errors import ExitCode, InputError
+from llmc_jax.base.files import quoted
 from llmc_jax.checkpoint import store
 from llmc_jax.checkpoint.contents import Counters
 from llmc_jax.cluster.agreement import Agreed
 from llmc_jax.config.train import TrainConfig
-from llmc_jax.errors import ExitCode, InputError
-from llmc_jax.files import quoted
-from llmc_jax.machine import jax_setup
 from llmc_jax.run.batches import Batches
 from llmc_jax.run.due import poll_saves, save, tell_removed
 from llmc_jax.run.early import stops_early
@@ -99,14 +99,14 @@ def to_try(run: Run, outcome: Outcome) -> Iterator[tuple[str, str, str]]:
     config, folder, val = run.setup.config, quoted(run.held.folder), run.setup.data.val
     if outcome.progress.saved is not None and outcome.code != ExitCode.DIVERGED and run.held.is_there():
         prompt = "--prompt 'def read' --temperature 0.8" if run.setup.data.corpus else "--interactive"
-        yield "ask it:", f"{jax_setup.other_command('generate')} {folder} {prompt}", "docs/generate.md"
+        yield "ask it:", f"{typed('generate')} {folder} {prompt}", "docs/generate.md"
         if val is not None:
             text = quoted(val.paths[0] if config.val_data == "stdlib" else config.val_data)
-            yield "evaluate it:", f"{jax_setup.other_command('evaluate')} {folder} --data {text}", "docs/evaluate.md"
+            yield "evaluate it:", f"{typed('evaluate')} {folder} --data {text}", "docs/evaluate.md"
     if config.preset == "demo" and outcome.code == ExitCode.DONE and not config.find_lr:
-        yield "try next:", f"{jax_setup.train_command()} --preset demo -x 5000", "the same, longer"
-        yield "", f"{jax_setup.train_command()} --help", "every option"
-        yield "", f"{jax_setup.other_command('data')} tinyshakespeare", "then --preset tinyshakespeare"
+        yield "try next:", f"{typed('train')} --preset demo -x 5000", "the same, longer"
+        yield "", f"{typed('train')} --help", "every option"
+        yield "", f"{typed('data')} tinyshakespeare", "then --preset tinyshakespeare"
 
 
 def places(run: Run, outcome: Outcome) -> Iterator[str]:
@@ -123,7 +123,7 @@ def places(run: Run, outcome: Outcome) -> Iterator[str]:
     goes_on = progress.saved is not None or (config.save and progress.step == 0)
     if progress.step < run.setup.steps and code != ExitCode.DIVERGED and goes_on and not progress.test.exploded:
         more = f" --patience {2 * config.patience}" if code == ExitCode.DONE else ""
-        yield f"to go on:     {jax_setup.train_command()} -y 1 -o {quoted(run.held.folder)}{more}"
+        yield f"to go on:     {typed('train')} -y 1 -o {quoted(run.held.folder)}{more}"
 
 
 def ended_early(run: Run, progress: Progress) -> bool:

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from llmc_jax.base.commands import typed
+from llmc_jax.base.files import plain, write_atomic
+from llmc_jax.base.pictures import PALETTE, save_figure
 from llmc_jax.config.find_lr import flags_with_rate
-from llmc_jax.files import plain, write_atomic
 from llmc_jax.logs.curves import Curve, finite, loss_range
-from llmc_jax.machine import jax_setup
-from llmc_jax.pictures import PALETTE, save_figure
 from llmc_jax.run.curves import show_range
 from llmc_jax.run.find_lr import RangeTest
 from llmc_jax.run.state import Progress, Run
@@ -96,4 +96,4 @@ def words_on_test(run: Run, progress: Progress) -> Iterator[str]:
         return
     yield f"suggestion:   -l {test.suggestion:g}, where the loss fell fastest"
     flags = flags_with_rate(run.setup.asked, f"{test.suggestion:g}")
-    yield f"to use it:    {jax_setup.train_command()} {flags}"
+    yield f"to use it:    {typed('train')} {flags}"

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import jax
 
+from llmc_jax.base.errors import InputError
 from llmc_jax.cluster.worker import Group
 from llmc_jax.config.train import TrainConfig
-from llmc_jax.errors import InputError
 from llmc_jax.machine import compiling
 from llmc_jax.machine.device import devices_of, full_memory, gib
 from llmc_jax.plan.compiled import arguments

@@ -21,10 +21,10 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from llmc_jax.config.options import show_value, without_credentials
+from llmc_jax.base.errors import FormatError, InputError
+from llmc_jax.base.files import complete_file, leads_to, path_of, plain, reason, refusing, sync, try_lock, write_atomic
+from llmc_jax.base.options import show_value, without_credentials
 from llmc_jax.data.tables import IN_RUN
-from llmc_jax.errors import FormatError, InputError
-from llmc_jax.files import complete_file, leads_to, path_of, plain, reason, refusing, sync, try_lock, write_atomic
 from llmc_jax.logs.files import CONFIG, KERNELS, LOCK, MAIN_LOG, METRICS, SAMPLES, parse_event, rank_log, read_bytes
 from llmc_jax.logs.state import RUNNING, Seen, is_there, own_process, run_state
 from llmc_jax.machine.versions import environment, git_state, versions

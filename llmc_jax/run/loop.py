@@ -19,11 +19,13 @@ from typing import Any, NamedTuple
 
 import jax
 
+from llmc_jax.base.commands import program_name
+from llmc_jax.base.errors import ExitCode, InputError
+from llmc_jax.base.streams import Output, print_error
 from llmc_jax.cluster.launchers import devices_asked
 from llmc_jax.cluster.worker import ALONE, Group
 from llmc_jax.config.checks import devices_of_each
 from llmc_jax.config.train import TrainConfig
-from llmc_jax.errors import ExitCode, InputError
 from llmc_jax.machine import compiling, jax_setup
 from llmc_jax.machine.device import full_memory, memory_in_use
 from llmc_jax.machine.nvml import gpu_line, gpu_numbers
@@ -43,7 +45,6 @@ from llmc_jax.run.programs import lower_step
 from llmc_jax.run.record import profile_slice, slice_trace
 from llmc_jax.run.state import Outcome, Progress, Run, diverged, first_progress, first_step
 from llmc_jax.run.trackers import tell_trackers
-from llmc_jax.streams import Output, print_error
 from llmc_jax.training.outliers import skip_message
 from llmc_jax.training.state import TrainState
 
@@ -68,7 +69,7 @@ def run(config: TrainConfig, notes: list[str], group: Group = ALONE) -> ExitCode
     if outcome.problem is not None:
         raise outcome.problem
     if outcome.code == ExitCode.STOPPED and output.reader_left:
-        print_error(f"{jax_setup.typed('train.py')}: stopped, because nothing reads the output any more")
+        print_error(f"{program_name('train')}: stopped, because nothing reads the output any more")
     elif outcome.code == ExitCode.STOPPED and output.error is not None:
         raise InputError(f"standard output: cannot be written ({output.error.strerror}); the run was stopped")
     return outcome.code

@@ -17,6 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from llmc_jax import kernels
+from llmc_jax.base.commands import typed
+from llmc_jax.base.errors import InputError
 from llmc_jax.checkpoint import sources
 from llmc_jax.checkpoint.arrays import require_orbax
 from llmc_jax.checkpoint.contents import OURS, Counters, Identity, Metadata, fingerprint
@@ -38,7 +40,6 @@ from llmc_jax.data.items import Item, check_fit
 from llmc_jax.data.loader import TokenLoader, continued, of_processes
 from llmc_jax.data.tasks import read_items
 from llmc_jax.data.tokenizers import Choice
-from llmc_jax.errors import InputError
 from llmc_jax.kernels import record
 from llmc_jax.kernels.plain import to_json
 from llmc_jax.logs.files import MAIN_LOG
@@ -539,7 +540,7 @@ def open_questions(config: TrainConfig, model: ModelConfig, tokenizer: Choice) -
     if not config.hellaswag or config.val_every == 0:
         return (), []
     if config.hellaswag_file == BY_NAME["hellaswag_file"].default and not path.exists():
-        made = f"`{jax_setup.other_command('data')} hellaswag` makes it, --hellaswag-file names another"
+        made = f"`{typed('data')} hellaswag` makes it, --hellaswag-file names another"
         return (), [f"-h 1: there is no {path}, so HellaSwag is not evaluated; {made}"]
     with naming("--hellaswag-file"):
         questions = read_items("hellaswag", path, tokenizer.tokenizer, vocab_size=model.vocab_size)

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 import jax
 from jax import export
 
+from llmc_jax.base.files import cache_folder, digest_of_files, sync, write_bytes
 from llmc_jax.config.model import ModelConfig
-from llmc_jax.files import cache_folder, digest_of_files, sync, write_bytes
 from llmc_jax.kernels import record
 from llmc_jax.kernels.plain import to_json
 from llmc_jax.machine import versions

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import jax
 
-from llmc_jax.config.options import parse_slice
+from llmc_jax.base.errors import InputError
+from llmc_jax.base.files import write_problem
+from llmc_jax.base.options import parse_slice
 from llmc_jax.config.train import TrainConfig
-from llmc_jax.errors import InputError
-from llmc_jax.files import write_problem
 
 STEP = "train"  # the name of a step's annotation, which TensorBoard's profiler counts steps by
 

@@ -13,6 +13,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from llmc_jax.base.errors import FormatError, InputError
+from llmc_jax.base.files import quoted, read_json_object
+from llmc_jax.base.options import show_value
 from llmc_jax.checkpoint import store
 from llmc_jax.checkpoint.contents import Identity, Metadata
 from llmc_jax.checkpoint.manifest import MANIFEST
@@ -21,10 +24,7 @@ from llmc_jax.checkpoint.sources import open_source
 from llmc_jax.checkpoint.store import Checkpoint, open_checkpoint
 from llmc_jax.cluster.agreement import of_all, of_first
 from llmc_jax.cluster.worker import ALONE, Group
-from llmc_jax.config.options import show_value
 from llmc_jax.config.train import ATTENTIONS, AUTO_BATCH, BY_NAME, OPTIONS, PROCESSES, TRACKERS, TrainConfig, differing
-from llmc_jax.errors import FormatError, InputError
-from llmc_jax.files import quoted, read_json_object
 from llmc_jax.kernels import record
 from llmc_jax.logs.files import KERNELS, LARGEST, MAIN_LOG, METRICS, config_file
 from llmc_jax.logs.state import read_state
@@ -119,7 +119,7 @@ def _refuse_without(run: Path) -> None:
     """Raise InputError where a run folder without a good checkpoint holds what would be lost, or what is no run."""
     if store.steps(run):
         raise InputError(
-            f"-y 1: no checkpoint in {run} is good (`python -m llmc_jax.checkpoint verify {quoted(run)}` lists "
+            f"-y 1: no checkpoint in {run} is good (`llmc-jax checkpoint verify {quoted(run)}` lists "
             "what is wrong with each); to begin anew give another -o"
         )
     if any(run.glob("state_*_*.bin")):
@@ -147,7 +147,7 @@ def find_named(folder: Path, report: Callable[[str], None]) -> Source:
     good = store.newest_good(folder, report)
     if good is None:
         raise InputError(
-            f"{folder}: there is no good checkpoint in it; `python -m llmc_jax.checkpoint verify "
+            f"{folder}: there is no good checkpoint in it; `llmc-jax checkpoint verify "
             f"{quoted(folder)}` lists what there is. An llm.c model file is given with -e"
         )
     return open_source(good.folder)

@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from llmc_jax.base.errors import InputError
 from llmc_jax.checkpoint import store
 from llmc_jax.checkpoint.contents import Metadata
 from llmc_jax.checkpoint.llmc import write_model
@@ -30,7 +31,6 @@ from llmc_jax.checkpoint.state import flat_buffers, named_arrays, small_arrays
 from llmc_jax.cluster.agreement import of_all, of_first
 from llmc_jax.cluster.worker import ALONE, Group
 from llmc_jax.config.model import ModelConfig
-from llmc_jax.errors import InputError
 from llmc_jax.machine.device import full_memory
 from llmc_jax.models.gpt2.tensors import num_parameters
 from llmc_jax.training.parallel.placement import Placement

@@ -4,9 +4,9 @@ import threading
 from pathlib import Path
 from typing import NamedTuple
 
+from llmc_jax.base.errors import ExitCode, InputError
 from llmc_jax.checkpoint.contents import Counters
 from llmc_jax.config.train import TrainConfig
-from llmc_jax.errors import ExitCode, InputError
 from llmc_jax.run.console import Console
 from llmc_jax.run.curves import CurveDrawer
 from llmc_jax.run.find_lr import RangeTest, test_of

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from llmc_jax.errors import ExitCode
+from llmc_jax.base.errors import ExitCode
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the last one where the terminal is closed
 ONE_REQUEST = 0.5  # seconds within which signals count as one: `timeout`, for one, signals its child and then its group

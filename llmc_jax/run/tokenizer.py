@@ -5,13 +5,13 @@ Leaves out reading tables (data/), and which one a checkpoint brings along (chec
 
 from contextlib import suppress
 
+from llmc_jax.base.errors import InputError
 from llmc_jax.checkpoint.source import Source
 from llmc_jax.checkpoint.tokenizer import own_tokenizer
 from llmc_jax.data import tables
 from llmc_jax.data.corpora import Corpus
 from llmc_jax.data.loader import TokenLoader
 from llmc_jax.data.tokenizers import Choice, Tokenizer, bytes_tokenizer, fitted, load_tokenizer
-from llmc_jax.errors import InputError
 
 
 def choose(

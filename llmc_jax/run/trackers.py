@@ -16,9 +16,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from llmc_jax.base.commands import in_environment, under_uv
+from llmc_jax.base.errors import InputError
 from llmc_jax.config.train import TrainConfig
-from llmc_jax.errors import InputError
-from llmc_jax.machine.jax_setup import ONE_THREAD, child_environment, python_command, uv_run
+from llmc_jax.machine.jax_setup import ONE_THREAD, child_environment
 from llmc_jax.run.console import Console, printable
 from llmc_jax.run.folder import RunLog
 from llmc_jax.trackers.child import LIMIT, Request, Status
@@ -46,7 +47,7 @@ def require_trackers(config: TrainConfig) -> None:
     """Raise InputError where a tracker's package is not installed. Imports none of them."""
     for kind, _ in asked_trackers(config):
         if not KINDS[kind].installed:
-            install = "uv run --with" if uv_run() else f"{python_command()} -m pip install"
+            install = "uv run --with" if under_uv() else f"{in_environment('python')} -m pip install"
             raise InputError(f"--{kind}: needs a package that is not installed: {install} {KINDS[kind].package}")
 
 

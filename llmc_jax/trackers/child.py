@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from llmc_jax.errors import ExitCode, InputError
+from llmc_jax.base.errors import ExitCode, InputError
 from llmc_jax.logs.files import METRICS
 from llmc_jax.logs.follow import Follower
 from llmc_jax.trackers.backlog import Backlog

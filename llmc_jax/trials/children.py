@@ -17,7 +17,8 @@ from multiprocessing.connection import Pipe
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from llmc_jax.machine.jax_setup import ROOT, child_environment
+from llmc_jax.base.commands import ROOT
+from llmc_jax.machine.jax_setup import child_environment
 
 START_SECONDS = 30.0  # that a process may take to start, beside its first task's own time
 # In an error that says nothing of what was measured: the GPU, the host or its disk is full, or ptxas was killed.

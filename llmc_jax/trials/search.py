@@ -62,7 +62,7 @@ def search(how: Search, seconds: float, known: Findings) -> Findings:
     if not left or not whole.complete:
         return whole
     go_on = any(each.variant == DEFAULT for each in left) and known.starts < STARTS
-    then = "the next start goes on" if go_on else "python -m llmc_jax.kernels --measure tries them"
+    then = "the next start goes on" if go_on else "llmc-jax kernels --measure tries them"
     return _told(how, whole._replace(complete=not go_on), f"{len(left)} of {len(listed)} not tried yet; {then}")
 
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
+from llmc_jax.base.streams import print_error
 from llmc_jax.kernels import Findings
-from llmc_jax.streams import print_error
 from llmc_jax.trials import candidates, card, known, search
 from llmc_jax.trials.candidates import Case
 from llmc_jax.trials.card import Card

@@ -1,8 +1,6 @@
-"""Run `python -m llmc_jax.watch`; the command line is llmc_jax/cli/watch.py."""
+"""`python -m llmc_jax.watch` is `llmc-jax watch`."""
 
-import sys
-
-from llmc_jax.cli.watch import main
+from llmc_jax.base.main import program
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program("watch")

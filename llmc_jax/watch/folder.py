@@ -7,15 +7,15 @@ from typing import Any, NamedTuple
 
 from rich.text import Text
 
-from llmc_jax import text
-from llmc_jax.config.options import show_value
-from llmc_jax.errors import InputError
-from llmc_jax.files import reason
+from llmc_jax.base import text
+from llmc_jax.base.errors import InputError
+from llmc_jax.base.files import reason
+from llmc_jax.base.options import show_value
+from llmc_jax.base.streams import escaped
 from llmc_jax.logs.files import MAIN_LOG, METRICS
 from llmc_jax.logs.follow import recent
 from llmc_jax.logs.state import RUNNING, RunState, run_state
 from llmc_jax.run.console import duration
-from llmc_jax.streams import escaped
 from llmc_jax.watch.story import Story, number
 from llmc_jax.watch.view import BAD, STYLES, Room
 
@@ -46,7 +46,7 @@ def absent(path: Path) -> InputError:
     if not path.exists():
         return InputError(f"{path}: there is no such folder; {advice}")
     if path.is_dir() and (path / MAIN_LOG).is_file():
-        advice = f"of {MAIN_LOG} alone, python -m llmc_jax.report makes a page"
+        advice = f"of {MAIN_LOG} alone, llmc-jax report makes a page"
     return InputError(f"{path}: holds no run (no {METRICS}); {advice}")
 
 

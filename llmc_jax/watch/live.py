@@ -14,10 +14,10 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from llmc_jax.errors import InputError
+from llmc_jax.base.errors import InputError
+from llmc_jax.base.streams import escaped, takes_ascii_only
 from llmc_jax.logs.follow import Follower, recent
 from llmc_jax.logs.state import Seen, after, run_state
-from llmc_jax.streams import escaped, takes_ascii_only
 from llmc_jax.watch.folder import Row, Shelf, table, table_title
 from llmc_jax.watch.load import Machine
 from llmc_jax.watch.story import Story

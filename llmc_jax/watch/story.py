@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from llmc_jax.base.streams import escaped
 from llmc_jax.logs.follow import STARTS
 from llmc_jax.logs.state import RunState, Seen, after
 from llmc_jax.logs.words import event_words
 from llmc_jax.run.console import Pace, advance, seconds_left
 from llmc_jax.run.figures import Average, utilization_text
-from llmc_jax.streams import escaped
 from llmc_jax.watch.series import Series
 
 KEPT = 100  # events

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.text import Text
 
+from llmc_jax.base.streams import escaped
 from llmc_jax.logs.curves import Curve, binned, loss_range, moving_mean, window_of
 from llmc_jax.logs.state import DIED, RUNNING, UNKNOWN, RunState
 from llmc_jax.logs.words import event_words
 from llmc_jax.machine.device import gib
 from llmc_jax.machine.nvml import GpuReading, gpu_line
 from llmc_jax.run.console import BarState, Column, bar, duration, fitting
-from llmc_jax.streams import escaped
 from llmc_jax.watch.load import Load
 from llmc_jax.watch.plot import LABEL, LOWEST, NARROWEST, ends_of, plot, step_axis
 from llmc_jax.watch.story import Story, Told, finite_number, number

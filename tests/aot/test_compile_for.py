@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from benchmarks import aot, assembler
-from llmc_jax.errors import InputError
+from llmc_jax.base.errors import InputError
 from llmc_jax.machine import deviceless, gpus
 from pallas_kernels.gelu import gelu_forward
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.checkpoint import reading
 from llmc_jax.checkpoint.debug_state import (
     Computed,
@@ -24,7 +25,6 @@ from llmc_jax.checkpoint.llmc import write_model
 from llmc_jax.checkpoint.sources import flat_parameters, open_source
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.data.tokenfile import write_token_file
-from llmc_jax.errors import FormatError, InputError
 from llmc_jax.models.gpt2.tensors import num_parameters
 from tests import plain_model
 

@@ -9,14 +9,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from llmc_jax.checkpoint import arrays, manifest, store
+from llmc_jax.base.errors import FormatError
+from llmc_jax.checkpoint import arrays, command, convert, manifest, store
 from llmc_jax.checkpoint.contents import Identity, Metadata
 from llmc_jax.checkpoint.source import slices
 from llmc_jax.checkpoint.sources import open_source
-from llmc_jax.cli import checkpoint as command
-from llmc_jax.cli import convert
 from llmc_jax.config.model import ModelConfig
-from llmc_jax.errors import FormatError
 from llmc_jax.models.gpt2.tensors import flat_size, num_parameters, tensor_specs
 from tests.states import joined, unpack_format_1
 

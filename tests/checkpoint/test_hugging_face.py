@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
+from llmc_jax.base.errors import FormatError
 from llmc_jax.checkpoint import conversion
 from llmc_jax.checkpoint.hugging_face import name_in_block, write_folder
 from llmc_jax.checkpoint.safetensors import read_archive
@@ -21,7 +22,6 @@ from llmc_jax.checkpoint.source import Slice, Source, SpecialTokens, slices
 from llmc_jax.checkpoint.sources import open_source
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.data.tokenizers import Choice, Table, table_tokenizer
-from llmc_jax.errors import FormatError
 from llmc_jax.models.gpt2 import model as gpt2
 from llmc_jax.models.gpt2.tensors import BY_NAME, views
 from tests.tied_heads import DTYPES, HEAD, Spelling, spelled

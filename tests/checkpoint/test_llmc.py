@@ -11,6 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from llmc_jax.base.errors import FormatError, InputError
+from llmc_jax.base.files import Stamp
 from llmc_jax.checkpoint import llmc, reading
 from llmc_jax.checkpoint.llmc import (
     ModelFile,
@@ -23,8 +25,6 @@ from llmc_jax.checkpoint.llmc import (
 )
 from llmc_jax.checkpoint.sources import flat_parameters, open_source
 from llmc_jax.config.model import ModelConfig
-from llmc_jax.errors import FormatError, InputError
-from llmc_jax.files import Stamp
 from llmc_jax.models.gpt2.tensors import num_parameters, tensor_specs
 
 TINY = ModelConfig(

@@ -25,6 +25,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from llmc_jax.base.errors import FormatError, InputError
+from llmc_jax.base.files import Stamp, opened
+from llmc_jax.base.rng import Mt19937, random_u32
 from llmc_jax.checkpoint import reading
 from llmc_jax.checkpoint.contents import Counters, Identity, Metadata
 from llmc_jax.checkpoint.llmc_state import (
@@ -41,10 +44,7 @@ from llmc_jax.checkpoint.source import Source, slices_of
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.data.loader import TokenLoader
 from llmc_jax.data.tokenfile import write_token_file
-from llmc_jax.errors import FormatError, InputError
-from llmc_jax.files import Stamp, opened
 from llmc_jax.models.gpt2.tensors import num_parameters, tensor_specs
-from llmc_jax.rng import Mt19937, random_u32
 
 CONFIG = ModelConfig(max_seq_len=16, vocab_size=96, padded_vocab_size=128, num_layers=2, num_heads=2, channels=16)
 UNLAYERED = ("wte", "wpe", "lnfw", "lnfb")

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.checkpoint.nanogpt import source_of
 from llmc_jax.checkpoint.source import Source, slices
 from llmc_jax.checkpoint.sources import open_source
 from llmc_jax.config.model import ModelConfig
-from llmc_jax.errors import FormatError, InputError
 
 ROOT = Path(__file__).resolve().parents[2]
 L, NH, C, V, T = 2, 2, 8, 11, 5
@@ -157,7 +157,7 @@ def test_without_pytorch_one_line_says_so(tmp_path: Path) -> None:
     path.write_bytes(b"PK\x03\x04" + bytes(26) + b"ckpt/data.pkl" + bytes(100))
     code = (
         "import sys; sys.modules['torch'] = None; from llmc_jax.checkpoint.sources import open_source; "
-        "from llmc_jax.errors import InputError\ntry: open_source(sys.argv[1])\nexcept InputError as e: print(e)"
+        "from llmc_jax.base.errors import InputError\ntry: open_source(sys.argv[1])\nexcept InputError as e: print(e)"
     )
     done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout == (f"{path}: a file of PyTorch, which is not installed: pip install torch\n")

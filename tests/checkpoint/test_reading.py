@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llmc_jax import magics
+from llmc_jax.base import magics
+from llmc_jax.base.errors import FormatError
+from llmc_jax.base.files import opened, stamp_of
 from llmc_jax.checkpoint.reading import fp16_to_fp32, read_float32, read_header_ints
-from llmc_jax.errors import FormatError
-from llmc_jax.files import opened, stamp_of
 
 
 def oracle_fp16(bits: int) -> int:

@@ -12,8 +12,8 @@ import safetensors.numpy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from llmc_jax.base.errors import FormatError
 from llmc_jax.checkpoint.safetensors import FLOATS, read_archive, read_index, write_archive
-from llmc_jax.errors import FormatError
 
 FIXTURE = Path(__file__).resolve().parents[1] / "golden" / "hugging_face" / "model.safetensors"
 

@@ -16,13 +16,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.checkpoint import arrays as array_files
-from llmc_jax.checkpoint import manifest, store
+from llmc_jax.checkpoint import command, convert, manifest, store
 from llmc_jax.checkpoint.contents import Identity, Metadata
-from llmc_jax.cli import checkpoint as command
-from llmc_jax.cli import convert
 from llmc_jax.config.model import ModelConfig
-from llmc_jax.errors import FormatError, InputError
 from llmc_jax.models.gpt2.tensors import flat_size, num_parameters
 from tests.checkpoint.test_store import ROOT, Killed, chaos, runs, save, sign
 

@@ -22,10 +22,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llmc_jax import files
+from llmc_jax.base import files
+from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.checkpoint import manifest, store
 from llmc_jax.checkpoint.contents import FORMAT
-from llmc_jax.errors import FormatError, InputError
 from llmc_jax.logs.files import LOCK, METRICS
 from tests.crash_points import Point, watched
 
@@ -368,7 +368,7 @@ import resource, sys
 from pathlib import Path
 import numpy as np
 from llmc_jax.checkpoint import manifest, store
-from llmc_jax.errors import InputError
+from llmc_jax.base.errors import InputError
 
 run, facts = Path(sys.argv[1]), {"format": 2, "step": 1}
 arrays = {f"params/t{i}": np.ones((500, 500), np.float32) for i in range(20)}

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from llmc_jax.base.errors import InputError
 from llmc_jax.checkpoint.contents import Metadata
 from llmc_jax.checkpoint.source import Source
 from llmc_jax.checkpoint.sources import open_source
@@ -14,7 +15,6 @@ from llmc_jax.config.model import parse_descriptor
 from llmc_jax.data import tables, tokenizers
 from llmc_jax.data.tables import Named
 from llmc_jax.data.tokenizers import bytes_tokenizer, usual_eot
-from llmc_jax.errors import InputError
 from tests.own_table import V, made_tokenizer, write_own
 
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.cluster.agreement import Agreed, alike, of_all, of_first
 from llmc_jax.cluster.worker import ALONE, Group
-from llmc_jax.errors import FormatError, InputError
 from llmc_jax.run.begin import check_shared
 from llmc_jax.run.folder import locked
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmc_jax.base.errors import InputError
 from llmc_jax.cluster import start
 from llmc_jax.cluster.start import Facts, differences, facts, own_gpus
 from llmc_jax.config.train import OPTIONS, PROCESSES, TrainConfig
-from llmc_jax.errors import InputError
 
 SAME = Facts({"batch_size": 4, "train_data": "a.bin"}, {"jax": "0.12.0"}, "abc", "cpu (cpu)", files={"-i": "12"})
 EIGHT = tuple("abcdefgh")  # uuids of a host's GPUs

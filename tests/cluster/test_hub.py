@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmc_jax.base.errors import InputError
 from llmc_jax.cluster.hub import (
     ADDRESS_FILE,
     MOST_MEETINGS,
@@ -28,7 +29,6 @@ from llmc_jax.cluster.judge import Verdict
 from llmc_jax.cluster.launchers import Member
 from llmc_jax.cluster.links import Link
 from llmc_jax.cluster.messages import Message, encode
-from llmc_jax.errors import InputError
 
 MEMBER = Member(0, 3, "127.0.0.1", 0, "test", "7")
 TIMEOUT = 60.0

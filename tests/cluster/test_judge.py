@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmc_jax.base.errors import ExitCode
 from llmc_jax.cluster import judge as module
 from llmc_jax.cluster.judge import (
     LIMITS,
@@ -21,7 +22,6 @@ from llmc_jax.cluster.judge import (
     judge_start,
     line_of,
 )
-from llmc_jax.errors import ExitCode
 
 NOW, TIMEOUT = 10_000.0, 120.0
 SIZE = 4

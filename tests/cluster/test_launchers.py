@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmc_jax.base.errors import InputError
+from llmc_jax.base.options import parse_address
 from llmc_jax.cluster.launchers import (
     JOB_PORTS,
     PORT,
@@ -24,9 +26,7 @@ from llmc_jax.cluster.launchers import (
     port_of,
     read_hosts,
 )
-from llmc_jax.config.options import parse_address
 from llmc_jax.config.train import TrainConfig
-from llmc_jax.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
 # What launchers have been seen to set. mpirun's: Open MPI 4.1.4, two processes on one host.

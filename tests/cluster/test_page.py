@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from llmc_jax.base.errors import EXIT_MEANINGS
 from llmc_jax.cluster.hub import Hello
 from llmc_jax.cluster.judge import (
     LIMITS,
@@ -16,7 +17,6 @@ from llmc_jax.cluster.judge import (
     line_of,
 )
 from llmc_jax.config.train import BY_NAME
-from llmc_jax.errors import EXIT_MEANINGS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/processes.md"
 TIMEOUT = int(BY_NAME["peer_timeout"].default)

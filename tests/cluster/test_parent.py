@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
+from llmc_jax.base.errors import ExitCode
 from llmc_jax.cluster.hub import ADDRESS_FILE, SECRET, STRANGERS, Hello
 from llmc_jax.cluster.judge import LIMITS, Peer, judge
-from llmc_jax.errors import ExitCode
 
 ROOT = Path(__file__).resolve().parents[2]
 TOO_LONG = 120  # seconds, for whatever should happen; so that a mistake fails the test instead of holding it for ever

@@ -19,10 +19,10 @@ from typing import Any
 
 import pytest
 
+from llmc_jax.base.errors import ExitCode
 from llmc_jax.cluster.launchers import Member, member_of
 from llmc_jax.config.checks import validate
 from llmc_jax.config.flags import given_options
-from llmc_jax.errors import ExitCode
 from llmc_jax.logs.files import METRICS, read_metrics
 from llmc_jax.run.processes import free_port
 from tests.same_run import write_shards

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from llmc_jax.base.errors import ExitCode, InputError
 from llmc_jax.cluster.messages import encode
 from llmc_jax.cluster.worker import ALONE, VARIABLE, joined
-from llmc_jax.errors import ExitCode, InputError
 
 ROOT = Path(__file__).resolve().parents[2]
 TOO_LONG = 120  # seconds

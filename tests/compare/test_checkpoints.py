@@ -9,12 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from llmc_jax.base.errors import InputError
 from llmc_jax.checkpoint.llmc import bf16_to_fp32, fp32_to_bf16, write_model
 from llmc_jax.checkpoint.source import Source, slices
-from llmc_jax.cli import compare as command
-from llmc_jax.compare import checkpoints
+from llmc_jax.compare import checkpoints, command
 from llmc_jax.config.model import ModelConfig
-from llmc_jax.errors import InputError
 from llmc_jax.models.gpt2.tensors import num_parameters, tensor_specs, views
 from tests import plain_model
 

@@ -19,13 +19,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llmc_jax import kernels
+from llmc_jax.base.errors import InputError
 from llmc_jax.checkpoint.llmc import write_model
-from llmc_jax.cli import compare as command
-from llmc_jax.compare import activations, debug_state
+from llmc_jax.compare import activations, command, debug_state
 from llmc_jax.compare.activations import Batch, Model, Step
 from llmc_jax.compare.tensors import Limit, difference
 from llmc_jax.config.model import ModelConfig
-from llmc_jax.errors import InputError
 from llmc_jax.models.gpt2 import model as gpt2
 from llmc_jax.models.gpt2.model import PLAIN, Execution
 from llmc_jax.models.gpt2.operations import full_name

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
+from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.checkpoint.llmc import write_model
-from llmc_jax.cli.compare import DIFFERS, main
 from llmc_jax.compare import live
+from llmc_jax.compare.command import DIFFERS, main
 from llmc_jax.config.model import parse_descriptor
-from llmc_jax.errors import FormatError, InputError
 from llmc_jax.logs.reading import read_log
 from llmc_jax.models.gpt2.init import random_parameters
 from tests.compare.test_logs import curve, log_of

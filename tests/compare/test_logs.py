@@ -12,10 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llmc_jax.cli.compare import DIFFERS, main
+from llmc_jax.base.errors import FormatError
+from llmc_jax.base.files import plain
 from llmc_jax.compare import logs
-from llmc_jax.errors import FormatError
-from llmc_jax.files import plain
+from llmc_jax.compare.command import DIFFERS, main
 from llmc_jax.logs.curves import Curve
 from llmc_jax.logs.reading import Log, read_log
 from llmc_jax.run.figures import StepFigures
@@ -228,7 +228,7 @@ def test_what_the_command_refuses(name: str, two: list[str], capsys: pytest.Capt
     output = capsys.readouterr()
     assert not output.out
     line = output.err
-    assert line.startswith("python -m llmc_jax.compare logs: ") and line.count("\n") == 1
+    assert line.startswith("llmc-jax compare logs: ") and line.count("\n") == 1
     assert re.search(expected, line), line
     assert Path(two[0]).read_bytes() == before
 
@@ -277,7 +277,7 @@ def test_the_picture_says_how_many_differences_it_does_not_show() -> None:
 
 
 def test_names_without_what_they_share() -> None:
-    from llmc_jax.compare.picture import short_names
+    from llmc_jax.base.pictures import short_names
 
     assert short_names(["/a/b/x.log", "/a/b/y.log"]) == ["x.log", "y.log"]
     assert short_names(["a/run1/main.log", "a/run2/main.log"]) == ["run1/main.log", "run2/main.log"]

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmc_jax.base.errors import InputError
 from llmc_jax.config.checks import check_model_fit, notes_on_devices, validate, with_devices
 from llmc_jax.config.model import ModelConfig, divisors, parse_descriptor
 from llmc_jax.config.train import AUTO_BATCH, TrainConfig
-from llmc_jax.errors import InputError
 
 
 def test_both_limits_of_a_row_come_at_once() -> None:

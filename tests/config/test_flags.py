@@ -9,11 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llmc_jax.cli.profile_flags import OWN
+from llmc_jax.base.errors import InputError
+from llmc_jax.base.options import RATES, SLICE, Option, value_problem
 from llmc_jax.config.flags import near_flags, parse_args, step_config, take_own
-from llmc_jax.config.options import RATES, SLICE, Option, value_problem
 from llmc_jax.config.train import AUTO_BATCH, OPTIONS, TrainConfig
-from llmc_jax.errors import InputError
+from llmc_jax.profile.flags import OWN
 
 DEMO = parse_args(["--preset", "demo"])
 FLAGS = [flag for about in OPTIONS for flag in about.flags]

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
+from llmc_jax.base.errors import InputError
 from llmc_jax.config.checks import check_model_fit, validate
 from llmc_jax.config.flags import parse_args
 from llmc_jax.config.model import parse_descriptor
 from llmc_jax.config.presets import PRESETS
 from llmc_jax.config.train import TrainConfig
-from llmc_jax.errors import InputError
 
 # The flags of llm.c's scripts/run_gpt2_*.sh, less -o, -y 1 (a folder of its own) and -ge 1 (changes nothing).
 LAUNCHES = {

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from llmc_jax.base.errors import InputError
+from llmc_jax.base.options import RATES, SLICE, Option, value_problem
 from llmc_jax.config.checks import validate
-from llmc_jax.config.options import RATES, SLICE, Option, value_problem
 from llmc_jax.config.train import OPTIONS, TrainConfig
-from llmc_jax.errors import InputError
 
 # Flags, names and defaults of train_gpt2.cu's main(), written down from its source.
 LLMC = {

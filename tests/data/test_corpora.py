@@ -15,15 +15,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmc_jax.cli.data import main as data_main
+from llmc_jax.base.errors import InputError
+from llmc_jax.base.files import cache_folder
 from llmc_jax.config.flags import parse_args
 from llmc_jax.config.model import GPT2_VOCAB
 from llmc_jax.data import corpora, tables, tokenizers
+from llmc_jax.data.command import main as data_main
 from llmc_jax.data.corpora import baselines, stdlib_corpus, tinyshakespeare_corpus
 from llmc_jax.data.tokenfile import open_token_file
 from llmc_jax.data.tokenizers import bin_tokenizer, bytes_tokenizer, load_tokenizer, write_tokenizer_bin
-from llmc_jax.errors import InputError
-from llmc_jax.files import cache_folder
 
 LEFT_OUT = [
     "test/test_a.py", "json/tests/x.py", "idlelib/a.py", "idlelib/idle_test/b.py", "encodings/utf_8.py",

@@ -18,15 +18,15 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from server import Files, serving
 
-from llmc_jax.cli import datasets as cli
-from llmc_jax.cli.data import main
+from llmc_jax.base.errors import InputError
 from llmc_jax.data import datasets as module
+from llmc_jax.data import datasets_command as cli
 from llmc_jax.data import download
+from llmc_jax.data.command import main
 from llmc_jax.data.datasets import DATASETS, Dataset, own_name, published_files, remote, sampled
 from llmc_jax.data.evalfile import read_eval_file
 from llmc_jax.data.tasks import TASKS
 from llmc_jax.data.tokenizers import Tokenizer, bin_tokenizer, bytes_tokenizer
-from llmc_jax.errors import InputError
 
 ENDINGS = ["sits down.", "flies away.", "sings.", "is a fish."]
 QUESTIONS = [
@@ -394,7 +394,7 @@ def test_what_can_be_told_before_the_download_is(
 def test_progress_counts_what_is_missing(
     server: Files, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("llmc_jax.cli.progress.PROGRESS_SECONDS", 0.0)
+    monkeypatch.setattr("llmc_jax.base.progress.PROGRESS_SECONDS", 0.0)
     monkeypatch.setattr(cli, "MEGABYTE", 1)
     row = publish(server, monkeypatch, "fineweb", [b"12345", b"1234567"])
     assert main(["fineweb", "--download-only", "--files", "1"]) == 0
@@ -515,5 +515,5 @@ def test_one_line_says_what_is_wrong(
         Path(name).write_text("text")
     assert main([*words, *(["--tokenizer", "bytes"] if words[0] not in ("arc", "lambada") else [])]) == 2
     lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1 and lines[0].startswith("llmc_jax.data: ")
+    assert len(lines) == 1 and lines[0].startswith("llmc-jax data: ")
     assert not Path("dev").exists()

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from llmc_jax.base.errors import InputError
 from llmc_jax.data import download as module
 from llmc_jax.data.download import download
-from llmc_jax.errors import InputError
 
 DATA = b"to be or not to be\n" * 10000
 SHA256 = hashlib.sha256(DATA).hexdigest()

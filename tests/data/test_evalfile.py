@@ -8,9 +8,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.data.evalfile import is_eval_file, read_eval_file, write_eval_file
 from llmc_jax.data.items import Item
-from llmc_jax.errors import FormatError, InputError
 
 ITEMS = [
     Item("first", (5, 6, 7), ((1,), (2, 3), (4,), (65534,)), 3),

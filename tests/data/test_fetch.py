@@ -18,11 +18,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from server import Files, serving
 
+from llmc_jax.base.errors import InputError
+from llmc_jax.base.files import try_lock
 from llmc_jax.data import download as module
 from llmc_jax.data import hub
 from llmc_jax.data.download import Remote, fetch
-from llmc_jax.errors import InputError
-from llmc_jax.files import try_lock
 
 DATA = bytes(index * 7 % 251 for index in range(100_000))
 SHA256 = hashlib.sha256(DATA).hexdigest()

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llmc_jax.cli.data import main
+from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.data import hf_tokenizer as hf
 from llmc_jax.data import tables
+from llmc_jax.data.command import main
 from llmc_jax.data.prepare import Settings, prepare
 from llmc_jax.data.tokenfile import open_token_file
 from llmc_jax.data.tokenizers import (
@@ -26,7 +27,6 @@ from llmc_jax.data.tokenizers import (
     load_tokenizer,
     table_tokenizer,
 )
-from llmc_jax.errors import FormatError, InputError
 
 GOLDEN = json.loads((Path(__file__).resolve().parents[1] / "golden" / "hf_tokenizers.json").read_text())
 CASES: dict[str, dict[str, Any]] = GOLDEN["cases"]

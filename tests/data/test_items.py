@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmc_jax.base.errors import InputError
 from llmc_jax.data.items import Item, check_fit, cropped
-from llmc_jax.errors import InputError
 
 SHORT = Item("short", (1, 2), ((3,), (4, 5)), 0)  # 4 tokens: 3 positions
 LONG = Item("long", (1, 2, 3, 4), ((5,), (6, 7, 8)), 1)  # 7 tokens: 6 positions

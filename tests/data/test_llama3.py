@@ -15,13 +15,13 @@ import regex
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from llmc_jax.cli.data import main
+from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.data import llama3, tokenizers
+from llmc_jax.data.command import main
 from llmc_jax.data.documents import cut_documents
 from llmc_jax.data.llama3 import llama3_tokenizer, model_tokenizer, read_ranks, special_tokens
 from llmc_jax.data.tokenfile import open_token_file
 from llmc_jax.data.tokenizers import Tokenizer, bin_tokenizer, load_tokenizer, usual_eot, write_tokenizer_bin
-from llmc_jax.errors import FormatError, InputError
 
 # As published (llama-models, models/llama3/tokenizer.py), without possessive quantifiers
 PUBLISHED_PATTERN = regex.compile(

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.data.loader import Batch, Prefetcher, TokenLoader, continued
 from llmc_jax.data.tokenfile import write_token_file
-from llmc_jax.errors import FormatError, InputError
 
 # llm.c's loader (f1e2ace) over tiny_shakespeare_train.bin, B=4, T=64, 1192 samples: seeds 42 (rank 0) and 43 (rank 1)
 ORDER_42 = [408, 791, 914, 1057, 81, 450, 299, 907, 582, 321, 670, 134]

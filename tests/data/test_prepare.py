@@ -15,14 +15,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from llmc_jax.cli.data import main
+from llmc_jax.base.errors import InputError
+from llmc_jax.base.files import try_lock
 from llmc_jax.data import documents
 from llmc_jax.data import prepare as module
+from llmc_jax.data.command import main
 from llmc_jax.data.documents import BLANK_LINE, Reading, cut_documents, find_inputs
 from llmc_jax.data.prepare import Prepared, Settings, prepare
 from llmc_jax.data.tokenizers import Tokenizer, bin_tokenizer, bytes_tokenizer
-from llmc_jax.errors import InputError
-from llmc_jax.files import try_lock
 
 TEXTS = [f"Document {number}.\nIt says é, 漢字 and 🙂 {number * 'again '}" for number in range(30)]
 
@@ -472,7 +472,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     assert "-i 'dev/data/my_book/my_book_train_*.bin' -j 'dev/data/my_book/my_book_val_*.bin'" in shown
     assert main(arguments) == 2
     shown = capsys.readouterr().err
-    assert shown.startswith("llmc_jax.data: ") and "--force" in shown and shown.count("\n") == 1
+    assert shown.startswith("llmc-jax data: ") and "--force" in shown and shown.count("\n") == 1
     for ten in ("0.01k", "1e1", "10"):
         assert main([*arguments, "--force", "--split-on", "blank-line", "--shard-size", ten]) == 0
         assert tokens_of(folder / "my_book_train_000001.bin") == tokens[6:16]
@@ -489,7 +489,7 @@ def test_counts_that_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_progress_is_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, terminal: bool
 ) -> None:
-    monkeypatch.setattr("llmc_jax.cli.progress.PROGRESS_SECONDS", 0.0)
+    monkeypatch.setattr("llmc_jax.base.progress.PROGRESS_SECONDS", 0.0)
     monkeypatch.setattr("sys.stderr.isatty", lambda: terminal, raising=False)
     (tmp_path / "a.txt").write_text("hello world")
     assert main(["prepare", str(tmp_path / "a.txt"), "--tokenizer=bytes", "-o", str(tmp_path / "out")]) == 0

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llmc_jax.cli.data import main
+from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.data import show
+from llmc_jax.data.command import main
 from llmc_jax.data.show import describe, inspect_token_file
 from llmc_jax.data.tokenfile import write_token_file
-from llmc_jax.errors import FormatError, InputError
 
 KINDS = ["gpt2-uint16", "llama3-uint32", "raw-int32"]
 
@@ -95,7 +95,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "<|endoftext|>hel\n" in shown and "<|endoftext|>wor\n" in shown
     assert main(["inspect", str(tmp_path / "a.bin"), "--vocab-size", "100"]) == 2
     shown = capsys.readouterr().err
-    assert shown.startswith(f"llmc_jax.data: {tmp_path / 'a.bin'}: token 0") and shown.count("\n") == 1
+    assert shown.startswith(f"llmc-jax data: {tmp_path / 'a.bin'}: token 0") and shown.count("\n") == 1
     assert main(["inspect", str(tmp_path / "c.bin")]) == 2
     (tmp_path / "c.bin").write_bytes(b"abc")
     assert main(["inspect", str(tmp_path / "c.bin")]) == 2

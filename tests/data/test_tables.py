@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.data import tables
 from llmc_jax.data.tokenizers import Tokenizer, bytes_tokenizer, file_tokenizer
-from llmc_jax.errors import FormatError, InputError
 from tests.own_table import made_tokenizer
 
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.data import tokenfile
 from llmc_jax.data.tokenfile import KINDS, expand_pattern, open_token_file, write_token_file
-from llmc_jax.errors import FormatError, InputError
 
 FOREIGN = [20240326, 20240327, 20240328, 20240522, 20240527, 20240803]
 
@@ -318,10 +318,10 @@ def test_patterns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("pattern", "advice"),
     [
-        ("dev/data/tinyshakespeare/tiny_shakespeare_train.bin", "python -m llmc_jax.data tinyshakespeare"),
-        ("dev/data/fineweb10B/fineweb_train_*.bin", "llmc_jax.data fineweb --sample 10BT`"),
-        ("dev/data/edu_fineweb100B/edu_fineweb_val_*.bin", "llmc_jax.data fineweb-edu --sample 100BT`"),
-        ("dev/data/tinystories/TinyStories_train.bin", "llmc_jax.data tinystories`"),
+        ("dev/data/tinyshakespeare/tiny_shakespeare_train.bin", "llmc-jax data tinyshakespeare"),
+        ("dev/data/fineweb10B/fineweb_train_*.bin", "llmc-jax data fineweb --sample 10BT`"),
+        ("dev/data/edu_fineweb100B/edu_fineweb_val_*.bin", "llmc-jax data fineweb-edu --sample 100BT`"),
+        ("dev/data/tinystories/TinyStories_train.bin", "llmc-jax data tinystories`"),
         ("nowhere/fineweb_train_*.bin", "there is no folder 'nowhere'"),
         ("train_*.bin", "check the path, or make token files"),
         ("", "check the path"),

@@ -11,6 +11,7 @@ import regex
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.data import tokenizers
 from llmc_jax.data.tokenizers import (
     bin_tokenizer,
@@ -24,7 +25,6 @@ from llmc_jax.data.tokenizers import (
     usual_eot,
     write_tokenizer_bin,
 )
-from llmc_jax.errors import FormatError, InputError
 
 # As published with GPT-2 (encoder.py of openai/gpt-2), without possessive quantifiers
 PUBLISHED_PATTERN = regex.compile(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+")

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.data.loader import TokenLoader
 from llmc_jax.data.tokenfile import write_token_file
-from llmc_jax.errors import FormatError, InputError
 from llmc_jax.evaluate import texts
 from llmc_jax.evaluate.scorer import Scorer
 from llmc_jax.evaluate.texts import Losses, Piece, Span

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from llmc_jax.errors import InputError
+from llmc_jax.base.errors import InputError
 from llmc_jax.generate import engine
 from llmc_jax.generate.engine import Drawn, Dropped, Request, generate, kept_after_drop, memory_bytes
 from llmc_jax.generate.look import look

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from llmc_jax.errors import InputError
+from llmc_jax.base.errors import InputError
 from llmc_jax.generate import interactive
 from llmc_jax.generate.answer import Answer, Sample
 from llmc_jax.generate.engine import Request, generate
@@ -113,7 +113,7 @@ def typed(*lines: str | type[BaseException]) -> Callable[[str], str]:
 
 def test_help_is_as_wide_as_the_screen(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     out = io.StringIO()
-    monkeypatch.setattr("llmc_jax.text.screen_width", lambda: 60)
+    monkeypatch.setattr("llmc_jax.base.text.screen_width", lambda: 60)
     Session(model, REQUEST, out, print).take("/help")
     lines = out.getvalue().splitlines()
     assert max(map(len, lines)) <= 60

@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from llmc_jax.base.errors import InputError
+from llmc_jax.base.files import plain as plain_json
 from llmc_jax.config.model import parse_descriptor
 from llmc_jax.data.tokenizers import bytes_tokenizer, sample_text
-from llmc_jax.errors import InputError
-from llmc_jax.files import plain as plain_json
 from llmc_jax.generate import heads, look, probabilities
 from llmc_jax.generate.look import Seen, Window
 from llmc_jax.generate.model import Model

@@ -7,10 +7,10 @@ import jax
 import numpy as np
 import pytest
 
+from llmc_jax.base.errors import InputError
 from llmc_jax.checkpoint.source import Source, SpecialTokens
 from llmc_jax.checkpoint.sources import open_source
 from llmc_jax.data import tokenizers
-from llmc_jax.errors import InputError
 from llmc_jax.generate import model as models
 from llmc_jax.generate.model import attention_of, end_of_text, open_model, read_weights
 from llmc_jax.models.gpt2.tensors import num_parameters

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmc_jax.errors import InputError
+from llmc_jax.base.errors import InputError
 from llmc_jax.generate.sampling import Draws, Sampling, Steps, check, draw, filtered, numbers_of, steps_of
 
 V = 40

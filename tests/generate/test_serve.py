@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from llmc_jax.base.errors import InputError
 from llmc_jax.checkpoint.llmc import write_model
 from llmc_jax.config.model import parse_descriptor
 from llmc_jax.data.tokenizers import bytes_tokenizer
-from llmc_jax.errors import InputError
 from llmc_jax.generate import engine
 from llmc_jax.generate.engine import Drawn, Dropped, Request
 from llmc_jax.generate.model import Model, open_model

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc_jax import kernels
+from llmc_jax.base.errors import InputError
 from llmc_jax.config.model import ModelConfig
-from llmc_jax.errors import InputError
 from llmc_jax.kernels import GROUPS, XLA, Asked, Choice, Findings, Machine, Selection, Setting, cudnn
 from llmc_jax.kernels.choice import ESTIMATED, IMPLEMENTATIONS, NOTHING, Measured, choose_one, select
 from llmc_jax.kernels.functions import PLAIN

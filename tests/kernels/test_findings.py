@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from llmc_jax.errors import InputError
+from llmc_jax.base.errors import InputError
 from llmc_jax.kernels import Asked, Choice, Finding, Findings, Machine, Variant
 from llmc_jax.kernels.plain import from_json, to_json
 from tests.kernels.test_choice import choose, made_by

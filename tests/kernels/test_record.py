@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc_jax import kernels
+from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.config.train import TrainConfig
-from llmc_jax.errors import FormatError, InputError
 from llmc_jax.kernels import Choice, Finding, Findings, Machine, Variant, choice, record
 from llmc_jax.kernels.functions import GROUPS
 from llmc_jax.kernels.plain import to_json

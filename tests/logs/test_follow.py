@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmc_jax.errors import InputError
+from llmc_jax.base.errors import InputError
 from llmc_jax.logs import follow
 from llmc_jax.logs.files import read_metrics
 from llmc_jax.logs.follow import Follower, Recent, recent

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from llmc_jax.errors import FormatError, InputError
+from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.logs import reading
 from llmc_jax.logs.reading import CURVES, read_log
 from llmc_jax.run.figures import StepFigures

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmc_jax.errors import InputError
+from llmc_jax.base.errors import InputError
 from llmc_jax.machine import cards, gpus
 from llmc_jax.machine.cards import CARDS, GIB, card_of, named, short_name
 from llmc_jax.machine.gpus import GPUS, MIB, TARGETS

@@ -98,7 +98,7 @@ def test_machines_are_described() -> None:
 def test_a_platform_that_is_not_here_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAX_PLATFORMS", "cuda")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # on a machine that has them
-    code = "import sys; from llmc_jax.cli.kit import exit_status; from llmc_jax.machine import device\n"
+    code = "import sys; from llmc_jax.base.kit import exit_status; from llmc_jax.machine import device\n"
     code += "ask = (device.first_device, device.describe_device, lambda: device.devices_of(1))\n"
     code += "print([int(exit_status('program', each)) for each in ask])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)

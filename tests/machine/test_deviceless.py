@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks import assembler
-from llmc_jax.errors import InputError
+from llmc_jax.base.errors import InputError
 from llmc_jax.machine import deviceless, gpus
 from llmc_jax.machine.deviceless import MemoryUse
 from pallas_kernels import tuning

@@ -1,4 +1,4 @@
-"""The program's surroundings: the command in hints, a restart, what is set aside, a cache that cannot be written."""
+"""The program's surroundings: a restart, what is set aside, a cache that cannot be written."""
 
 import os
 import signal
@@ -9,51 +9,8 @@ from pathlib import Path
 import jax
 import pytest
 
-from llmc_jax.errors import InputError
+from llmc_jax.base.errors import InputError
 from llmc_jax.machine import jax_setup
-
-
-def test_the_command_in_hints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("VIRTUAL_ENV", raising=False)
-    monkeypatch.setattr(sys, "argv", ["train.py"])
-    assert jax_setup.train_command() == "python train.py"
-    (tmp_path / ".venv").mkdir()
-    assert jax_setup.train_command() == "python train.py"  # another Python than the one that runs
-    monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
-    assert jax_setup.train_command() == ".venv/bin/python train.py"
-    monkeypatch.setenv("VIRTUAL_ENV", str(tmp_path / ".venv"))
-    assert jax_setup.train_command() == "python train.py"
-    monkeypatch.setattr(sys, "argv", ["/usr/bin/llmc-jax"])
-    assert jax_setup.train_command() == "llmc-jax"
-    monkeypatch.setattr(sys, "argv", ["/elsewhere/llmc_jax/__main__.py"])
-    assert jax_setup.train_command() == "python -m llmc_jax"
-    monkeypatch.setattr(sys, "argv", ["__main__.py"])
-    monkeypatch.setattr(jax_setup, "__file__", str(tmp_path / "site-packages/llmc_jax/machine/jax_setup.py"))
-    assert jax_setup.train_command() == "llmc-jax"  # installed: there is no train.py
-
-
-@pytest.mark.parametrize(
-    ("place", "venv", "usage", "train", "data"),
-    [
-        ("/bin/llmc-jax", ".venv", "uv run llmc-jax x", "uv run llmc-jax", "uv run llmc-jax data"),
-        ("/llmc_jax/__main__.py", ".venv", "uv run python -m llmc_jax x", "uv run python -m llmc_jax",
-            "uv run python -m llmc_jax data"),
-        ("/llmc_jax/plan/__main__.py", ".venv", "own", "uv run python train.py", "uv run python -m llmc_jax.data"),
-        ("train.py", ".venv", "own", "uv run python train.py", "uv run python -m llmc_jax.data"),
-        ("train.py", "train-1f", "own", "uv run train.py", "uv run python -m llmc_jax.data"),  # a script's environment
-    ],
-)  # fmt: skip
-def test_hints_begin_with_uv_run_where_that_was_typed(
-    place: str, venv: str, usage: str, train: str, data: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("UV_RUN_RECURSION_DEPTH", "1")
-    monkeypatch.setenv("VIRTUAL_ENV", str(jax_setup.ROOT / venv))
-    monkeypatch.setattr(sys, "prefix", str(jax_setup.ROOT / venv))
-    monkeypatch.setattr(sys, "argv", [place, "x"])
-    assert jax_setup.typed("own") == usage
-    assert (jax_setup.train_command(), jax_setup.other_command("data")) == (train, data)
-    assert jax_setup.python_command() == "uv run python"
 
 
 def test_a_ctrl_c_waits_while_python_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:

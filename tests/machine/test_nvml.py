@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from llmc_jax.errors import InputError
+from llmc_jax.base.errors import InputError
 from llmc_jax.machine import nvml as gpu_info
 from llmc_jax.machine.nvml import GpuReading, gpu_line, gpu_numbers, open_monitor, pci_bus_id
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from llmc_jax.base.errors import InputError
 from llmc_jax.config.train import TrainConfig
-from llmc_jax.errors import InputError
 from llmc_jax.library import estimate
 from llmc_jax.machine import cards, gpus
 from llmc_jax.machine.device import Device

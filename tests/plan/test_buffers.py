@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmc_jax.base.errors import FormatError
 from llmc_jax.config.flags import parse_args
-from llmc_jax.errors import FormatError
 from llmc_jax.models.gpt2.tensors import flat_size
 from llmc_jax.plan import buffers, compiled
 from llmc_jax.plan.buffers import Account, Allocation, Value, peak

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.config.flags import parse_args
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.data.tokenfile import write_token_file
-from llmc_jax.errors import FormatError, InputError
 from llmc_jax.machine.cards import card_of, named
 from llmc_jax.machine.gpus import TARGETS
 from llmc_jax.plan.course import Data, Price, course, data_of, energy, length_of, price_of, tables

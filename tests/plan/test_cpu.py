@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmc_jax.base.errors import InputError
 from llmc_jax.config.flags import parse_args
 from llmc_jax.config.model import parse_descriptor
-from llmc_jax.errors import InputError
 from llmc_jax.machine.target import Machine
 from llmc_jax.models.gpt2.work import products_flops
 from llmc_jax.plan import calibrate, cpu

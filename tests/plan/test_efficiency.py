@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmc_jax.errors import InputError
+from llmc_jax.base.errors import InputError
 from llmc_jax.machine import gpus
 from llmc_jax.plan.efficiency import ATTENTION, MEMORY, PRODUCTS, SMALL_TILES, TILES, filled, gpu, shares_of
 

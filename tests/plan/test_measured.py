@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from llmc_jax.errors import InputError
+from llmc_jax.base.errors import InputError
 from llmc_jax.plan.compiled import plan_for
 from llmc_jax.plan.efficiency import ATTENTION, ATTENTION_BACKWARD, COPY, MATRIX, MEMORY, PRODUCTS, gpu
 from llmc_jax.plan.measured import file_of, shares_in, with_measured

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llmc_jax.base.errors import InputError
 from llmc_jax.config.train import AUTO_BATCH, TrainConfig
-from llmc_jax.errors import InputError
 from llmc_jax.machine.cards import CARDS
 from llmc_jax.machine.gpus import GPUS, TARGETS
 from llmc_jax.plan.answer import Wishes

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmc_jax.base.errors import InputError
 from llmc_jax.config.model import parse_descriptor
-from llmc_jax.errors import InputError
 from llmc_jax.machine.cards import CARDS
 from llmc_jax.machine.gpus import GPUS
 from llmc_jax.plan.network import Compute, Network, collective_seconds, hidden_shares, network_of, step_of

@@ -5,7 +5,7 @@ import shlex
 import pytest
 
 from benchmarks.plan_page import PAGE, ROOT, blocks, indented
-from llmc_jax.cli.plan import main
+from llmc_jax.plan.command import main
 
 SHOWN = blocks(PAGE.read_text(encoding="utf-8"))
 COMPUTED = [words for words in SHOWN if {"--quick", "--sweep", "--reproductions"} & set(shlex.split(words))]

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmc_jax.base.errors import InputError
 from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.config.train import TrainConfig
-from llmc_jax.errors import InputError
 from llmc_jax.kernels import GROUPS, Finding, Findings, Machine
 from llmc_jax.kernels.record import differences
 from llmc_jax.machine import gpus

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from llmc_jax.base.errors import InputError
 from llmc_jax.config.flags import step_config
-from llmc_jax.errors import InputError
 from llmc_jax.profile import compare
 from llmc_jax.profile.compare import ROOT, Result, Variant, as_text, parse_variant, ratios, usable_cores
 

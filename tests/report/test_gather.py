@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from llmc_jax.errors import InputError
+from llmc_jax.base.errors import InputError
 from llmc_jax.report.content import Content, Run
 from llmc_jax.report.gather import MOST_SAMPLES, content_of, names_of, read_runs
 from llmc_jax.report.series import BINS, POINTS

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from llmc_jax.errors import InputError
+from llmc_jax.base.errors import InputError
 from llmc_jax.report import page as page_module
 from llmc_jax.report.content import Content
 from llmc_jax.report.gather import content_of, read_runs

@@ -62,7 +62,7 @@ def go_back(run: str, of: str) -> None:
 def main() -> None:
     import jax
 
-    from llmc_jax.cli.train import main as train
+    from llmc_jax.run.command import main as train
 
     jax.config.update("jax_num_cpu_devices", DEVICES)
     jax.devices()

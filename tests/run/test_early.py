@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from llmc_jax.checkpoint.contents import Counters, Identity, Metadata
 from llmc_jax.checkpoint.store import Entry, open_checkpoint
-from llmc_jax.cli.train import main
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.config.train import TrainConfig
+from llmc_jax.run.command import main
 from llmc_jax.run.early import judged, stops_early
 from llmc_jax.run.end import best_checkpoint
 from tests.same_run import Result, check_same, steps_of, write_shards

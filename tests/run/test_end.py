@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from llmc_jax.base.errors import ExitCode, InputError
 from llmc_jax.cluster.agreement import Agreed
 from llmc_jax.cluster.worker import Group
 from llmc_jax.config.train import TrainConfig
-from llmc_jax.errors import ExitCode, InputError
 from llmc_jax.run.end import last_save
 from llmc_jax.run.saver import Saved
 from llmc_jax.run.state import Outcome, Progress

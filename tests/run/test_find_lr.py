@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llmc_jax.base.options import parse_rates
 from llmc_jax.checkpoint.store import open_checkpoint
-from llmc_jax.cli.train import main
 from llmc_jax.config.find_lr import WITHOUT, as_asked, flags_with_rate, of_test
 from llmc_jax.config.flags import parse_args
-from llmc_jax.config.options import parse_rates
 from llmc_jax.plan.plan import Plan
 from llmc_jax.run import curves
+from llmc_jax.run.command import main
 from llmc_jax.run.find_lr import RangeTest, test_of
 from llmc_jax.run.find_lr_files import draw_test
 from tests.same_run import Result, events, leftovers, steps_of, write_shards

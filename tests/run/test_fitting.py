@@ -12,19 +12,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmc_jax.cli.train import main
+from llmc_jax.base.errors import InputError
 from llmc_jax.cluster.worker import ALONE, Group
 from llmc_jax.config.checks import with_devices
 from llmc_jax.config.flags import parse_args
 from llmc_jax.config.model import parse_descriptor
 from llmc_jax.config.train import AUTO_BATCH, TrainConfig
-from llmc_jax.errors import InputError
 from llmc_jax.kernels import Machine
 from llmc_jax.logs.files import read_metrics
 from llmc_jax.plan.fits import DoesNotFit
 from llmc_jax.plan.plan import Plan, make_plan
 from llmc_jax.plan.search import MOST_ROWS, limit_of
 from llmc_jax.run import fitting, prepare
+from llmc_jax.run.command import main
 from llmc_jax.run.fitting import Tried
 from tests.same_run import check_same
 

@@ -22,7 +22,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llmc_jax.errors import FormatError, InputError
+from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.logs.files import LOCK, config_file, read_metrics
 from llmc_jax.logs.state import own_process
 from llmc_jax.run.figures import StepFigures

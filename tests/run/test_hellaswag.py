@@ -13,7 +13,6 @@ import pytest
 
 from llmc_jax.checkpoint.llmc import write_model
 from llmc_jax.checkpoint.store import open_checkpoint
-from llmc_jax.cli.train import main
 from llmc_jax.cluster.worker import ALONE
 from llmc_jax.config.flags import parse_args
 from llmc_jax.config.model import ModelConfig, parse_descriptor
@@ -21,6 +20,7 @@ from llmc_jax.data.evalfile import write_eval_file
 from llmc_jax.data.items import Item
 from llmc_jax.models.gpt2.tensors import num_parameters
 from llmc_jax.run import hellaswag, processes
+from llmc_jax.run.command import main
 from tests.evaluate import models
 from tests.generate import plain
 from tests.questions import questions, write_questions

@@ -21,17 +21,17 @@ import jax
 import numpy as np
 import pytest
 
+from llmc_jax.base.errors import InputError
 from llmc_jax.checkpoint import store
 from llmc_jax.checkpoint.llmc import read_header, write_model
-from llmc_jax.cli import evaluate, generate_flags
-from llmc_jax.cli.train import main
 from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.data.corpora import Corpus
 from llmc_jax.data.loader import TokenLoader
 from llmc_jax.data.tokenfile import open_token_file, write_token_file
 from llmc_jax.data.tokenizers import bytes_tokenizer, sample_text
-from llmc_jax.errors import InputError
+from llmc_jax.evaluate import command as evaluate
+from llmc_jax.generate import flags as generate_flags
 from llmc_jax.generate.llmc import generate
 from llmc_jax.logs.files import read_metrics
 from llmc_jax.machine import compiling
@@ -41,6 +41,7 @@ from llmc_jax.models.gpt2.init import random_parameters
 from llmc_jax.models.gpt2.tensors import num_parameters, padded
 from llmc_jax.plan.plan import Plan
 from llmc_jax.run import batches, begin, curves, due, loop, prepare
+from llmc_jax.run.command import main
 from llmc_jax.run.state import Progress
 from llmc_jax.training.step import Metrics, evaluate_loss
 from tests.same_run import Result
@@ -431,7 +432,7 @@ def test_the_built_in_corpus_with_any_model_and_validation(
 ) -> None:
     corpus = Corpus(*(Path(tokens.train), Path(tokens.val), 257, "f00d", "the corpus"), *(3000, 2000, 1, 1, 5.0, 2.5))
     monkeypatch.setattr(prepare, "stdlib_corpus", lambda: corpus)
-    monkeypatch.setattr("llmc_jax.text.screen_width", lambda: 20)  # wrapped between words
+    monkeypatch.setattr("llmc_jax.base.text.screen_width", lambda: 20)  # wrapped between words
     flags = ["-e", f"L1-NH1-C16-V{vocab}-T16", "-i", "stdlib", "-j", "stdlib" if val == "stdlib" else tokens.val]
     run = train(*flags, "-x", 1, "-v", 1, "-m", 1, "-s", 1, "-g", 3)
     assert run.code == 0, run.err

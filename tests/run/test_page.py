@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import pytest
 
-from llmc_jax.cli.train import main
 from llmc_jax.run import page
+from llmc_jax.run.command import main
 from llmc_jax.run.page import PageWriter
 from tests.run.test_loop import tiny_flags
 

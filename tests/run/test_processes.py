@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from llmc_jax.errors import ExitCode
+from llmc_jax.base.errors import ExitCode
 from llmc_jax.logs.files import METRICS, read_metrics
 from tests.questions import write_questions
 from tests.run.test_devices import FIXED, ROOT, start

@@ -16,13 +16,13 @@ import pytest
 from jax import export
 from jax.experimental.compilation_cache import compilation_cache
 
-from llmc_jax.cli.train import main
 from llmc_jax.config.flags import parse_args
 from llmc_jax.logs.files import read_metrics
 from llmc_jax.models.gpt2.tensors import flat_size
 from llmc_jax.plan.compiled import arguments, plan_here
 from llmc_jax.plan.plan import Plan, step_numbers
 from llmc_jax.run import programs
+from llmc_jax.run.command import main
 from llmc_jax.run.prepare import first_state
 
 ROOT = Path(__file__).resolve().parents[2]

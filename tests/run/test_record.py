@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from llmc_jax.errors import InputError
+from llmc_jax.base.errors import InputError
 from llmc_jax.profile.trace import newest_trace, read_trace
 from llmc_jax.run.record import slice_trace
 

@@ -16,19 +16,19 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 import pytest
 
+from llmc_jax.base.errors import InputError
 from llmc_jax.checkpoint import store
 from llmc_jax.checkpoint.contents import Counters, Identity, Metadata
 from llmc_jax.checkpoint.manifest import Manifest
-from llmc_jax.cli.train import main
 from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.data.loader import TokenLoader
-from llmc_jax.errors import InputError
 from llmc_jax.kernels import choice, record
 from llmc_jax.logs.files import KERNELS, LOCK
 from llmc_jax.models.gpt2.tensors import views
 from llmc_jax.plan.plan import Plan
 from llmc_jax.run import curves
+from llmc_jax.run.command import main
 from llmc_jax.run.figures import StepFigures
 from llmc_jax.run.folder import RunLog, locked
 from llmc_jax.run.resume import check_fits, find_earlier, repeated
@@ -605,7 +605,7 @@ def test_where_no_checkpoint_is_good_nothing_is_begun_anew(train: Train, copy: P
     before = snapshot(copy)
     refused = train("-y", 1, "-n", 4)
     assert refused.code == 2 and "Traceback" not in refused.err
-    assert f"llmc_jax.checkpoint verify {copy}" in refused.err and "another -o" in refused.err
+    assert f"llmc-jax checkpoint verify {copy}" in refused.err and "another -o" in refused.err
     assert snapshot(copy) == before
 
 

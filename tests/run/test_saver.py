@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from benchmarks.gpu import resume
+from llmc_jax.base.errors import InputError
 from llmc_jax.checkpoint import store
 from llmc_jax.checkpoint.contents import Counters, Identity, Metadata
 from llmc_jax.checkpoint.llmc import read_header
@@ -21,7 +22,6 @@ from llmc_jax.checkpoint.sources import flat_parameters, open_source
 from llmc_jax.checkpoint.state import named_arrays
 from llmc_jax.config.model import parse_descriptor
 from llmc_jax.config.train import TrainConfig
-from llmc_jax.errors import InputError
 from llmc_jax.models.gpt2.init import random_parameters
 from llmc_jax.models.gpt2.tensors import flat_size, num_parameters
 from llmc_jax.plan.plan import step_numbers

@@ -11,16 +11,17 @@ import numpy as np
 import pytest
 
 import llmc_jax
-from llmc_jax.checkpoint import store
-from llmc_jax.cli import convert, evaluate, generate
-from llmc_jax.cli.data import main as data_main
-from llmc_jax.cli.train import main as train_main
+from llmc_jax.checkpoint import convert, store
 from llmc_jax.data import tables
+from llmc_jax.data.command import main as data_main
 from llmc_jax.data.tokenizers import END_OF_TEXT, Table, Tokenizer, file_tokenizer, read_tokenizer_bin, table_tokenizer
+from llmc_jax.evaluate import command as evaluate
+from llmc_jax.generate import command as generate
 from llmc_jax.generate import page
 from llmc_jax.generate.answer import ask_as_llmc
 from llmc_jax.generate.llmc import SEED, generate_cached, sample_mult, sample_softmax
 from llmc_jax.generate.model import flat_weights
+from llmc_jax.run.command import main as train_main
 from tests.own_table import PADDED, TEXT, V, made_tokenizer, write_own
 
 pytestmark = pytest.mark.usefixtures("nothing_lasts")

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from llmc_jax.base.errors import ExitCode, InputError
 from llmc_jax.config.checks import validate
 from llmc_jax.config.flags import parse_args
 from llmc_jax.config.train import TrainConfig
-from llmc_jax.errors import ExitCode, InputError
 from llmc_jax.logs.files import METRICS, read_metrics
 from llmc_jax.run.folder import RunLog
 from llmc_jax.run.trackers import Trackers, asked_trackers, require_trackers, tell_trackers
@@ -242,7 +242,7 @@ def test_the_run_goes_on_and_says_how_each_tracker_went(
     capsys: pytest.CaptureFixture[str],
     nothing_lasts: None,
 ) -> None:
-    from llmc_jax.cli.train import main
+    from llmc_jax.run.command import main
 
     fake_wandb(tmp_path / "fakes", "raises")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "fakes"))

@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from llmc_jax.cli import report
-from llmc_jax.errors import InputError
+from llmc_jax.base.errors import InputError
+from llmc_jax.base.streams import takes_ascii_only
 from llmc_jax.logs import follow
 from llmc_jax.logs.state import DIED, own_process
+from llmc_jax.report import command as report
 from llmc_jax.run.console import seconds_left
-from llmc_jax.streams import takes_ascii_only
 from llmc_jax.watch.folder import Shelf, absent, chosen, metrics_of, runs_in, table
 from llmc_jax.watch.live import RunPage, look_all, state_fields
 from llmc_jax.watch.view import Room

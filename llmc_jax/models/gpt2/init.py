@@ -5,9 +5,9 @@ Leaves out llm.c's rounding to bfloat16: the numbers here are the float32 ones b
 
 import numpy as np
 
+from llmc_jax.base.rng import Mt19937
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.models.gpt2.tensors import BY_NAME, flat_size, tensor_specs
-from llmc_jax.rng import Mt19937
 
 WEIGHT_STD = 0.02
 

@@ -1,0 +1,44 @@
+"""One command for all programs: `llmc-jax convert …`. Without a subcommand: train.
+
+Leaves out what each does. Imports none of them but the one that runs, so that `--help` comes at once.
+"""
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import NoReturn
+
+from llmc_jax.base.commands import COMMAND, COMMANDS, TRAIN
+from llmc_jax.base.errors import InputError
+from llmc_jax.base.kit import exit_status
+from llmc_jax.base.options import show_value
+
+ELSEWHERE = {"chat": "generate --interactive", "sample": "generate", "resume": "-y 1 -o RUN", "help": "--help"}
+
+
+def program(*words: str) -> NoReturn:
+    """Run the command `llmc-jax` with these words before those of the command line. May start the process again."""
+    sys.exit(main([*words, *sys.argv[1:]]))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the subcommand that the first word names, training where none does. Returns the exit status."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0].startswith("-"):
+        return _run(TRAIN, words, [(name, about.meaning) for name, about in COMMANDS.items()])
+    name, *rest = words
+    return _run(name, rest) if name in COMMANDS else exit_status(COMMAND, lambda: _refuse(name))
+
+
+def _run(name: str, *arguments: Sequence) -> int:
+    module = import_module(f"llmc_jax.{COMMANDS[name].module}")
+    status: int = getattr(module, "program", module.main)(*arguments)
+    return status
+
+
+def _refuse(name: str) -> NoReturn:
+    import difflib  # here, because only mistakes need it
+
+    near = [ELSEWHERE[name]] if name in ELSEWHERE else difflib.get_close_matches(name, COMMANDS, n=1)
+    advice = f"did you mean {near[0]}?" if near else "--help lists all flags of training"
+    raise InputError(f"{show_value(name)}: there is no such subcommand; known are {', '.join(COMMANDS)}; {advice}")

@@ -1,0 +1,90 @@
+"""What the command lines with commands share: argparse, without abbreviated flags, and the run of a command.
+
+train.py, the profiler and the kernels read their words by hand (config/flags.py), since there the flags are llm.c's.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, NoReturn
+
+from llmc_jax.base.commands import program_name
+from llmc_jax.base.errors import InputError
+from llmc_jax.base.files import expanded
+from llmc_jax.base.kit import examples, exit_status
+from llmc_jax.base.options import show_value
+
+# What other programs call a flag.
+ELSEWHERE = {
+    **dict.fromkeys(("--max-new-tokens", "--max-tokens", "--length"), "-n"), "-t": "--temperature", "-p": "--prompt",
+    **dict.fromkeys(("--num-samples", "--num-return-sequences"), "--samples"),
+}  # fmt: skip
+
+
+class Parser(argparse.ArgumentParser):
+    """An argparse parser, and its commands', whose errors are InputErrors, and which takes no beginnings of flags.
+
+    A value of the type Path, or "path" as text, may begin with `~`.
+
+    usual: the command that is most likely meant where the first word is none. shown: examples, words and what for.
+    """
+
+    def __init__(self, *, usual: str = "", shown: Sequence[tuple[str, str]] = (), **settings: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, **settings})
+        self.register("type", "path", expanded)
+        self.register("type", Path, lambda word: Path(expanded(word)))
+        self.usual, self.shown = usual, [(f"{self.prog} {words}", meaning) for words, meaning in shown]
+
+    def format_help(self) -> str:
+        """Return what --help prints, the examples last."""
+        return super().format_help() + ("\n".join([*examples(self.shown), ""]) if self.shown else "")
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Return what the words say. Raises InputError for one that nothing takes, with what is most likely meant."""
+        found, rest = self.parse_known_args(args, namespace)
+        known = self._flags(set(sys.argv[1:] if args is None else args)) if rest else set()
+        for flag in (word.partition("=")[0] for word in rest):
+            if not flag.startswith("-"):
+                prompt = "--prompt takes a text; " if "--prompt" in known else ""
+                raise InputError(f"{show_value(flag)}: a value without a flag; {prompt}--help lists all")
+            elsewhere = ELSEWHERE.get(flag)
+            near = elsewhere if elsewhere in known else "".join(get_close_matches(flag, known, 1))
+            meant = f"did you mean {near}? " if near else ""
+            raise InputError(f"{show_value(flag)}: there is no such flag; {meant}--help lists all")
+        return found
+
+    def _flags(self, words: set[str]) -> set[str]:
+        """Return its flags, and those of the commands among the words."""
+        found = set(self._option_string_actions)
+        for action in self._actions:
+            commands = action.choices if isinstance(action, argparse._SubParsersAction) else {}
+            found |= {flag for word in words & set(commands) for flag in commands[word]._flags(words)}
+        return found
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if self.usual and action.choices is not None and value not in action.choices:
+            meant, *_ = [*get_close_matches(value, action.choices, 1, 0.8), f"{self.usual} {value}"]
+            raise InputError(f"{show_value(value)}: there is no such command; did you mean `{self.prog} {meant}`?")
+        super()._check_value(action, value)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise InputError."""
+        raise InputError(message.removeprefix("argument "))
+
+
+def run_command(name: str, parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
+    """Run the command that the words name, which has set itself as the default of `run`; return the exit status."""
+
+    def run() -> int | None:
+        options = parser.parse_args(argv)
+        status: int | None = options.run(options)
+        return status
+
+    return exit_status(program_name(name), run)
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Add --json, which prints the result as JSON."""
+    parser.add_argument("--json", action="store_true", help="print JSON")

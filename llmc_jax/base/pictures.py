@@ -1,0 +1,66 @@
+"""What all pictures share: colours, which files they may be, and how they are written. Leaves out what is drawn.
+
+matplotlib is imported when a picture is drawn, and used without pyplot, so that no global state and no display is
+touched.
+"""
+
+import io
+import os
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from llmc_jax.base.errors import InputError
+from llmc_jax.base.files import refuse_irregular, write_atomic
+
+# Okabe and Ito's colours for every kind of colour vision, in an order in which the first few lie far apart; their
+# yellow is left out, which is hard to see on white.
+PALETTE = ("#0072b2", "#d55e00", "#000000", "#e69f00", "#cc79a7", "#56b4e9", "#009e73")
+# What a picture's file may end in, and what of its metadata must not be the time: the same picture has the same bytes.
+SUFFIXES: dict[str, dict[str, None]] = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+LONGEST_NAME = 48  # of a file, in a legend
+
+
+def check_picture(path: str | Path, flag: str) -> str:
+    """Return the suffix of a picture's file; raise InputError for one that cannot be drawn, or cannot be a file."""
+    path = Path(path)
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
+        found = f"ends in {suffix}" if suffix else "has no ending"
+        raise InputError(f"{flag} {path}: the file {found}; let it end in {', '.join(SUFFIXES)}")
+    refuse_irregular(path)
+    return suffix
+
+
+def drawable(text: str) -> str:
+    """Return text with every character escaped that matplotlib's font has no picture of."""
+    from matplotlib.font_manager import findfont, get_font
+
+    font = get_font(findfont("DejaVu Sans"))
+    return "".join(c if font.get_char_index(ord(c)) else c.encode("unicode_escape").decode() for c in text)
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    """Write a figure of matplotlib into a PNG, SVG or PDF by the file's ending, which appears complete or not at all.
+
+    Raises InputError.
+    """
+    import matplotlib
+
+    suffix, picture = path.suffix.lower(), io.BytesIO()
+    salted = matplotlib.rc_context({"svg.hashsalt": "llmc_jax"}) if suffix == ".svg" else nullcontext()
+    with salted:
+        figure.savefig(picture, format=suffix[1:], metadata=SUFFIXES[suffix])
+    write_atomic(path, picture.getvalue())
+
+
+def short_names(paths: Sequence[str]) -> list[str]:
+    """Return paths without the folders that they share, cut to the end; without characters that begin a formula."""
+    try:
+        shared = os.path.commonpath([os.path.dirname(path) for path in paths])
+    except ValueError:  # some absolute, some not
+        shared = ""
+    names = ["".join(c if c.isprintable() and c != "$" else "?" for c in path) for path in paths]
+    names = [name[len(shared) :].lstrip("/") if shared else name for name in names]
+    return [name if len(name) <= LONGEST_NAME else f"…{name[1 - LONGEST_NAME :]}" for name in names]

@@ -1,0 +1,435 @@
+"""The commands of convert_checkpoint.py: look into a checkpoint of any format, and turn one into another.
+
+Leaves out the formats and the converting itself (checkpoint/conversion.py).
+"""
+
+import argparse
+import math
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
+
+import numpy as np
+
+from llmc_jax.base.commands import typed
+from llmc_jax.base.errors import InputError
+from llmc_jax.base.files import quoted, read_json_object, refuse_existing
+from llmc_jax.base.kit import print_json
+from llmc_jax.base.parsers import Parser, add_json, run_command
+from llmc_jax.checkpoint import conversion
+from llmc_jax.checkpoint.conversion import Outcome, Passage
+from llmc_jax.checkpoint.hugging_face import LARGEST_CONFIG
+from llmc_jax.checkpoint.llmc import STORAGE, V2_ORDERS, WRITABLE
+from llmc_jax.checkpoint.reading import chunks
+from llmc_jax.checkpoint.source import Source, slices_of
+from llmc_jax.checkpoint.sources import open_source
+from llmc_jax.checkpoint.tokenizer import choose_tokenizer, folder_of
+from llmc_jax.data import tables
+from llmc_jax.data.hf_tokenizer import FILES, files_of
+from llmc_jax.data.tokenizers import Choice, load_tokenizer, write_tokenizer_bin
+from llmc_jax.models.gpt2.tensors import num_parameters, tensor_specs
+
+FORMATS = """\
+format                   what it is                                         read            written
+llm.c model              model_%08d.bin, gpt2_124M.bin                      versions 1-5    --to llmc: 3 fp32, 5 bf16
+llm.c training state     a folder: model_*, state_*_* of each rank, DONE_*  yes             --to llmc-state
+llmc-jax training state  a run's folder, or a state_%08d in it              yes             --to state
+Hugging Face GPT-2       config.json, safetensors in one file or more       F32, BF16, F16  --to hf: F32, BF16
+nanoGPT                  ckpt.pt; needs PyTorch, runs no pickle             weights         no
+random weights           a model's shape: d12, L4-NH4-C128-V257-T128        yes             no
+llm.c debug state        one batch's logits, loss and gradients             compare         debug-state
+tokenizer                gpt2_tokenizer.bin, a folder of Hugging Face's     --tokenizer     --to hf, --to state
+
+Each that is read becomes each that is written. What has no m and v becomes a training state at step 0, both zero. A
+training state becomes a model: fp32 from its master weights, bf16 from the 16-bit weights that it computed with."""
+
+DESCRIPTION = """\
+Look into a checkpoint of any format, and convert between them. Needs the memory of the largest tensor, not of the
+model; nothing is overwritten without --force, and an output has its name only when it is complete and was checked."""
+
+TARGETS = {
+    "llmc": "a model file of llm.c",
+    "llmc-state": "a folder with a training state of llm.c",
+    "state": "a run folder with a training state of llmc-jax",
+    "hf": "a folder of Hugging Face's transformers",
+}
+KINDS = {
+    "llmc-model": "llm.c model",
+    "llmc-state": "training state of llm.c",
+    "state": "training state of llmc-jax",
+    "hugging-face": "Hugging Face GPT-2",
+    "nanogpt": "nanoGPT checkpoint",
+    "random": "random weights",
+}
+
+
+# ----- inspect ------------------------------------------------------------------------------------------------------
+
+
+class Stats(NamedTuple):
+    """Figures of a tensor's values; min to std are of the finite ones (NaN where there are none)."""
+
+    min: float
+    max: float
+    mean: float
+    std: float
+    nan: int
+    inf: int
+
+
+def tensor_stats(parts: Iterable[np.ndarray]) -> Stats:
+    """Return statistics of a tensor that comes in float32 parts, in float64.
+
+    The mean and the sum of squared distances from it are those of each chunk, put together without cancellation: two
+    sets of sizes a and b whose means differ by d have a + b values, d * b / (a + b) more mean than the first, and
+    d^2 * a * b / (a + b) more squared distance than their sums.
+    """
+    count, mean, squares, low, high, nan, inf = 0, 0.0, 0.0, math.inf, -math.inf, 0, 0
+    for chunk in chain.from_iterable(chunks(part.reshape(-1)) for part in parts):
+        nan += int(np.count_nonzero(np.isnan(chunk)))
+        inf += int(np.count_nonzero(np.isinf(chunk)))
+        finite = chunk[np.isfinite(chunk)].astype(np.float64)
+        if not finite.size:
+            continue
+        low, high = min(low, float(finite.min())), max(high, float(finite.max()))
+        own = float(finite.mean())
+        difference, total = own - mean, count + finite.size
+        squares += float(((finite - own) ** 2).sum()) + difference**2 * count * finite.size / total
+        mean += difference * finite.size / total
+        count = total
+    if not count:
+        return Stats(math.nan, math.nan, math.nan, math.nan, nan, inf)
+    return Stats(low, high, mean, math.sqrt(squares / count), nan, inf)
+
+
+def _headline(source: Source) -> str:
+    if source.kind == "llmc-model":
+        version, order = source.opened.version, source.opened.order
+        at_end = ", layernorms at the end" if order == "end" else ""
+        precision = f"version {version} ({STORAGE[version].words}{at_end})"
+    else:
+        master = " with float32 master weights" if "copy" in source.groups else ""
+        precision = f"{source.dtype}{master}" + ("" if source.step is None else f", step {source.step}")
+    return f"{source.path}: {KINDS[source.kind]}, {precision}, N={num_parameters(source.config):,}"
+
+
+class Row(NamedTuple):
+    """One line of the table. type: of the stored values; byte: where they begin, in llm.c's model files."""
+
+    group: str
+    name: str
+    shape: tuple[int, ...]
+    type: str
+    byte: int | None
+    stats: Stats
+
+
+def _rows(source: Source, passage: Passage) -> Iterator[Row]:
+    """Yield a row for each tensor, in the order of the file if it is llm.c's; the weights go through the passage."""
+    specs = {spec.name: spec for spec in tensor_specs(source.config)}
+    if source.kind == "llmc-model":
+        for name, stored in source.opened.tensors.items():
+            parts = map(passage.take, slices_of(specs[name]))
+            rows = (part[: stored.shape[0]] if name == "wte" else part for part in parts)
+            yield Row("params", name, stored.shape, stored.dtype, stored.offset, tensor_stats(rows))
+        return
+    for group in source.groups:
+        for spec in specs.values():
+            if group == "params":
+                stats = tensor_stats(map(passage.take, slices_of(spec)))
+            else:
+                stats = tensor_stats(source.read(group, piece.tensor, piece.layer) for piece in slices_of(spec))
+            yield Row(group, spec.name, spec.shape, source.stored_dtype(group), None, stats)
+
+
+def inspect(path: Path, v2_order: str, step: int | None, as_json: bool) -> None:
+    """Print what a checkpoint holds: its shape and, for each tensor, place and statistics; and a digest of it all."""
+    source = open_source(path, v2_order=v2_order, step=step)
+    passage = Passage(source, "fp32")
+    rows = _rows(source, passage)
+    if as_json:
+        print_json(_inspection(source, passage, list(rows)))
+        return
+    print(_headline(source))
+    c, path = source.config, source.path
+    size = f", {path.stat().st_size:,} bytes" if path.is_file() else ""
+    print(
+        f"max_seq_len {c.max_seq_len}, vocab_size {c.vocab_size} (padded {c.padded_vocab_size}), "
+        f"num_layers {c.num_layers}, num_heads {c.num_heads}, channels {c.channels}{size}"
+    )
+    for line in _extra_lines(source):
+        print(line)
+    group = ""
+    for row in rows:
+        if row.group != group:
+            group = row.group
+            _print_head(source, group)
+        numbers = " ".join(f"{value:>11.4g}" for value in row.stats[:4])
+        byte = f"{row.byte:>14,} " if row.byte is not None else ""
+        print(
+            f"{row.name:<9} {row.shape!s:<18} {row.type} {byte}{numbers} {row.stats.nan:>7,} {row.stats.inf:>7,}",
+            flush=True,
+        )
+    print()
+    warnings = (*source.warnings, *passage.warnings())
+    _print_warnings(warnings, sys.stdout)
+    if not passage.warnings():
+        print("ok: every weight is finite, and the padding rows of wte are zero")
+    print(f"digest of the weights: {passage.digest}")
+
+
+def _print_head(source: Source, group: str) -> None:
+    titles = {"params": "weights", "m": "m (AdamW's mean)", "v": "v (AdamW's mean square)", "copy": "16-bit weights"}
+    byte = f"{'byte':>14} " if source.kind == "llmc-model" else ""
+    print("" if source.groups == ("params",) else f"\n{titles[group]}")
+    print(
+        f"{'tensor':<9} {'shape':<18} type {byte}{'min':>11} {'max':>11} {'mean':>11} {'std':>11} {'NaN':>7} {'inf':>7}"
+    )
+
+
+def _extra_lines(source: Source) -> Iterator[str]:
+    if source.kind == "llmc-model":
+        header = source.opened.header
+        extra = np.flatnonzero(header[8:]) + 8
+        if extra.size:
+            yield f"header ints that llm.c leaves zero: {', '.join(f'[{i}]={header[i]}' for i in extra[:8])}"
+    if source.kind == "llmc-state":
+        ranks = source.opened.ranks
+        shared = ", m, v and master weights shared out (ZeRO-1)" if ranks[0].sharded else ""
+        place = ranks[0].place
+        order = "shuffled" if place["shuffle"] else "not shuffled"
+        yield (
+            f"{len(ranks)} {'process' if len(ranks) == 1 else 'processes'}{shared}; data {order}, rank 0 at shard "
+            f"{place['current_shard_idx']}, sample {place['current_sample_idx']}"
+        )
+    if source.kind == "state":
+        yield f"what else it holds: llmc-jax checkpoint show {quoted(source.path)}"
+
+
+def _inspection(source: Source, passage: Passage, rows: list[Row]) -> dict[str, Any]:
+    """Return what --json prints. Numbers that are not finite are null."""
+    tensors: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        stats = {name: value if math.isfinite(value) else None for name, value in row.stats._asdict().items()}
+        place = {} if row.byte is None else {"byte": row.byte}
+        tensors.setdefault(row.group, {})[row.name] = {"shape": row.shape, "type": row.type, **place, **stats}
+    return {
+        "path": str(source.path),
+        "kind": source.kind,
+        "model": vars(source.config),
+        "dtype": source.dtype,
+        "step": source.step,
+        "parameters": num_parameters(source.config),
+        "tensors": tensors,
+        "warnings": [*source.warnings, *passage.warnings()],
+        "digest": passage.digest,
+    }
+
+
+def _print_warnings(warnings: Iterable[str], stream: TextIO) -> None:
+    for line in warnings:
+        print(f"warning: {line}", file=stream)
+
+
+# ----- convert ------------------------------------------------------------------------------------------------------
+
+
+def _target(args: argparse.Namespace) -> str:
+    if args.to:
+        return str(args.to)
+    if args.version is not None or args.out.suffix == ".bin":
+        return "llmc"
+    choices = "; ".join(f"--to {name}: {words}" for name, words in TARGETS.items())
+    raise InputError(f"{args.out}: its name does not say what it becomes; {choices}")
+
+
+def _output_dtype(source: Source, target: str, args: argparse.Namespace) -> str:
+    """Return fp32 or bf16: as --version or --dtype say, else as the source's weights are; fp16 widens to fp32."""
+    wanted: str | None = args.dtype
+    if args.version is not None:
+        if target != "llmc":
+            raise InputError(f"--version {args.version} is of llm.c's model files; for --to {target} give --dtype")
+        by_version = "fp32" if args.version == 3 else "bf16"
+        if wanted not in (None, by_version):
+            raise InputError(f"--version {args.version} holds {by_version}, not {wanted}; give one of the two")
+        wanted = by_version
+    if target in ("state", "llmc-state") and "m" in source.groups:
+        if wanted not in (None, source.dtype):
+            raise InputError(f"{source.path}: a training state stays {source.dtype}; leave out --dtype {wanted}")
+        return source.dtype
+    return wanted or ("bf16" if source.dtype == "bf16" else "fp32")
+
+
+HOLDS_ONE = ("hf", "state")  # formats that hold a tokenizer; the others are llm.c's
+
+
+def _tokenizer_out(source: Source, target: str, args: argparse.Namespace) -> tuple[Choice, dict[str, bytes]]:
+    """Return the tokenizer that is to be written, and its files for --to hf; say where it comes from.
+
+    It is read and checked before anything is written: the checkpoint's own, or what --tokenizer names. Into a folder of
+    Hugging Face's goes also the one that the vocabulary suggests, never in the place of an own one.
+    """
+    asked, V = args.tokenizer is not None and target in HOLDS_ONE, source.config.vocab_size
+    choice = load_tokenizer(args.tokenizer, V) if asked else choose_tokenizer(source, "auto")
+    if asked and choice.tokenizer is not None:
+        choice = choice._replace(named=tables.named(choice.tokenizer))
+    files: dict[str, bytes] = {}
+    if target == "hf" and source.kind == "hugging-face" and not asked:
+        files = {name: path.read_bytes() for name in FILES if (path := folder_of(source) / name).is_file()}
+        why = f", which are not read here: {choice.note}" if files and choice.tokenizer is None else ""
+        choice = (
+            choice._replace(note=f"the files of {folder_of(source)}{why}") if files else Choice(None, "IN has none")
+        )
+    elif target == "hf" and choice.tokenizer is not None:
+        try:
+            files = files_of(choice.tokenizer, source.config.max_seq_len)
+        except InputError as error:
+            choice = choice._replace(note=f"{choice.note}: cannot be written as merges: {error}")
+            if asked:
+                raise InputError(choice.note) from None
+    elif target == "state" and choice.named is None:
+        choice = Choice(None, "IN brings none along")
+    if target in HOLDS_ONE:
+        written = bool(files) if target == "hf" else choice.tokenizer is not None
+        print(f"{'read    tokenizer: ' if written else 'note    no tokenizer is written: '}{choice.note}")
+    elif args.tokenizer in (None, "none"):
+        args.tokenizer = None
+        if choice.named is not None:
+            print("note    llm.c's files hold no tokenizer; --tokenizer FILE writes it as llm.c's gpt2_tokenizer.bin")
+    else:
+        refuse_existing(args.tokenizer, args.force)
+        if choice.tokenizer is None or choice.tokenizer.json:
+            why = ": is more than llm.c's table can hold" if choice.tokenizer else ""
+            raise InputError(f"--tokenizer {args.tokenizer}: cannot be written: {choice.note}{why}")
+        print(f"read    tokenizer: {choice.note}")
+    return choice, files
+
+
+def convert(args: argparse.Namespace) -> None:
+    """Turn one checkpoint into another; print what was read, written and checked."""
+    target = _target(args)
+    source = open_source(args.source, v2_order=args.v2_order, step=args.step)
+    if target == "state" and source.kind == "state":
+        raise InputError(f"{source.path}: is a training state of llmc-jax already; copy the folder and its DONE_ file")
+    dtype = _output_dtype(source, target, args)
+    print(f"read    {_headline(source)}")
+    _print_warnings(source.warnings, sys.stderr)
+    choice, files = _tokenizer_out(source, target, args)
+    outcome = _write(source, target, dtype, choice, files, args)
+    print(f"wrote   {outcome.wrote}")
+    if choice.tokenizer is not None and target not in HOLDS_ONE and args.tokenizer is not None:
+        write_tokenizer_bin(args.tokenizer, choice.tokenizer.pieces, choice.tokenizer.eot)
+        print(f"wrote   {args.tokenizer}: llm.c's tokenizer, {choice.tokenizer.vocab_size:,} ids")
+    print(f"checked {outcome.checked}")
+    print(f"digest  {outcome.digest} of the weights (`inspect` prints it too)")
+    _print_warnings(outcome.warnings, sys.stderr)
+
+
+def _write(
+    source: Source, target: str, dtype: str, choice: Choice, files: dict[str, bytes], args: argparse.Namespace
+) -> Outcome:
+    if target == "llmc":
+        return conversion.to_model(source, args.out, 3 if dtype == "fp32" else 5, args.force)
+    if target == "hf":
+        special = conversion.special_tokens(source, choice.tokenizer, named=args.tokenizer is not None)
+        kept = source.kind == "hugging-face" and args.tokenizer is None
+        config = read_json_object(folder_of(source) / "config.json", LARGEST_CONFIG) if kept else {}
+        settings = {name: config[name] for name in ("tokenizer_class",) if name in config}
+        out = conversion.TokenizerFiles(files, special, settings)
+        return conversion.to_hugging_face(source, args.out, dtype, out, args.force)
+    if target == "state":
+        return conversion.to_state(source, args.out, dtype, choice, args.force)
+    zero = None if args.zero is None else bool(args.zero)
+    return conversion.to_llmc_state(source, args.out, dtype, args.processes, zero, args.force)
+
+
+# ----- debug-state --------------------------------------------------------------------------------------------------
+
+
+def debug_state(args: argparse.Namespace) -> None:
+    """Write the debug state of a model and a batch, computed here."""
+    from llmc_jax.checkpoint.debug_state import make_debug_state
+
+    made = make_debug_state(args.model, args.out, args.tokens, args.batch_size, args.sequence_length, args.force)
+    c, dtype = made.source.config, made.source.dtype
+    print(f"read    {args.model}: L={c.num_layers} NH={c.num_heads} C={c.channels} V={c.vocab_size}, {dtype}")
+    print(f"read    tokens: {made.tokens}")
+    print(
+        f"wrote   {args.out}: debug state of B={args.batch_size} T={args.sequence_length}, loss {made.loss:.6f}, "
+        f"{args.out.stat().st_size:,} bytes"
+    )
+    print(f"checked {args.out}: read back, every value equal")
+    _print_warnings(made.warnings, sys.stderr)
+
+
+# ----- the command line ---------------------------------------------------------------------------------------------
+
+
+def make_parser() -> Parser:
+    """Return the parser of its commands."""
+    parser = Parser(
+        prog=typed("convert"),
+        usual="convert",
+        shown=(("inspect gpt2_124M.bin", "what is in it"), ("convert runs/plays model.bin", "a model file of llm.c")),
+        description=DESCRIPTION,
+        epilog=FORMATS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    formats = commands.add_parser("formats", help="print what can become what")
+    formats.set_defaults(run=lambda _: print(FORMATS))
+    look = commands.add_parser("inspect", help="print shape, tensors and their statistics")
+    look.add_argument("source", type=Path, metavar="CHECKPOINT")
+    add_json(look)
+    look.set_defaults(run=lambda args: inspect(args.source, args.v2_order, args.step, args.json))
+    turn = commands.add_parser("convert", help="turn one checkpoint into another")
+    turn.set_defaults(run=convert)
+    turn.add_argument("source", type=Path, metavar="IN")
+    turn.add_argument("out", type=Path, metavar="OUT")
+    words = "; ".join(f"{name}: {text}" for name, text in TARGETS.items())
+    turn.add_argument("--to", choices=tuple(TARGETS), help=f"what OUT becomes (llmc if it ends in .bin). {words}")
+    turn.add_argument("--version", type=int, choices=WRITABLE, help="of llm.c's model file, 3: fp32; 5: bf16")
+    turn.add_argument("--dtype", choices=("fp32", "bf16"), help="of the weights; as they are in IN (default)")
+    turn.add_argument(
+        "--tokenizer",
+        type="path",
+        metavar="FILE",
+        help="for --to hf and --to state: take this tokenizer, not that of IN; else: write the tokenizer of IN there, "
+        "as llm.c's gpt2_tokenizer.bin",
+    )
+    turn.add_argument(
+        "--processes", type=int, metavar="N", help="--to llmc-state: number of processes (default: as in IN, or 1)"
+    )
+    turn.add_argument(
+        "--zero",
+        type=int,
+        choices=(0, 1),
+        help="--to llmc-state: 1 = shared out as by llm.c's -z 1 (default: as in IN)",
+    )
+    turn.add_argument("--force", action="store_true", help="replace OUT if it exists")
+    for command in (look, turn):
+        command.add_argument(
+            "--step", type=int, help="of a folder with several training states: this one, not the newest"
+        )
+        command.add_argument(
+            "--v2-order",
+            choices=V2_ORDERS,
+            default="auto",
+            help="where the layernorms of a version 2 file stand; auto tells by their values (default)",
+        )
+    debug = commands.add_parser("debug-state", help="write what llm.c's test compares with: logits, loss, gradients")
+    debug.set_defaults(run=debug_state)
+    debug.add_argument("model", type=Path, metavar="CHECKPOINT")
+    debug.add_argument("out", type=Path, metavar="OUT")
+    debug.add_argument("--tokens", type=Path, metavar="FILE", help="take the batch from here (default: random tokens)")
+    debug.add_argument("-b", "--batch-size", type=int, default=4, metavar="B", help="rows of the batch (default 4)")
+    debug.add_argument("-t", "--sequence-length", type=int, default=64, metavar="T", help="their length (default 64)")
+    debug.add_argument("--force", action="store_true", help="replace OUT if it exists")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command. Returns the exit status: 0 done, 2 bad input (one line on stderr), 130 stopped by Ctrl-C."""
+    return run_command("convert", make_parser(), argv)

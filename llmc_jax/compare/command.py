@@ -1,0 +1,101 @@
+"""The command line of the comparisons: `llmc-jax compare`. Leaves out the comparisons."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from llmc_jax.base.commands import program_name, typed
+from llmc_jax.base.errors import ExitCode
+from llmc_jax.base.files import check_output, plain, write_atomic
+from llmc_jax.base.kit import exit_status
+from llmc_jax.base.parsers import Parser, run_command
+from llmc_jax.base.streams import print_error
+from llmc_jax.compare import checkpoints, debug_state, live, logs
+from llmc_jax.machine.jax_setup import settle
+
+SCREEN = "-"  # --json without a file: the JSON takes the tables' place on standard output
+DIFFERS = 4  # exit status: what was compared does not agree
+
+# Each has add_arguments(parser) and run(args, show), which tells whether the two sides agree, and the result for JSON.
+# It imports JAX, if at all, when it runs.
+COMMANDS: dict[str, tuple[ModuleType, str]] = {
+    "logs": (logs, "losses of several runs, by step"),
+    "checkpoints": (checkpoints, "two checkpoints of any format, tensor by tensor"),
+    "debug-state": (debug_state, "a debug state of llm.c and our forward and backward"),
+    "run": (live, "run a trainer of llm.c and ours, one after the other"),
+}
+
+
+class _Parser(Parser):
+    """The words behind the first `--` are another program's: they come as `flags`, and are not looked at."""
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        words = list(sys.argv[1:] if args is None else args)
+        place = words.index("--") if "--" in words else len(words)
+        found = super().parse_args(words[:place], namespace)
+        found.flags = words[place + 1 :]
+        if found.flags and found.command != "run":
+            self.error(f"{found.command} takes no words behind --")
+        return found
+
+
+def make_parser() -> Parser:
+    """Return the parser of its commands."""
+    parser = _Parser(
+        prog=typed("compare"),
+        usual="logs",
+        shown=(("logs runs/a runs/b", "losses by step"), ("checkpoints model.bin runs/a", "tensor by tensor")),
+        description="Compare runs, programs and files with llm.c's, or with each other.",
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=30),
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (module, words) in COMMANDS.items():
+        command = commands.add_parser(name, help=words, formatter_class=argparse.RawDescriptionHelpFormatter)
+        module.add_arguments(command)
+        command.add_argument(
+            "--json",
+            nargs="?",
+            type="path",
+            const=SCREEN,
+            metavar="FILE",
+            help="write the result as JSON to FILE (*.json); without FILE to the screen, in place of the tables",
+        )
+        command.set_defaults(run=_run)
+    return parser
+
+
+def _run(args: argparse.Namespace) -> int:
+    return exit_status(f"{program_name('compare')} {args.command}", lambda: run(args))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run one comparison, say its result, and return the exit status. Raises InputError.
+
+    Numbers that are not finite become the strings that metrics.jsonl has for them: nan, inf, -inf.
+    """
+    on_screen = args.json == SCREEN
+    if args.json is not None and not on_screen:
+        check_output("--json", Path(args.json), ".json", "; for the screen put --json last")
+    if args.command in ("debug-state", "run"):  # which compute
+        for note in settle(steps=args.command == "run"):
+            print_error(f"note: {note}")
+    module, _ = COMMANDS[args.command]
+    agrees, result = module.run(args, (lambda _: None) if on_screen else partial(print, flush=True))
+    if args.json is not None:
+        written = json.dumps(plain(result), indent=2, allow_nan=False) + "\n"
+        sys.stdout.write(written) if on_screen else write_atomic(args.json, written.encode())
+    return ExitCode.DONE if agrees else DIFFERS
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one comparison. Returns the exit status.
+
+    0: compared, and nothing differs by more than it may; 4: compared, and something does; 2: bad input, with one line
+    on standard error.
+    """
+    return run_command("compare", make_parser(), argv)

@@ -1,0 +1,296 @@
+"""`llmc-jax data`: make token files from text, get tinyshakespeare, look into token and tokenizer files.
+
+Leaves out the work itself (prepare.py, corpora.py, show.py, tokenizers.py). Exit status: 0 done, 2 bad input, 130
+stopped by Ctrl-C.
+"""
+
+import argparse
+import os
+import re
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from llmc_jax.base.commands import typed
+from llmc_jax.base.errors import InputError
+from llmc_jax.base.files import refuse_existing
+from llmc_jax.base.parsers import Parser, run_command
+from llmc_jax.config.train import TrainConfig
+from llmc_jax.data.command_kit import add_tokenizer_spec, command, count, load, make_token_files, print_next
+from llmc_jax.data.corpora import TINYSHAKESPEARE_FOLDER, Corpus, stdlib_corpus, tinyshakespeare_corpus
+from llmc_jax.data.datasets_command import add_datasets
+from llmc_jax.data.documents import BLANK_LINE, Reading, find_inputs, read_text
+from llmc_jax.data.llama3 import is_model, read_model
+from llmc_jax.data.prepare import SHARD_TOKENS, VAL_SHARE, VAL_TOKENS, Settings
+from llmc_jax.data.show import SHOWN_TOKENS, describe, inspect_token_file
+from llmc_jax.data.tokenfile import expand_pattern
+from llmc_jax.data.tokenizers import (
+    DEFAULT_BIN,
+    printable,
+    read_tokenizer_bin,
+    write_tokenizer_bin,
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return the exit status. Bad input is one line on standard error."""
+    return run_command("data", make_parser(), arguments)
+
+
+# ----- options ------------------------------------------------------------------------------------------------------
+
+
+def make_parser() -> Parser:
+    """Return the parser of its commands."""
+    program = typed("data")
+    parser = Parser(
+        prog=program,
+        usual="prepare",
+        shown=(("prepare book.txt --tokenizer bytes", "token files of your own text"), ("list", "known data sets")),
+        description="Make the files that training and evaluation read, and look into them.",
+        epilog=f"`{program} COMMAND --help` explains a command.",
+    )
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add_prepare(commands)
+    _add_tinyshakespeare(commands)
+    command(commands, "stdlib", _stdlib)
+    add_datasets(commands)
+    _add_inspect(commands)
+    _add_tokenizer(commands)
+    return parser
+
+
+def _add_prepare(commands: argparse._SubParsersAction) -> None:
+    parser = command(commands, "prepare", _prepare)
+    parser.add_argument("inputs", nargs="+", type="path", metavar="INPUT", help="file, folder (all in it) or pattern")
+    parser.add_argument("-o", "--out", type=Path, metavar="FOLDER", help="where to write (default: dev/data/NAME)")
+    parser.add_argument("--name", help="what the files are called (default: after the first INPUT)")
+    add_tokenizer_spec(parser)
+    parser.add_argument("--force", action="store_true", help="replace the files of this name if there are any")
+    reading = parser.add_argument_group("reading")
+    reading.add_argument(
+        "--format",
+        choices=["auto", "text", "jsonl", "json", "parquet"],
+        default="auto",
+        help="of the input; json: one list of objects; auto: by its ending, .jsonl .ndjson .json .parquet, all else "
+        "text (default: auto)",
+    )
+    reading.add_argument("--field", default="text", help="what holds the text in jsonl and parquet (default: text)")
+    reading.add_argument(
+        "--split-on",
+        type=_separator,
+        metavar="TEXT",
+        help=r"ends a document in text files and stays with it; \n is a newline, `blank-line` is \n\n or \r\n\r\n "
+        "(default: a file is one document)",
+    )
+    reading.add_argument("--drop-separator", action="store_true", help="leave the separator out of the documents")
+    reading.add_argument(
+        "--errors",
+        choices=["strict", "replace"],
+        default="strict",
+        help="bytes that are not UTF-8: strict stops, replace puts U+FFFD (default: strict)",
+    )
+    reading.add_argument("--workers", type=int, metavar="N", help="processes (default: cores, fewer for little input)")
+    split = parser.add_argument_group(
+        "splitting",
+        f"Without an option the first 1/{VAL_SHARE} of the tokens, at most {VAL_TOKENS}, are for validation.",
+    )
+    split.add_argument(
+        "--shard-size",
+        type=count,
+        default=SHARD_TOKENS,
+        metavar="N",
+        help=f"tokens per file; 100M and 1e8 are understood (default: {SHARD_TOKENS})",
+    )
+    split.add_argument("--val-tokens", type=count, metavar="N", help="the first N tokens are validation; 0: none")
+    split.add_argument(
+        "--val-fraction", type=float, metavar="F", help="about this share of the documents is, chosen by their hash"
+    )
+
+
+def _add_tinyshakespeare(commands: argparse._SubParsersAction) -> None:
+    parser = command(commands, "tinyshakespeare", _tinyshakespeare)
+    parser.add_argument(
+        "--text", "--from", dest="source", type=Path, metavar="FILE", help="a local copy of input.txt, the text"
+    )
+    add_tokenizer_spec(parser)
+    parser.add_argument(
+        "-o",
+        "--out",
+        type=Path,
+        default=TINYSHAKESPEARE_FOLDER,
+        metavar="FOLDER",
+        help=f"where to write (default: {TINYSHAKESPEARE_FOLDER})",
+    )
+
+
+def _add_inspect(commands: argparse._SubParsersAction) -> None:
+    parser = command(commands, "inspect", _inspect)
+    parser.add_argument("files", nargs="+", type="path", metavar="FILE", help="token file or pattern")
+    parser.add_argument(
+        "--vocab-size", type=count, metavar="V", help="check that all ids are below V (default: what they suggest)"
+    )
+    parser.add_argument(
+        "--tokenizer",
+        type="path",
+        default="auto",
+        metavar="SPEC",
+        help="shows the first tokens as text: bytes, gpt2, llama3, a path, none, or auto: by the ids (default: auto)",
+    )
+    parser.add_argument("--eot", type=int, metavar="ID", help="id before each document (default: the tokenizer's)")
+    parser.add_argument(
+        "--first", type=int, default=SHOWN_TOKENS, metavar="N", help=f"tokens to show (default: {SHOWN_TOKENS})"
+    )
+
+
+def _add_tokenizer(commands: argparse._SubParsersAction) -> None:
+    summary = f"Write or read a {DEFAULT_BIN}; encode or decode a short text."
+    parser = commands.add_parser("tokenizer", help=summary, description=summary)
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
+    write = command(actions, "write", _tokenizer_write)
+    write.add_argument("path", type=Path, nargs="?", default=Path(DEFAULT_BIN), help=f"(default: {DEFAULT_BIN})")
+    write.add_argument("--version", type=int, choices=[1, 2], default=2, help="of the format (default: 2, llm.c's)")
+    write.add_argument("--force", action="store_true", help="replace the file if there is one")
+    show = command(actions, "inspect", _tokenizer_inspect)
+    show.add_argument("path", type=Path, nargs="?", default=Path(DEFAULT_BIN), help=f"(default: {DEFAULT_BIN})")
+    encode = command(actions, "encode", _tokenizer_encode)
+    encode.add_argument("text", help="the text; - reads it from standard input")
+    decode = command(actions, "decode", _tokenizer_decode)
+    decode.add_argument("ids", nargs="+", type=int, metavar="ID", help="token ids")
+    for action in (write, encode, decode):
+        add_tokenizer_spec(action)
+
+
+def _separator(text: str) -> re.Pattern[str]:
+    if text == "blank-line":
+        return BLANK_LINE
+    meant = re.sub(r"\\([nrt\\])", lambda match: {"n": "\n", "r": "\r", "t": "\t", "\\": "\\"}[match[1]], text)
+    return re.compile(re.escape(meant))
+
+
+# ----- commands -----------------------------------------------------------------------------------------------------
+
+
+def _prepare(options: argparse.Namespace) -> None:
+    """Make token files from text, jsonl or parquet files.
+
+    The end-of-text token stands before every document. Files are named NAME_val_000000.bin and NAME_train_000001.bin,
+    as llm.c names FineWeb's, and appear together when all are complete.
+    """
+    name = options.name or _name_after(options.inputs[0])
+    folder = options.out or Path("dev/data") / name
+    settings = Settings(
+        reading=Reading(options.format, options.field, options.split_on, options.drop_separator, options.errors),
+        shard_tokens=options.shard_size,
+        val_tokens=options.val_tokens,
+        val_fraction=options.val_fraction,
+        workers=options.workers,
+    )
+    find_inputs(options.inputs)  # what is not there is told before a tokenizer is looked for
+    tokenizer = load(options.tokenizer)
+    make_token_files(options.inputs, folder, name, tokenizer, settings, options)
+
+
+def _name_after(item: str) -> str:
+    """Return a name for the files from an input: its own; of a pattern, that of the first part that is none."""
+    path = Path(os.path.abspath(item))
+    while re.search(r"[*?\[]", path.name) and not path.exists():
+        path = path.parent
+    stem = path.name if path.is_dir() else path.stem
+    return re.sub(r"[^A-Za-z0-9_-]+", "_", stem).strip("_-") or "text"
+
+
+def _print_corpus(corpus: Corpus) -> None:
+    for path, tokens in ((corpus.val, corpus.val_tokens), (corpus.train, corpus.train_tokens)):
+        print(f"Saved {tokens} tokens to {path}")
+    print(
+        f"{corpus.description}; fingerprint {corpus.fingerprint}; {corpus.train_documents:,} documents for training, "
+        f"{corpus.val_documents:,} for validation"
+    )
+    print(
+        f"bigram baseline on validation: {corpus.bigram_nats:.3f} nats per token (unigram: {corpus.unigram_nats:.3f})"
+    )
+
+
+def _tinyshakespeare(options: argparse.Namespace) -> None:
+    """Make token files of tinyshakespeare (1.1 MB, downloaded).
+
+    With GPT-2's tokenizer they are llm.c's, byte for byte. Without a network:
+    --text input.txt --tokenizer gpt2_tokenizer.bin.
+    """
+    tokenizer = load(options.tokenizer)
+    corpus = tinyshakespeare_corpus(tokenizer, options.out, options.source)
+    _print_corpus(corpus)
+    if str(corpus.train) == TrainConfig().train_data:
+        print(f"Next: {typed('train')} --preset tinyshakespeare")
+    else:
+        print_next(corpus.train, corpus.val, tokenizer)
+
+
+def _stdlib(options: argparse.Namespace) -> None:
+    """Make token files of the built-in corpus, the source of this Python's standard library.
+
+    Training without -i does so by itself. They are kept in $LLMC_JAX_CACHE, or else the user's cache folder.
+    """
+    _print_corpus(stdlib_corpus())
+    print(f"Next: {typed('train')}")
+
+
+def _inspect(options: argparse.Namespace) -> None:
+    """Say what is in token files: format, tokens, documents, ids, first text."""
+    for pattern in options.files:
+        for path in expand_pattern(pattern, "inspect"):
+            print(describe(inspect_token_file(path, options.tokenizer, options.vocab_size, options.eot, options.first)))
+
+
+def _tokenizer_write(options: argparse.Namespace) -> None:
+    """Write a tokenizer's table as llm.c's gpt2_tokenizer.bin."""
+    refuse_existing(options.path, options.force)
+    tokenizer = load(options.tokenizer)
+    if tokenizer.json:
+        raise InputError(
+            f"--tokenizer {options.tokenizer}: its table alone does not tell its ids; give the folder itself"
+        )
+    write_tokenizer_bin(options.path, tokenizer.pieces, tokenizer.eot, options.version)
+    print(f"Saved {tokenizer.vocab_size} ids to {options.path} (version {options.version})")
+
+
+def _tokenizer_inspect(options: argparse.Namespace) -> None:
+    """Say what is in a gpt2_tokenizer.bin, or in Llama 3's tokenizer.model."""
+    is_llama3 = is_model(options.path)
+    table = read_model(options.path) if is_llama3 else read_tokenizer_bin(options.path)
+    form = "a table in base64" if is_llama3 else f"version {table.version}"
+    longest = max(range(len(table.pieces)), key=lambda token: len(table.pieces[token]))
+    print(f"{options.path}: {form}, {len(table.pieces)} ids, {options.path.stat().st_size:,} bytes")
+    print(f"  end of text  id {table.eot}, {_quoted(table.pieces[table.eot])}")
+    print(f"  longest      id {longest}, {len(table.pieces[longest])} bytes, {_quoted(table.pieces[longest])}")
+    print(f"  first ids    {' '.join(map(_quoted, table.pieces[:16]))}")
+
+
+def _quoted(piece: bytes) -> str:
+    return repr(piece.decode(errors="replace"))
+
+
+def _tokenizer_encode(options: argparse.Namespace) -> None:
+    """Print the ids of a text, and the text in its pieces."""
+    if options.text == "-" and sys.stdin is None:
+        raise InputError("-: there is no standard input: it is closed; give the text itself")
+    given = os.fsencode(options.text)
+    text = read_text(sys.stdin.buffer, "standard input") if options.text == "-" else given
+    tokenizer = load(options.tokenizer)
+    ids = tokenizer.encode(text).tolist()
+    print(" ".join(map(str, ids)))
+    print(f"{len(ids)} tokens: {' '.join(_quoted(tokenizer.pieces[token]) for token in ids)}")
+
+
+def _tokenizer_decode(options: argparse.Namespace) -> None:
+    """Print the text that ids stand for."""
+    print(printable(load(options.tokenizer).decode(options.ids).decode(errors="replace")))
+
+
+def program(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line as a program of its own, and return the exit status."""
+    # `kill` ends it as an exception, so that what is half-written goes away
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    return main(arguments)

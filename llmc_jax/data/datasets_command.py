@@ -1,0 +1,265 @@
+"""`llmc-jax data NAME` and `list`: the data sets that are known by name.
+
+Leaves out the table, and what becomes of a data set (data/datasets.py).
+"""
+
+import argparse
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llmc_jax.base.commands import typed
+from llmc_jax.base.errors import InputError
+from llmc_jax.base.files import refuse_existing, refusing
+from llmc_jax.base.progress import MEGABYTE, show_progress, speed_of
+from llmc_jax.base.streams import print_error
+from llmc_jax.base.text import table
+from llmc_jax.data.command_kit import (
+    add_tokenizer_spec,
+    command,
+    count,
+    load,
+    make_token_files,
+)
+from llmc_jax.data.datasets import (
+    DATASETS,
+    DOWNLOADS,
+    SAMPLES,
+    Dataset,
+    File,
+    Progress,
+    adopt,
+    local_inputs,
+    obtain,
+    own_name,
+    published_files,
+    published_in,
+    recognised,
+    refuse_made,
+    remove_downloads,
+    sampled,
+    tasks_in,
+    unpacked,
+)
+from llmc_jax.data.documents import check_parquet
+from llmc_jax.data.evalfile import START, is_eval_file, write_eval_file
+from llmc_jax.data.prepare import check_settings
+from llmc_jax.data.tasks import FOLDER, TASKS, read_items
+from llmc_jax.data.tokenizers import Tokenizer
+
+if TYPE_CHECKING:
+    from rich.progress import Task
+
+# ----- options ------------------------------------------------------------------------------------------------------
+
+
+def add_datasets(commands: argparse._SubParsersAction) -> None:
+    """Add `list` and a command for each data set."""
+    command(commands, "list", _list)
+    for dataset in DATASETS.values():
+        _add_corpus(commands, dataset) if dataset.recipe else _add_evaluation(commands, dataset)
+
+
+def _add(commands: argparse._SubParsersAction, dataset: Dataset, about: str) -> argparse.ArgumentParser:
+    own: argparse.ArgumentParser = commands.add_parser(
+        dataset.name, help=f"{dataset.title}.", description=f"{dataset.title}. {about} Published: {dataset.page}"
+    )
+    own.add_argument(
+        "-o", "--out", type=Path, metavar="FOLDER", help=f"where to write (default: {FOLDER / dataset.folder})"
+    )
+    own.add_argument(
+        "--from",
+        dest="source",
+        nargs="+",
+        type="path",
+        metavar="FILE",
+        help="local copies, in any published form; nothing is downloaded",
+    )
+    own.add_argument("--download-only", action="store_true", help="make nothing of the files")
+    return own
+
+
+def _add_evaluation(commands: argparse._SubParsersAction, dataset: Dataset) -> None:
+    made = f" makes llm.c's evaluation file of it, {dataset.eval_file}," if dataset.eval_file else ""
+    own = _add(commands, dataset, f"Downloads what is published,{made} and says how to evaluate with it.")
+    own.set_defaults(run=partial(_evaluation, dataset))
+    if dataset.eval_file:
+        add_tokenizer_spec(own)
+        own.add_argument("--force", action="store_true", help=f"replace {dataset.eval_file} of another copy")
+
+
+def _add_corpus(commands: argparse._SubParsersAction, dataset: Dataset) -> None:
+    own = _add(commands, dataset, "Downloads it, or the rest of it, and makes token files.")
+    own.set_defaults(run=partial(_corpus, dataset), sample=SAMPLES[0])
+    add_tokenizer_spec(own)
+    own.add_argument("--force", action="store_true", help="replace the token files of this name if there are any")
+    own.add_argument("--files", type=_positive, metavar="N", help="only the first N files of it")
+    own.add_argument("--shard-size", type=_positive, metavar="N", help="tokens per file (default: as llm.c's script)")
+    own.add_argument("--workers", type=_positive, metavar="N", help="processes (default: cores)")
+    own.add_argument("--remove-downloads", action="store_true", help="once the token files are made")
+    if dataset.listed == "sample/10BT":
+        own.add_argument("--sample", choices=SAMPLES, help=f"how much of it, in tokens (default: {SAMPLES[0]})")
+
+
+def _positive(text: str) -> int:
+    if (value := count(text)) < 1:
+        raise argparse.ArgumentTypeError(f"expected 1 or more; found {text!r}")
+    return value
+
+
+# ----- commands -----------------------------------------------------------------------------------------------------
+
+
+def _list(options: argparse.Namespace) -> None:
+    """List the data sets that are known by name: how large, how much is in them, where they are published."""
+    rows = [
+        (row.name, row.title, _size(row.size), row.holds, str(FOLDER / row.folder), row.page)
+        for row in DATASETS.values()
+    ]
+    headings = ("name", "what", "download", "holds", "folder", "published; its licence stands there")
+    print(table(headings, rows, left=(headings[0], headings[1], headings[4], headings[5]), optional=headings[4:]))
+
+
+def _size(size: int) -> str:
+    return f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / MEGABYTE:,.1f} MB"
+
+
+def _evaluation(dataset: Dataset, options: argparse.Namespace) -> None:
+    folder = options.out or FOLDER / dataset.folder
+    wanted = dataset.eval_file and not options.download_only
+    tokenizer = load(options.tokenizer) if wanted else None  # before what may take long
+    if options.source:
+        paths = [path for given in options.source for path in _adopted(dataset, Path(given), folder)]
+    else:
+        paths = _downloaded(dataset, published_files(dataset), folder)
+    if options.download_only:
+        return
+    found = [(task, path) for path in paths for task in tasks_in(dataset, path)]
+    _refuse_made(found)
+    if tokenizer is not None:
+        _write_eval_file(dataset, found, folder, tokenizer, options.force)
+    for task, path in found:
+        print(f"{TASKS[task].title}: {sum(1 for _ in TASKS[task].read(path)):,} questions in {path}")
+    for path in paths:
+        if recognised(dataset, path)[1] is None:
+            print_error(
+                f"note: {path} is none of the published files ({dataset.holds}): what it gives is its own figure"
+            )
+    named = [task if path == TASKS[task].file else f"{task}={path}" for task, path in found]
+    print(f"Next: {typed('evaluate')} CHECKPOINT --tasks {shlex.join(named)}")
+
+
+def _refuse_made(found: list[tuple[str, Path]]) -> None:
+    for task, path in found:
+        if is_eval_file(path):
+            command = f"{typed('evaluate')} CHECKPOINT --tasks {shlex.quote(f'{task}={path}')}"
+            raise InputError(f"{path}: is llm.c's evaluation file already; to evaluate with it: {command}")
+
+
+def _write_eval_file(
+    dataset: Dataset, found: list[tuple[str, Path]], folder: Path, tokenizer: Tokenizer, force: bool
+) -> None:
+    """Write llm.c's file. What was made of the published file may be replaced: it is made of the same again."""
+    if len(found) > 1:
+        raise InputError(f"{found[1][1]}: {dataset.eval_file} is made of one file; give one with --from")
+    [(task, path)] = found
+    target = folder / own_name(str(dataset.eval_file), tokenizer)
+    if tokenizer.vocab_size > START:
+        print_error(f"note: {target} is not written: its ids have 16 bits, and V={tokenizer.vocab_size}")
+        return
+    if recognised(dataset, path)[1] is None:
+        refuse_existing(target, force)
+    items = read_items(task, path, tokenizer)
+    with refusing(f"{folder}: cannot be made", "choose another --out"):
+        folder.mkdir(parents=True, exist_ok=True)
+    write_eval_file(target, items)
+    print(f"Saved {len(items):,} questions to {target}")
+
+
+def _adopted(dataset: Dataset, given: Path, folder: Path) -> list[Path]:
+    """Return what a local copy is read from: its own place, or where a download would have put it."""
+    paths = []
+    if not given.exists():
+        raise InputError(f"--from {given}: no such file; check the path")
+    for path in published_in(dataset, given):
+        file, called = recognised(dataset, path)
+        paths.append(adopt(path, folder / file.name) if file else path)
+        if called:
+            kept = f"; kept as {paths[-1]}" if file else ""
+            print(f"{path}: {called}, as published{kept}")
+    return paths
+
+
+def _downloaded(dataset: Dataset, files: list[File], folder: Path) -> list[Path]:
+    missing = sum(file.size or 0 for file in files if not (folder / file.name).exists())
+    with _download_progress(missing) as report:
+        try:
+            paths = obtain(dataset, files, folder, report)
+        except KeyboardInterrupt:
+            print_error("note: what has arrived is kept, and the same command goes on from there")
+            raise
+    print(f"{', '.join(map(str, paths[:3]))}{', …' if len(paths) > 3 else ''}: of the published size")
+    return paths
+
+
+def _corpus(dataset: Dataset, options: argparse.Namespace) -> None:
+    dataset = sampled(dataset, options.sample)
+    recipe = dataset.recipe
+    assert recipe is not None
+    folder = options.out or FOLDER / dataset.folder
+    downloads = folder / DOWNLOADS
+    settings = recipe.settings(options.shard_size)._replace(workers=options.workers)
+    tokenizer = None
+    if not options.download_only:  # what can go wrong is told now, and not when all has arrived
+        tokenizer = load(options.tokenizer)
+        name = own_name(recipe.name, tokenizer)
+        check_settings(settings, name)
+        refuse_made(folder, name, options.force)
+        if settings.reading.format == "parquet":
+            check_parquet(dataset.name)
+    if options.source:
+        inputs = local_inputs(recipe, options.source)
+    else:
+        inputs = _downloaded(dataset, published_files(dataset, None if recipe.unpack else options.files), downloads)
+    if tokenizer is None:
+        return
+    files = [file for path in inputs for file in unpacked(path, downloads, recipe.pattern)] if recipe.unpack else inputs
+    make_token_files([str(path) for path in files[: options.files]], folder, name, tokenizer, settings, options)
+    given = set(inputs) if options.source else set()  # the user's, wherever they lie
+    _finish_downloads({*inputs, *files} - given, downloads, options.remove_downloads)
+
+
+def _finish_downloads(files: set[Path], downloads: Path, remove: bool) -> None:
+    if remove:
+        remove_downloads(files, downloads)
+    elif files:
+        size = _size(sum(path.stat().st_size for path in files))
+        print(f"{size} in {downloads} may go now; with --remove-downloads they go by themselves")
+
+
+# ----- progress -----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _download_progress(total: int) -> Iterator[Progress]:
+    """Show how much has arrived. total: bytes of the files."""
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    name_of_file = TextColumn("{task.description}")
+    columns = (name_of_file, BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    sizes: dict[str, int] = {}
+
+    def line(task: "Task") -> str:
+        arrived = f"{task.completed / MEGABYTE:,.0f} of {(task.total or 0) / MEGABYTE:,.0f} MB"
+        return f"{task.description} | {arrived} | {speed_of(task)}"
+
+    with show_progress(columns, total or None, line) as (_, update):
+
+        def report(name: str, done: int, of: int | None) -> None:
+            sizes[name] = done
+            update(completed=sum(sizes.values()), description=name, total=total or of)
+
+        yield report

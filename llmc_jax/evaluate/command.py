@@ -1,0 +1,318 @@
+"""Say what trained models are worth: llmc-jax evaluate --help. The flags are in evaluate_flags.py.
+
+Standard output gets the table, or the one JSON object; notes and progress go to standard error. What was named is
+checked before any weights are read, but for the ids in token files. JAX is imported when it is needed.
+"""
+
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+from llmc_jax.base.errors import ExitCode, InputError
+from llmc_jax.base.files import expanded, matching, plain, refuse_irregular, write_atomic
+from llmc_jax.base.kit import print_json, run_words
+from llmc_jax.base.progress import show_progress
+from llmc_jax.evaluate.flags import USUAL_ROWS, parse
+from llmc_jax.generate.asking import run_program
+from llmc_jax.generate.command import model_facts, say, say_model
+from llmc_jax.machine.jax_setup import configure, settle
+
+if TYPE_CHECKING:
+    from rich.progress import Task
+
+    from llmc_jax.evaluate.report import Subject
+    from llmc_jax.evaluate.scorer import Scorer
+    from llmc_jax.evaluate.subjects import Cut, Questions, Reader, Result, Text, Told
+
+
+def program(argv: Sequence[str] | None = None) -> NoReturn:
+    """Run `llmc-jax evaluate`. May start the process again (machine/jax_setup.py)."""
+    run_program(main, argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line. Returns the exit status: 0 done, 2 bad input (one line on stderr), 130 by Ctrl-C."""
+    return run_words("evaluate", _run, argv)
+
+
+class Asked(NamedTuple):
+    """What all models are asked: subjects by model, in the order in which they are shown; T; the devices."""
+
+    subjects: list[list["Text | Questions"]]
+    positions: int
+    devices: int
+
+
+class Evaluated(NamedTuple):
+    """What came of it: facts about each model, and its results, by model."""
+
+    models: list[dict[str, Any]]
+    results: list[list["Result"]]
+    seconds: float
+
+
+def _run(words: Sequence[str]) -> int:
+    flags = parse(words)
+    _check_files(flags)
+    for note in settle() + configure(tf32=flags.dtype != "fp32", devices=flags.devices):
+        say("note", note)
+    asked = prepare(flags)
+    note_missing(flags, asked)
+    found = evaluate(flags, asked)
+    show(flags, asked, found)
+    return ExitCode.DONE
+
+
+def _check_files(flags: SimpleNamespace) -> None:
+    """Check that what will be written can be, before anything is computed. Raises InputError."""
+    if flags.picture is not None:
+        from llmc_jax.base.pictures import check_picture
+
+        check_picture(flags.picture, "--picture")
+    for name in ("picture", "items"):
+        if (path := getattr(flags, name)) is None:
+            continue
+        refuse_irregular(Path(path))
+        if not os.access(Path(path).parent, os.W_OK | os.X_OK):
+            raise InputError(f"--{name} {path}: {Path(path).parent} is no folder that can be written; name another")
+    _check_overwriting(flags)
+
+
+def _check_overwriting(flags: SimpleNamespace) -> None:
+    """Check that no file is written over one that is read, or over the other that is written. Raises InputError."""
+    read = [("CHECKPOINT", path) for path in flags.checkpoints]
+    read += [("--data", path) for pattern in flags.data for path in matching(pattern)]
+    read += [("--text", path) for path in flags.text]
+    read += [("--tasks", expanded(word.partition("=")[2])) for word in flags.tasks if "=" in word]
+    taken = {os.path.realpath(path): flag for flag, path in read}
+    for name in ("picture", "items"):
+        if (path := getattr(flags, name)) is not None:
+            other = taken.setdefault(os.path.realpath(path), f"--{name}")
+            if other != f"--{name}":
+                raise InputError(f"--{name} {path}: is the file of {other} too, and would replace it; name another")
+
+
+# ----- what is asked ------------------------------------------------------------------------------------------------
+
+
+def prepare(flags: SimpleNamespace) -> Asked:
+    """Read what the models are asked about, each with its own tokenizer. Raises InputError."""
+    from llmc_jax.evaluate.subjects import common_positions, named_task, open_reader
+
+    for word in flags.tasks:
+        named_task(word)
+    devices = number_of_devices(flags.devices)
+    readers = [open_reader(path, flags.tokenizer, flags.step, flags.v2_order) for path in flags.checkpoints]
+    cut = cut_of(flags, common_positions(readers, flags.positions))
+    shared: dict[Any, list[Text | Questions]] = {}  # models of one tokenizer read the same
+    for reader in readers:
+        if reader.reads not in shared:
+            shared[reader.reads] = subjects(flags, reader, cut)
+    return Asked([shared[reader.reads] for reader in readers], cut.positions, devices)
+
+
+def cut_of(flags: SimpleNamespace, positions: int) -> "Cut":
+    """Return how the flags want texts to be cut into rows. Raises InputError."""
+    from llmc_jax.evaluate.subjects import Cut
+
+    if flags.stride is not None and flags.stride > positions:
+        raise InputError(
+            f"--stride {flags.stride}: rows have T={positions} positions, and tokens between them would be left out"
+        )
+    return Cut(positions, flags.stride, flags.batches, flags.rows or USUAL_ROWS)
+
+
+def subjects(flags: SimpleNamespace, reader: "Reader", cut: "Cut") -> list["Text | Questions"]:
+    """Return the texts and tasks as one model reads them."""
+    from llmc_jax.evaluate.subjects import questions, text_of_data, text_of_file
+
+    return [
+        *(text_of_data(reader, pattern, cut) for pattern in flags.data),
+        *(text_of_file(reader, path, cut) for path in flags.text),
+        *(questions(reader, word, cut.positions, flags.limit, flags.crop_context) for word in flags.tasks),
+    ]
+
+
+def note_missing(flags: SimpleNamespace, asked: Asked) -> None:
+    """Say which texts have fewer batches than were asked for."""
+    from llmc_jax.evaluate.subjects import Text
+
+    rows = flags.rows or USUAL_ROWS
+    for text in asked.subjects[0]:
+        if isinstance(text, Text) and flags.batches is not None and len(text.rows) < flags.batches * rows:
+            say("note", f"--batches {flags.batches}: {text.name} has {len(text.rows) // rows}; all are taken")
+
+
+def number_of_devices(asked: int) -> int:
+    """Return how many devices compute: as many as were asked for; 0: all GPUs, or the CPU. Raises InputError."""
+    from llmc_jax.machine.device import describe_device
+
+    device = describe_device()
+    if asked > device.num_devices:
+        raise InputError(f"--devices {asked}: this machine has {device.num_devices}; take as many or fewer")
+    return asked or (1 if device.platform == "cpu" else device.num_devices)
+
+
+# ----- what comes of it ---------------------------------------------------------------------------------------------
+
+
+def evaluate(flags: SimpleNamespace, asked: Asked) -> Evaluated:
+    """Open one model after the other, and ask it."""
+    from llmc_jax.evaluate.scorer import scorer_of
+    from llmc_jax.evaluate.subjects import work_of
+    from llmc_jax.generate.model import open_model
+
+    models, results = [], []
+    began = time.monotonic()
+    with full_memory_said(), progress(sum(work_of(subject) for own in asked.subjects for subject in own)) as told:
+        for path, own in zip(flags.checkpoints, asked.subjects, strict=True):
+            model = open_model(
+                path, dtype=flags.dtype, tokenizer=flags.tokenizer, attention=flags.model_attention, step=flags.step,
+                v2_order=flags.v2_order,
+            )  # fmt: skip
+            say_model(model)
+            models.append(model_facts(model))
+            scorer = scorer_of(model, asked.devices, tokens_at_once(flags.rows, own, asked.positions))
+            results.append([result(scorer, subject, asked.positions, told) for subject in own])
+            del model, scorer  # before the next one's weights are read
+    return Evaluated(models, results, time.monotonic() - began)
+
+
+def tokens_at_once(rows: int | None, own: Sequence["Text | Questions"], positions: int) -> int | None:
+    """Return how many tokens -b has a device compute at a time, no more than there are; None: what suits it."""
+    from llmc_jax.evaluate.subjects import rows_of
+
+    return None if rows is None else min(rows, max(map(rows_of, own))) * positions
+
+
+@contextmanager
+def full_memory_said() -> Iterator[None]:
+    """Make one line of what JAX says when the device's memory is full. Raises InputError."""
+    import jax
+
+    from llmc_jax.machine.device import full_memory
+
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if (words := full_memory(error)) is None:
+            raise
+        raise InputError(
+            f"{words}; compute fewer rows at a time (-b 1 is the least), lower -t, or write --dtype bf16"
+        ) from error
+
+
+def result(scorer: "Scorer", subject: "Text | Questions", positions: int, told: "Told") -> "Result":
+    """Return what a model makes of a text or a task."""
+    from llmc_jax.evaluate.subjects import Text, questions_result, text_result
+
+    if isinstance(subject, Text):
+        return text_result(scorer, subject, positions, told)
+    return questions_result(scorer, subject, told)
+
+
+def show(flags: SimpleNamespace, asked: Asked, found: Evaluated) -> None:
+    """Write the files that were asked for, and print the table or the JSON."""
+    from llmc_jax.evaluate import report
+
+    shown = side_by_side(asked, found)
+    if flags.items is not None:
+        write_items(flags, asked, found)
+    if flags.picture is not None:
+        from llmc_jax.base.pictures import short_names
+        from llmc_jax.evaluate.picture import draw_positions
+
+        texts = [subject for subject in shown if subject.kind != "task"]
+        names, titles = short_names([str(path) for path in flags.checkpoints]), short_names([*flags.data, *flags.text])
+        draw_positions(texts, titles, legend(names), Path(flags.picture))
+    if flags.json:
+        print_json(plain(json_of(flags, asked, found, shown)))
+        return
+    if len(found.models) > 1:
+        print("\n".join(legend([str(path) for path in flags.checkpoints])), end="\n\n")
+    print(report.table(shown, asked.positions, by_position=flags.by_position))
+
+
+def legend(names: Sequence[str]) -> list[str]:
+    """Return names with the letters of their columns; a single one needs none."""
+    from llmc_jax.evaluate.report import LETTERS
+
+    if len(names) == 1:
+        return list(names)
+    return [f"{letter}  {name}" for letter, name in zip(LETTERS, names, strict=False)]
+
+
+def side_by_side(asked: Asked, found: Evaluated) -> list["Subject"]:
+    """Return by subject what each model makes of it."""
+    from llmc_jax.evaluate.report import Subject
+
+    columns = zip(*found.results, strict=True)
+    from llmc_jax.evaluate.subjects import Questions
+
+    names = [own.name for own in asked.subjects[0]]
+    words = [
+        f"{own.name}={own.file}" if isinstance(own, Questions) and names.count(own.name) > 1 else own.name
+        for own in asked.subjects[0]
+    ]
+    return [
+        Subject(own.kind, word, results) for own, word, results in zip(asked.subjects[0], words, columns, strict=True)
+    ]
+
+
+def json_of(flags: SimpleNamespace, asked: Asked, found: Evaluated, shown: Sequence["Subject"]) -> dict[str, Any]:
+    """Return all that was found, for JSON."""
+    from llmc_jax.evaluate.report import plain_data
+
+    names = ("stride", "batches", "limit", "crop_context")
+    settings = {"T": asked.positions, "devices": asked.devices, **{name: getattr(flags, name) for name in names}}
+    if flags.batches is not None:
+        settings["batch_rows"] = flags.rows or USUAL_ROWS
+    subjects = [plain_data(subject, flags.by_position) for subject in shown]
+    return {"models": found.models, "settings": settings, "subjects": subjects, "seconds": found.seconds}
+
+
+def write_items(flags: SimpleNamespace, asked: Asked, found: Evaluated) -> None:
+    """Write what each model answers to each question, a line of JSON each. Raises InputError."""
+    from llmc_jax.evaluate.subjects import Questions, item_lines
+
+    lines = [
+        json.dumps(plain(line))
+        for path, own, results in zip(flags.checkpoints, asked.subjects, found.results, strict=True)
+        for subject, each in zip(own, results, strict=True)
+        if isinstance(subject, Questions)
+        for line in item_lines(str(path), subject, each.answers)
+    ]
+    write_atomic(flags.items, "".join(f"{line}\n" for line in lines).encode())
+
+
+@contextmanager
+def progress(total: int) -> Iterator["Told"]:
+    """Show how many tokens are scored, of so many in total. What it yields raises KeyboardInterrupt after Ctrl-C.
+
+    JAX's own callbacks would swallow an interrupt that comes while they run.
+    """
+    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+
+    from llmc_jax.generate.answer import until_ctrl_c
+
+    words = TextColumn("{task.completed:,.0f} of {task.total:,.0f} tokens, left:")
+
+    def line(task: "Task") -> str:
+        return f"{task.percentage:.0f} % | {task.completed:,.0f} of {total:,} tokens"
+
+    with (
+        until_ctrl_c() as stop,
+        show_progress((BarColumn(), words, TimeRemainingColumn()), total, line) as (_, update),
+    ):
+
+        def told(tokens: int) -> None:
+            update(advance=tokens)
+            if stop.is_set():
+                raise KeyboardInterrupt
+
+        yield told

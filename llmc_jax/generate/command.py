@@ -1,0 +1,403 @@
+"""Ask a trained model: llmc-jax generate --help. The flags are in generate_flags.py.
+
+Standard output gets the text, or the one JSON object; notes go to standard error. JAX is imported when it is needed.
+"""
+
+import io
+import os
+import select
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from shutil import get_terminal_size
+from types import SimpleNamespace
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+from llmc_jax.base.errors import ExitCode, InputError
+from llmc_jax.base.files import cache_folder, plain, refusing
+from llmc_jax.base.kit import print_json, run_words
+from llmc_jax.base.options import show_value
+from llmc_jax.base.streams import print_error
+from llmc_jax.base.text import wrapped
+from llmc_jax.data.documents import read_text
+from llmc_jax.generate.asking import run_program
+from llmc_jax.generate.flags import LONGEST_NUMBER, STANDARD_INPUT, parse
+from llmc_jax.machine.jax_setup import configure, settle
+
+if TYPE_CHECKING:
+    from llmc_jax.generate.answer import Answer
+    from llmc_jax.generate.engine import Request
+    from llmc_jax.generate.model import Model
+    from llmc_jax.generate.sampling import Sampling
+
+PATIENCE = 2.0  # seconds without a prompt on standard input, after which it is said that one is awaited
+
+
+def program(argv: Sequence[str] | None = None) -> NoReturn:
+    """Run `llmc-jax generate`. May start the process again (machine/jax_setup.py)."""
+    run_program(main, argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line. Returns the exit status: 0 done, 2 bad input (one line on stderr), 130 by Ctrl-C."""
+    return run_words("generate", _run, argv)
+
+
+def _run(words: Sequence[str]) -> int:
+    asked = parse(words)
+    written = written_prompt(asked)
+    for note in settle() + configure(tf32=asked.dtype != "fp32", devices=1):
+        say("note", note)
+    from llmc_jax.generate import sampling
+    from llmc_jax.generate.model import open_model
+
+    sampling.check(sampling_of(asked))  # before a large model is read
+    if asked.attention is not None:
+        from llmc_jax.base.pictures import check_picture
+
+        check_picture(asked.attention, "--attention")
+    model = open_model(
+        asked.checkpoint, dtype=asked.dtype, tokenizer=asked.tokenizer, attention=asked.model_attention,
+        step=asked.step, v2_order=asked.v2_order,
+    )  # fmt: skip
+    ids = prompt_ids(model, written)
+    question = next((each for each in QUESTIONS if each in asked.given), None)
+    return QUESTIONS.get(question or "", continue_text)(model, ids, asked)
+
+
+def say(about: str, words: str) -> None:
+    """Print a note beside the text, on standard error."""
+    line = f"{about:<7} {words}"
+    print_error(wrapped(line, get_terminal_size().columns) if sys.stderr.isatty() else line)
+
+
+# ----- the prompt ---------------------------------------------------------------------------------------------------
+
+
+class Written(NamedTuple):
+    """A prompt as it was given: its bytes, or its ids; and where."""
+
+    place: str
+    data: bytes = b""
+    ids: tuple[int, ...] = ()
+
+
+def written_prompt(asked: SimpleNamespace) -> Written:
+    """Return the prompt as it was given, read where it must be read. Raises InputError for one that is empty."""
+    if asked.prompt_ids is not None:
+        return Written("--prompt-ids", ids=_numbers(asked.prompt_ids))
+    if asked.prompt not in (None, STANDARD_INPUT):
+        return Written("--prompt", os.fsencode(asked.prompt))
+    named = asked.prompt_file if asked.prompt is None else asked.prompt
+    waits = {"interactive", "serve", "llmc"} & asked.given or sys.stdin is None or sys.stdin.isatty()
+    if named is None and waits:
+        return Written("")
+    if named in (None, STANDARD_INPUT):
+        place = "standard input"
+        data = read_text(_standard_input(), place)
+    else:
+        place = f"--prompt-file {named}"
+        with refusing(f"{place}: cannot be read", "check the path"), open(named, "rb") as file:
+            data = read_text(file, place)
+    if named is not None and not data:
+        raise InputError(f"{place}: is empty; without a prompt the model begins a new text")
+    return Written(place, data if "perplexity" in asked.given else _without_line_end(data))
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    words = text.replace(",", " ").split()
+    if not words:
+        raise InputError("--prompt-ids: is empty; without it the model begins a new text")
+    bad = next((word for word in words if not word.isdecimal() or len(word) > LONGEST_NUMBER), None)
+    if bad is not None:
+        raise InputError(f"--prompt-ids: {show_value(bad)} is no token id; expected whole numbers from 0 on")
+    return tuple(map(int, words))
+
+
+def _standard_input() -> IO[bytes]:
+    if sys.stdin is None:  # closed by the caller's shell
+        return io.BytesIO()
+    source: Any = getattr(sys.stdin, "buffer", None)
+    if source is None:  # no file of the system's
+        return io.BytesIO(sys.stdin.read().encode(errors="surrogateescape"))
+    try:
+        ready = bool(select.select([source], [], [], PATIENCE)[0])
+    except (OSError, ValueError):
+        ready = True
+    if not ready:
+        say("note", "waiting for the prompt on standard input; `< /dev/null` begins a new text")
+    return source
+
+
+def _without_line_end(data: bytes) -> bytes:
+    """Return a text without the line end that editors and `echo` put behind it."""
+    return data.removesuffix(b"\n").removesuffix(b"\r") or data
+
+
+def prompt_ids(model: "Model", written: Written) -> tuple[int, ...]:
+    """Return the ids of a prompt. Raises InputError where the model has no tokenizer for it."""
+    if not written.data:
+        return written.ids
+    if model.tokenizer is None:
+        raise InputError(
+            f'{written.place}: this model has no tokenizer, so its prompt is token ids: --prompt-ids "1 2 3"; '
+            f"{model.tokenizer_note}"
+        )
+    try:
+        return tuple(model.tokenizer.encode(written.data).tolist())
+    except InputError as error:
+        raise InputError(f"{written.place}: {error}") from error
+
+
+# ----- what is said of the model and of the answer ------------------------------------------------------------------
+
+
+def say_model(model: "Model") -> None:
+    """Say what a model is, in one line, and what is odd about it; when all that was asked has been checked."""
+    from llmc_jax.checkpoint.convert import KINDS
+    from llmc_jax.machine.device import describe_device, device_label
+    from llmc_jax.models.gpt2.tensors import num_parameters
+
+    c, step = model.config, "" if model.step is None else f", step {model.step}"
+    relu = "" if model.attention == "softmax" else f", {model.attention} attention"
+    none = f"no tokenizer, so text is token ids ({model.tokenizer_note})"
+    tokenizer = none if model.tokenizer is None else f"tokenizer {model.tokenizer_note}"
+    say(
+        "model",
+        f"{model.path}: {KINDS[model.kind]}{step}; {num_parameters(c):,} parameters, T={c.max_seq_len} "
+        f"V={c.vocab_size}{relu}; {tokenizer}; {model.dtype} on {device_label(describe_device())}",
+    )
+    for warning in model.warnings:
+        say("warning", warning)
+
+
+def model_facts(model: "Model") -> dict[str, Any]:
+    """Return what a model is, for JSON."""
+    from dataclasses import asdict
+
+    from llmc_jax.machine.device import describe_device, device_label
+    from llmc_jax.models.gpt2.tensors import num_parameters
+
+    return {
+        "path": str(model.path),
+        "kind": model.kind,
+        "step": model.step,
+        "shape": asdict(model.config),
+        "parameters": num_parameters(model.config),
+        "dtype": model.dtype,
+        "attention": model.attention,
+        "tokenizer": None if model.tokenizer is None else model.tokenizer_note,
+        "end_of_text": model.end_of_text,
+        "device": device_label(describe_device()),
+        "warnings": model.warnings,
+    }
+
+
+def say_end(model: "Model", request: "Request", answer: "Answer") -> None:
+    """Say how an answer came to its end, how long it took, and what was dropped."""
+    ends = Counter(sample.end for sample in answer.samples)
+    why = ", ".join(f"{times} x {end}" if len(answer.samples) > 1 else end for end, times in ends.items())
+    rate = "" if answer.rate is None else f", then {answer.rate:,.0f} tokens/s"
+    count = f"{answer.tokens:,} token{'s' * (answer.tokens != 1)}"
+    say("ended", f"{why}; {count}, the first after {answer.first:.2f} s{rate}")
+    again = [drop for drop in answer.drops if drop.position > 0]
+    if len(again) < len(answer.drops):
+        say(
+            "note",
+            f"the prompt has {len(request.prompt):,} tokens, and the model T={model.config.max_seq_len}; the oldest "
+            f"were dropped, the newest {answer.drops[0].kept} taken",
+        )
+    if again:
+        times = "once" if len(again) == 1 else f"{len(again)} times"
+        say(
+            "note",
+            f"the text outgrew the model's T={model.config.max_seq_len} {times}: the oldest tokens were dropped then, "
+            f"and the newest {again[0].kept} kept, first at new token {again[0].position + 1}",
+        )
+
+
+# ----- going on with a text -----------------------------------------------------------------------------------------
+
+
+def request_of(model: "Model", ids: tuple[int, ...], asked: SimpleNamespace) -> "Request":
+    """Return what the flags ask for, checked; then say what the model is. Raises InputError."""
+    from llmc_jax.generate.engine import Request, check_request
+
+    request = Request(
+        ids, asked.tokens, asked.samples, sampling_of(asked), stops=tuple(asked.stop), ignore_end=asked.ignore_end,
+        exact=asked.exact,
+    )  # fmt: skip
+    check_request(model, request)
+    say_model(model)
+    return request
+
+
+def sampling_of(asked: SimpleNamespace) -> "Sampling":
+    """Return how the flags want tokens to be drawn."""
+    from llmc_jax.generate.sampling import Sampling
+
+    numbers = {name: getattr(asked, name) for name in Sampling._fields}
+    return Sampling(**{**numbers, "temperature": 0.0 if asked.greedy else asked.temperature})
+
+
+def continue_text(model: "Model", ids: tuple[int, ...], asked: SimpleNamespace) -> int:
+    """Go on with the prompt, and show it as it comes; or as one JSON object at the end."""
+    from llmc_jax.data.tokenizers import sample_text
+    from llmc_jax.generate.answer import ask, until_ctrl_c
+    from llmc_jax.generate.show import Screen
+
+    request = request_of(model, ids, asked)
+    with until_ctrl_c() as stop:
+        if asked.json:
+            answer = ask(model, request, stop=stop)
+            print_json(plain(answer_facts(model, request, answer)))
+        else:
+            with Screen(sys.stdout, sample_text(model.tokenizer, ids), request.samples) as screen:
+                answer = ask(model, request, screen.add, stop)
+    say_end(model, request, answer)
+    return ExitCode.STOPPED if stop.is_set() else ExitCode.DONE
+
+
+def continue_as_llmc(model: "Model", ids: tuple[int, ...], asked: SimpleNamespace) -> int:
+    """Draw a text as llm.c does while it trains: `--llmc`."""
+    from llmc_jax.generate.answer import ask_as_llmc, check_as_llmc, until_ctrl_c
+    from llmc_jax.generate.show import Screen
+
+    tokens = asked.tokens if "tokens" in asked.given else min(asked.tokens, model.config.max_seq_len - 1)
+    check_as_llmc(model, tokens, asked.seed)
+    request = request_of(model, ids, asked)._replace(tokens=tokens)
+    with until_ctrl_c() as stop:
+        if asked.json:
+            answer = ask_as_llmc(model, tokens, asked.seed, lambda drawn: None, stop)
+            print_json(plain({**answer_facts(model, request, answer), "llmc": True}))
+        else:
+            with Screen(sys.stdout, "") as screen:
+                answer = ask_as_llmc(model, tokens, asked.seed, screen.add, stop)
+    say_end(model, request, answer)
+    return ExitCode.STOPPED if stop.is_set() else ExitCode.DONE
+
+
+def answer_facts(model: "Model", request: "Request", answer: "Answer") -> dict[str, Any]:
+    """Return all about an answer, for JSON."""
+    from llmc_jax.generate.text import TextStream
+
+    stream = TextStream(model.tokenizer)
+    prompt = "".join(map(stream.add, request.prompt)) + stream.finish()
+    settings = {
+        **request.sampling._asdict(),
+        **{name: getattr(request, name) for name in ("tokens", "samples", "stops", "ignore_end", "exact")},
+    }
+    return {
+        "model": model_facts(model),
+        "prompt": {"text": prompt, "ids": request.prompt},
+        "settings": settings,
+        "samples": [vars(sample) for sample in answer.samples],
+        "dropped": [drop._asdict() for drop in answer.drops],
+        "tokens": answer.tokens,
+        "first_token_seconds": answer.first,
+        "tokens_per_second": answer.rate,
+    }
+
+
+# ----- other questions ----------------------------------------------------------------------------------------------
+
+
+def show_probabilities(model: "Model", ids: tuple[int, ...], asked: SimpleNamespace) -> int:
+    """Show what the model thinks of each token of the prompt and of what it adds: `--probs`."""
+    from llmc_jax.generate import probabilities
+    from llmc_jax.generate.answer import ask, until_ctrl_c
+    from llmc_jax.generate.look import look
+
+    if asked.probs > model.config.vocab_size:
+        raise InputError(f"--probs {asked.probs}: it must be from 0 to V={model.config.vocab_size}")
+    request = request_of(model, ids, asked)
+    with until_ctrl_c() as stop:
+        answer = ask(model, request, stop=stop)
+    added = answer.samples[0].ids
+    seen = look(model, ids[:1], asked.probs)  # as the beginning of a text; the others as the model was asked
+    seen += look(model, [*ids[1:], *added], asked.probs, before=ids[0] if ids else None)
+    if asked.json:
+        tokens = probabilities.plain_data(model.tokenizer, seen)
+        print_json(plain({**answer_facts(model, request, answer), "tokens": tokens}))
+    else:
+        color = probabilities.takes_colors(sys.stdout)
+        text = probabilities.colored_text(model.tokenizer, seen, color)
+        parts = (text, probabilities.legend(color), probabilities.probability_table(model.tokenizer, seen))
+        print("\n\n".join(filter(None, parts)))
+    say_end(model, request, answer)
+    return ExitCode.STOPPED if stop.is_set() else ExitCode.DONE
+
+
+def show_perplexity(model: "Model", ids: tuple[int, ...], asked: SimpleNamespace) -> int:
+    """Print loss and perplexity of the prompt: `--perplexity`."""
+    from llmc_jax.generate.look import perplexity
+
+    need_text(ids, "--perplexity")
+    say_model(model)
+    found = perplexity(model, ids)
+    if asked.json:
+        print_json(plain({"model": model_facts(model), **found._asdict()}))
+        return ExitCode.DONE
+    rows = [("tokens", f"{found.tokens:,}"), ("loss", f"{found.loss:.6f} nats per token")]
+    rows.append(("perplexity", f"{found.perplexity:,.4f}"))
+    if found.bits_per_byte is not None:
+        rows.append(("bits per byte", f"{found.bits_per_byte:.4f}"))
+    print("\n".join(f"{name:<14} {value}" for name, value in rows))
+    return ExitCode.DONE
+
+
+def draw_heads(model: "Model", ids: tuple[int, ...], asked: SimpleNamespace) -> int:
+    """Draw what a layer's heads look at in the prompt: `--attention`."""
+    from llmc_jax.generate.heads import check_layer, draw_text_attention
+
+    need_text(ids, "--attention")
+    check_layer(model.config, asked.layer)
+    say_model(model)
+    draw_text_attention(asked.attention, model, ids, asked.layer)
+    print(asked.attention)
+    return ExitCode.DONE
+
+
+def need_text(ids: tuple[int, ...], question: str) -> None:
+    """Raise InputError where no text was given for a question about one."""
+    if not ids:
+        raise InputError(f"{question}: needs a text; give one by --prompt, --prompt-file or on standard input")
+
+
+def converse(model: "Model", ids: tuple[int, ...], asked: SimpleNamespace) -> int:
+    """Let the user and the model write a text in turns: `--interactive`."""
+    from llmc_jax.generate.interactive import history, talk
+
+    def note(words: str) -> None:
+        say("note", words)
+
+    request = request_of(model, ids, asked)
+    if sys.stdin.isatty():
+        note("type the beginning of a text; /help lists what else can be typed, Ctrl-D ends")
+    file = None if asked.no_history else cache_folder() / "generate_history"
+    with history(file, note):
+        talk(model, request, sys.stdout, note)
+    return ExitCode.DONE
+
+
+def serve_page(model: "Model", ids: tuple[int, ...], asked: SimpleNamespace) -> int:
+    """Answer on a page of this machine until Ctrl-C: `--serve`."""
+    from llmc_jax.generate.serve import serve
+
+    def ready(address: str) -> None:
+        say_model(model)
+        print(address, flush=True)
+        say("note", "open this address in a browser on this machine; Ctrl-C ends")
+
+    serve(model, asked.serve, ready=ready)
+    return ExitCode.DONE
+
+
+QUESTIONS = {
+    "interactive": converse,
+    "serve": serve_page,
+    "llmc": continue_as_llmc,
+    "probs": show_probabilities,
+    "perplexity": show_perplexity,
+    "attention": draw_heads,
+}

@@ -1,0 +1,43 @@
+"""The profiler's flags: those of train.py that shape a step, and its own.
+
+Leaves out what they lead to (profile.py).
+"""
+
+from llmc_jax.base.commands import typed
+from llmc_jax.base.kit import help_page
+from llmc_jax.config.flags import own
+
+OWN = (
+    own("--steps", "N", 10, "steps to time, after two that are not counted"),
+    own("--traced", "N", 3, "steps to record for the table"),
+    own("--layers", "", False, "a line for each layer"),
+    own("--differences", "", False, "no trace: time programs that leave parts out, and subtract"),
+    own("--trace", "DIR", None, "keep the trace there, for Perfetto and TensorBoard"),
+    own("--read", "DIR", None, "only the table of a trace that was kept; takes --layers, --json and --picture"),
+    own("--json", "FILE", None, "write everything there as JSON"),
+    own("--picture", "FILE", None, "draw the timeline of one layer there, as PNG"),
+    own("--layer", "N", None, "which layer to draw; by itself the middle one", least=0),
+    own("--calculate", "", False, "only FLOPs, bytes and memory, from the shape: needs no device, compiles nothing"),
+    own("--device", "NAME", None, "with --calculate: the GPU whose peaks set the floors: h200, 'NVIDIA H200'"),
+    own("--vs", "NAME=VALUE", [], "run another version in turns with this one, given any number of times: a flag of "
+        "train.py (kernels=xla, dtype=bf16), threads=1, or commit=HEAD~1"),
+    own("--threads", "LIST", None, "run with so many threads each, in turns, such as 1,2,4 (CPU)"),
+    own("--rounds", "N", 5, "with --vs and --threads: turns"),
+)  # fmt: skip
+
+
+def help_text() -> str:
+    """Return what --help prints."""
+    return help_page(
+        typed("profile"),
+        "Where a training step's time, memory and operations go. Takes train.py's flags for the model, the batch, the "
+        "optimizer, precision and kernels (--preset -e -b -t -d -r --dtype --kernels --attention and so on; without "
+        "--preset and -e: d12), and trains on random tokens. docs/profiling.md explains the table.",
+        OWN,
+        (
+            ("-e d12 -b 4 -t 64", "the table of GPT-2 124M's step"),
+            ("-e d12 -b 4 -t 64 --layers --picture layer.png --trace traces", "by layer, with a picture and the trace"),
+            ("-e d12 -b 4 -t 64 --vs dtype=bf16 --vs recompute=0", "against two other versions"),
+            ("-e d12 -b 64 --dtype bf16 --calculate --device 'NVIDIA H200'", "what a GPU would need"),
+        ),
+    )

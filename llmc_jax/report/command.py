@@ -1,0 +1,164 @@
+"""The command line of the report: `llmc-jax report`. Leaves out reading runs and drawing pages (report/)."""
+
+import argparse
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from llmc_jax.base.commands import typed
+from llmc_jax.base.errors import ExitCode, InputError
+from llmc_jax.base.files import check_output, reason, write_atomic
+from llmc_jax.base.parsers import Parser, run_command
+from llmc_jax.base.streams import escaped
+from llmc_jax.logs.files import MAIN_LOG, METRICS, REPORT
+
+MARK = b"llmc-jax report"  # in the first bytes of every page: what lacks it is not replaced
+MOST_RUNS = 26  # of a page, which no more looks could be told apart on
+ENDINGS = {"output": ".html", "png": ".png", "csv": ".csv", "json": ".json"}  # of the files of each flag
+
+DESCRIPTION = """\
+Write one self-contained page about a run, or about several over each other: curves, samples, events, what ran it.
+
+A RUN is a run folder, its metrics.jsonl, a folder of run folders, a main.log of llm.c, or a file with what a trainer
+printed: train.py, llm.c's trainers, its train_gpt2.py, nanoGPT's train.py. The page of one folder is report.html in
+it; of several runs, or of a file, report.html in the current folder. docs/report.md says more."""
+
+
+def make_parser() -> Parser:
+    """Return the parser of its flags."""
+    parser = Parser(
+        prog=typed("report"),
+        shown=(("runs/plays", "a run's page"), ("runs/a runs/b -o both.html", "two runs over each other")),
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="what the page shows")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the page to FILE (*.html)")
+    parser.add_argument("--png", type=Path, metavar="FILE", help="draw the curves into FILE (*.png) too")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write all points of all curves to FILE (*.csv) too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write what the page shows to FILE (*.json) too")
+    parser.add_argument("--name", metavar="A,B", help="names of the runs, in their order, with commas between")
+    parser.add_argument("--title", default="", metavar="TEXT", help="title of the page [the names]")
+    parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Read the runs, write the files, say where they are. Raises InputError before anything is written."""
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy starts threads when it is imported, of no use here
+    from llmc_jax.report.gather import content_of, read_runs
+    from llmc_jax.report.page import page
+
+    paths = expanded(args.runs)
+    output = args.output or default_output(args.runs)
+    check_outputs({**{flag: getattr(args, flag) for flag in ENDINGS}, "output": output})
+    runs = read_runs(paths, names_of(args.name, len(paths)))
+    content = content_of(runs, args.title)
+    document = page(content)
+    write_atomic(output, document)
+    written = [output, *write_others(args, runs, content)]
+    if not args.quiet:
+        for line in result(content, written, len(document)):
+            print(escaped(line))
+    return ExitCode.DONE
+
+
+def write_others(args: argparse.Namespace, runs: Sequence[Any], content: Any) -> Iterator[Path]:
+    """Write what the other flags ask for, and yield each file's path."""
+    from llmc_jax.report.files import write_csv, write_png
+
+    if args.png is not None:
+        write_png(runs, args.png, args.title)
+        yield args.png
+    if args.csv is not None:
+        write_csv(runs, args.csv)
+        yield args.csv
+    if args.json is not None:
+        write_atomic(args.json, json.dumps(content.to_json(), allow_nan=False).encode())
+        yield args.json
+
+
+def result(content: Any, written: Sequence[Path], size: int) -> Iterator[str]:
+    """Yield the lines that say what was read and written."""
+    for each in content.runs:
+        yield f"{each.name}: {each.kind}; {each.status.words}"
+        yield from (f"{each.name}: {note}" for note in each.notes)
+    for path in written:
+        yield f"written: {path}{f' ({size / 1e6:.1f} MB)' if path == written[0] else ''}"
+
+
+# ----- what is asked for ----------------------------------------------------------------------------------------------
+
+
+def expanded(paths: Sequence[Path]) -> list[Path]:
+    """Return the runs that the words name: of a folder of runs all, by name. Raises InputError."""
+    found = [each for path in paths for each in ([path] if is_run(path) else runs_in(path))]
+    if len(found) > MOST_RUNS:
+        raise InputError(f"{len(found)} runs: a page shows {MOST_RUNS} at most; name fewer")
+    return found
+
+
+def is_run(path: Path) -> bool:
+    """Return whether a path is one run: a file, or a folder with a log."""
+    return not path.is_dir() or has_log(path)
+
+
+def has_log(folder: Path) -> bool:
+    """Return whether a folder has a log; False too where it must not be looked into."""
+    return any(os.path.isfile(folder / name) for name in (METRICS, MAIN_LOG))
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """Return the run folders in a folder. Raises InputError where there are none."""
+    try:
+        found = sorted(each for each in folder.iterdir() if each.is_dir() and has_log(each))
+    except OSError as error:
+        raise InputError(f"{folder}: cannot read it: {reason(error)}") from error
+    if not found:
+        raise InputError(f"{folder}: neither a run folder nor a folder of them: no {METRICS} and no {MAIN_LOG} there")
+    return found
+
+
+def default_output(paths: Sequence[Path]) -> Path:
+    """Return where the page goes: into the folder that was named, into the current one for a file or for several."""
+    folder = paths[0] if len(paths) == 1 and paths[0].is_dir() else Path()
+    return folder / REPORT
+
+
+def names_of(words: str | None, count: int) -> list[str]:
+    """Return the names that --name gives; none where it is not there. Raises InputError."""
+    if words is None:
+        return []
+    names = [name.strip() for name in words.split(",")]
+    if len(names) != count or not all(names):
+        raise InputError(f"--name {words}: not a name for each of {count} runs; give one each, with commas between")
+    if len(set(names)) < count:
+        raise InputError(f"--name {words}: two names are the same; give each run its own")
+    return names
+
+
+def check_outputs(outputs: dict[str, Path | None]) -> None:
+    """Refuse files that cannot be written, or are hardly meant, before any work. Raises InputError."""
+    given = {flag: path for flag, path in outputs.items() if path is not None}
+    for flag, path in given.items():
+        check_output(f"--{flag}", path, ENDINGS[flag])
+    page = given["output"]
+    if page.is_file() and not is_page(page):
+        raise InputError(f"{page}: exists and is no report of ours; choose another --output")
+
+
+def is_page(path: Path) -> bool:
+    """Return whether a file is a page of ours, an earlier one that a new one may replace."""
+    try:
+        with path.open("rb") as file:
+            return MARK in file.read(1000)
+    except OSError as error:
+        raise InputError(f"{path}: cannot read it: {reason(error)}") from error
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write a report. Returns the exit status: 0 written; 2 bad input, with one line on standard error."""
+    return run_command("report", make_parser(), argv)

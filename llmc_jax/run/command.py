@@ -1,0 +1,195 @@
+"""The command line: words to a checked TrainConfig, `--help` and docs/flags.md, and the exit status of a run.
+
+Options are defined in config/train.py, presets in config/presets.py. What a run does is in run/loop.py, which is
+imported only when the options are sound.
+"""
+
+import os
+import shlex
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+from operator import attrgetter
+from pathlib import Path
+from typing import NoReturn
+
+from llmc_jax.base.commands import typed
+from llmc_jax.base.errors import EXIT_MEANINGS, InputError
+from llmc_jax.base.kit import WIDTH, examples, option_lines, run_words, two_columns
+from llmc_jax.base.options import Option, show_value
+from llmc_jax.config.checks import NOT_BUILT, validate
+from llmc_jax.config.flags import SHOW_ALONE, Given, given_options
+from llmc_jax.config.presets import PRESETS
+from llmc_jax.config.train import AUTO_BATCH, BY_NAME, OPTIONS, TrainConfig, differing
+from llmc_jax.machine.jax_setup import restart_with_huge_pages
+
+FLAG_COLUMN = 36
+NOT_YET = " (not built yet)"
+SHOWN = [  # of an option whose meaning says it of one value, the others are built
+    about._replace(meaning=about.meaning.removesuffix(NOT_YET) + NOT_YET if about.name in NOT_BUILT else about.meaning)
+    for about in (OPTIONS[0], *SHOW_ALONE, *OPTIONS[1:])
+]
+GROUPS = {group: list(members) for group, members in groupby(SHOWN, attrgetter("group"))}
+
+EXAMPLES = (
+    ("python train.py", "the demo: a small model learns Python's own source"),
+    ("python train.py --preset llmc-cpu -x 100 -o runs/tuned", "a preset, with flags over it"),
+    ('python train.py -e d12 -i "data/train_*.bin" -j "data/val_*.bin" -b 8 -d 65536', "your own token files"),
+)
+
+
+def program(argv: Sequence[str] | None = None, others: Sequence[tuple[str, str]] = ()) -> NoReturn:
+    """Run `python train.py` or `llmc-jax train`. May start the process again (machine/jax_setup.py)."""
+    words = sys.argv[1:] if argv is None else argv
+    if not any(flag in words for about in SHOW_ALONE for flag in about.flags):
+        restart_with_huge_pages()
+    sys.exit(main(words, others))
+
+
+def main(argv: Sequence[str] | None = None, others: Sequence[tuple[str, str]] = ()) -> int:
+    """Run the command line (without the program's name; sys.argv's by default). Returns the exit status.
+
+    others: the subcommands beside this one, and what each is for, where `--help` is to list them.
+    """
+    return run_words("train", lambda words: _run(words, others), argv)
+
+
+def _run(words: Sequence[str], others: Sequence[tuple[str, str]] = ()) -> int | None:
+    texts = {"--help": lambda: help_text(others), "--help-markdown": flags_markdown, "--version": _versions}
+    shown = next((word for word in words if word in texts), None)
+    if shown:
+        print(texts[shown]())
+        return None
+    # here, because --help does without them
+    from llmc_jax.cluster.launchers import host_name, member_of, notes_on
+    from llmc_jax.run.place import begin
+
+    config, notes = continued(given_options(words))
+    try:
+        notes += validate(config)
+        member = member_of(config, os.environ, host_name(os.environ))
+    except InputError as error:  # with the notes so far: what is wrong may come from a config.json
+        raise InputError("\n  ".join([str(error), *notes])) from error
+    notes += notes_on(config, member)
+    return begin(config, notes, member)
+
+
+def continued(given: Given) -> tuple[TrainConfig, list[str]]:
+    """Return the configuration of a run, and notes on it: with -y 1, what is not given is as the folder of -o has it.
+
+    Its config.json holds the options of the run's last start. Options that this version does not know are left out;
+    those that the file lacks have their defaults. A preset other than the run's describes all of another run, so then
+    nothing is taken. Raises InputError if the file holds a value that cannot be.
+    """
+    config = given.config
+    if not config.reuse or not config.output_dir:
+        return config, []
+    from llmc_jax.base.files import read_json_object  # here, because few command lines need them
+    from llmc_jax.logs.files import LARGEST, config_file
+
+    place = config_file(Path(config.output_dir))
+    stored = None if place is None else read_json_object(place, LARGEST).get("options")
+    if place is None or not isinstance(stored, Mapping):
+        return config, []
+    if given.preset and config.preset != stored.get("preset"):
+        return config, [f"-y 1: no options are taken from {place}, which is not of --preset {config.preset}"]
+    known = {name: value for name, value in stored.items() if name in BY_NAME and not BY_NAME[name].of_this_start}
+    unknown = sorted(set(stored) - set(BY_NAME))
+    try:
+        before = TrainConfig.from_json(known)
+    except InputError as error:
+        raise InputError(f"{place}: {error}; mend the file, or give another -o") from error
+    notes = [f"-y 1: {place} names options that this version does not have: {', '.join(unknown)}"] if unknown else []
+    if stored.get("save") is False and config.save:
+        notes.append("-y 1: --no-save is not taken from the run before; give it again to save nothing")
+    flags = dict(given.flags)
+    if flags.get("batch_size") == AUTO_BATCH and "batch_size" in known:  # which it came to then: another has other bits
+        del flags["batch_size"]
+        notes.append(f"-y 1 -b auto: stays {before.batch_size}, as in {place}")
+    merged = replace(before, **flags)
+    return merged, notes + _what_was_taken(place, config, before, merged)
+
+
+def _what_was_taken(place: Path, config: TrainConfig, before: TrainConfig, merged: TrainConfig) -> list[str]:
+    """Note which options a run has from its config.json, and which of them flags change; nothing where none is."""
+    changed = ", ".join(words for about, words in differing(before, merged) if not about.of_this_start)
+    if not changed and all(about.of_this_start for about, _ in differing(config, merged)):
+        return []  # the same command again
+    return [f"-y 1: options as in {place}" + (f", changed by flags: {changed}" if changed else "")]
+
+
+def help_text(others: Sequence[tuple[str, str]] = ()) -> str:
+    """Return what `--help` prints: every option in its group, the presets, the exit statuses and examples.
+
+    others: the subcommands that stand beside training, and what each is for.
+    """
+    program = typed("train")
+    lines = [f"usage: {program} [flag value ...]", ""]
+    lines += textwrap.wrap(
+        "Trains a GPT-2. Without any flag it runs the demo; with flags, llm.c's defaults hold unless --preset names "
+        "other ones. Flags are those of llm.c's train_gpt2cu, each with a long name beside it.",
+        WIDTH,
+    )
+    if others:
+        lines += ["", f"Subcommands ({program} NAME --help explains one):"]
+        lines += [line for name, meaning in others for line in two_columns(name, meaning, FLAG_COLUMN)]
+    for group, members in GROUPS.items():
+        lines += ["", f"{group}:", *(line for about in members for line in option_lines(about, FLAG_COLUMN))]
+    presets = [(name, preset.description) for name, preset in PRESETS.items()]
+    statuses = [(str(int(code)), meaning) for code, meaning in EXIT_MEANINGS.items()]
+    for title, rows in (("Presets", presets), ("Exit status", statuses)):
+        lines += ["", f"{title}:", *(line for row in rows for line in two_columns(*row, FLAG_COLUMN))]
+    lines += examples((command.replace("python train.py", program), meaning) for command, meaning in EXAMPLES)
+    return "\n".join(lines)
+
+
+def flags_markdown() -> str:
+    """Return docs/flags.md, made from the same facts as `--help`."""
+    lines = [
+        "# Flags of train.py",
+        "",
+        "Made from `llmc_jax/config/train.py` by `python train.py --help-markdown > docs/flags.md`, and tested so.",
+        "",
+        "A flag is followed by its value: `-b 8`, `--batch-size 8` or `--batch-size=8`. One- and two-letter names are",
+        "those of llm.c's train_gpt2cu. Without any flag the preset `demo` runs; with flags, the defaults below hold",
+        "unless `--preset` names other ones.",
+    ]
+    for group, members in GROUPS.items():
+        lines += ["", f"## {group}", "", "| flag | value | unit | default | meaning |", "|---|---|---|---|---|"]
+        lines += [_row(about) for about in members]
+    lines += ["", "## Presets", "", "| name | what it is | options |", "|---|---|---|"]
+    for name, preset in PRESETS.items():
+        lines.append(f"| `{name}` | {preset.description} | `{_as_flags(name)}` |")
+    lines += ["", "## Exit status", "", "| status | meaning |", "|---|---|"]
+    lines += [f"| {int(code)} | {meaning} |" for code, meaning in EXIT_MEANINGS.items()]
+    return "\n".join(lines)
+
+
+def _row(about: Option) -> str:
+    def code(text: str) -> str:
+        return f"`{text}`" if text else ""
+
+    flags = ", ".join(f"`{flag}`" for flag in about.flags)
+    value = code(about.value_name).replace("|", "\\|")
+    cells = (flags, value, about.unit, code(about.shown_default), about.meaning)
+    return "".join(f"| {cell} " if cell else "| " for cell in cells) + "|"
+
+
+def _as_flags(preset: str) -> str:
+    """Return what a preset stands for, as flags."""
+    options = given_options(shlex.split(PRESETS[preset].flags)).flags
+    given = {about.flags[0]: show_value(options[about.name]) for about in OPTIONS if about.name in options}
+    return " ".join(f"{flag} {shlex.quote(value)}" for flag, value in given.items())
+
+
+def _versions() -> str:
+    from llmc_jax.machine.versions import versions
+
+    found = versions()
+    return ", ".join(f"{name} {found[name]}" for name in ("llmc-jax", "python", "jax", "jaxlib", "numpy"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""`llmc-jax watch`: a live view of a run, or of all runs in a folder. Leaves out the view (watch/).
+
+Exit status: 0 it was shown; 2 bad input; 130 ended by Ctrl-C.
+"""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llmc_jax.base.commands import typed
+from llmc_jax.base.errors import InputError
+from llmc_jax.base.kit import print_json
+from llmc_jax.base.parsers import Parser, add_json, run_command
+from llmc_jax.base.streams import print_error
+
+if TYPE_CHECKING:
+    from llmc_jax.watch.live import RunPage, ShelfPage
+
+DESCRIPTION = """\
+Show a run while it trains: progress, time left, losses, the last sample, events, how busy the machine is. It only
+reads, so it may be started and ended at any time, by anybody who may read the folder, on any machine that sees it.
+A pipe, a file and a terminal without control sequences get the view once; so does a run that has ended.
+"""
+KEYS = "Keys: q quits, or leads back to the table; 1 to 9 open a run of the table."
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Show a run; return the exit status. Bad input is one line on standard error."""
+    return run_command("watch", make_parser(), argv)
+
+
+def make_parser() -> Parser:
+    """Return the parser."""
+    shown = (("runs/plays", "a run while it trains"), ("runs", "a table of the runs in a folder"))
+    parser = Parser(prog=typed("watch"), description=DESCRIPTION, epilog=KEYS, shown=shown)
+    parser.add_argument("path", type=Path, metavar="RUN", help="a run folder, or a folder of them: a table, the newest "
+        "first")  # fmt: skip
+    parser.add_argument("which", nargs="?", metavar="WHICH", help="of a folder of runs: this one, by its name or its "
+        "number in the table")  # fmt: skip
+    parser.add_argument("--once", action="store_true", help="print the view once, as plain lines")
+    parser.add_argument("--wait", action="store_true", help="wait for a run that has not begun")
+    parser.add_argument("--every", type=_seconds, default=1.0, metavar="SECONDS", help="between two looks (default 1)")
+    add_json(parser)
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _seconds(word: str) -> float:
+    try:
+        value = float(word)
+    except ValueError:
+        value = 0.0
+    if not 0.1 <= value <= 3600:
+        raise argparse.ArgumentTypeError(f"{word!r}: give seconds from 0.1 to 3600")
+    return value
+
+
+def run(options: argparse.Namespace) -> int:
+    """Show what the options say. Raises InputError."""
+    from llmc_jax.watch import live  # here, because --help does without
+
+    if options.wait:
+        _wait_for(options.path, options.every)
+    page = _page(options.path, options.which)
+    if options.json:
+        print_json(_as_json(page))
+        return 0
+    if options.once or not _is_screen() or (isinstance(page, live.RunPage) and page.ended()):
+        live.show_once(page)
+        return 0
+    return live.show_live(page, options.every)
+
+
+def _is_screen() -> bool:
+    return sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb")
+
+
+def _page(path: Path, which: str | None) -> "RunPage | ShelfPage":
+    from llmc_jax.watch.folder import absent, chosen, metrics_of, runs_in
+    from llmc_jax.watch.live import RunPage, ShelfPage
+
+    metrics = metrics_of(path)
+    if metrics is None:
+        if not path.is_dir() or not runs_in(path):
+            raise absent(path)
+        shelf = ShelfPage(path)
+        shelf.look()
+        if which is None:
+            return shelf
+        path = chosen(shelf.rows, which, path)
+        metrics = metrics_of(path)
+    elif which is not None:
+        raise InputError(f"{path}: is one run; leave {which!r} out, or give the folder that holds several")
+    if metrics is None:  # it was removed just now
+        raise absent(path)
+    return RunPage(path.resolve().name if path.is_dir() else str(path), metrics)
+
+
+def _wait_for(path: Path, every: float) -> None:
+    """Wait until a path holds a run."""
+    from llmc_jax.watch.folder import metrics_of, runs_in
+
+    told = False
+    while metrics_of(path) is None and not (path.is_dir() and runs_in(path)):
+        if not told:
+            print_error(f"waiting for a run in {path}; Ctrl-C ends that")
+            told = True
+        time.sleep(every)
+
+
+def _as_json(page: "RunPage | ShelfPage") -> object:
+    from llmc_jax.base.files import plain
+    from llmc_jax.watch.live import RunPage, look_all, state_fields
+
+    look_all(page)
+    if isinstance(page, RunPage):
+        return plain({"name": page.name, **state_fields(page)})
+    return plain([{"name": row.path.name, **row.state._asdict()} for row in page.rows])

@@ -1,0 +1,480 @@
+"""The command convert_checkpoint.py: what it prints, what it refuses, that nothing is lost and nothing half there."""
+
+import errno
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from llmc_jax.checkpoint import conversion, reading, store
+from llmc_jax.checkpoint.contents import Identity, Metadata
+from llmc_jax.checkpoint.convert import main, tensor_stats
+from llmc_jax.checkpoint.llmc import bf16_to_fp32, fp32_to_bf16, read_header, write_model
+from llmc_jax.checkpoint.source import Source, slices
+from llmc_jax.checkpoint.sources import flat_parameters, open_source
+from llmc_jax.config.model import ModelConfig
+from llmc_jax.data.tokenizers import bytes_tokenizer, read_tokenizer_bin
+from llmc_jax.models.gpt2.tensors import num_parameters, tensor_specs
+from tests.states import joined
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG = ModelConfig(max_seq_len=8, vocab_size=50, padded_vocab_size=128, num_layers=2, num_heads=2, channels=16)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A version 3 file with random matrices, layernorm weights of 1, and an unknown header integer."""
+    rng = np.random.default_rng(0)
+    flat = rng.normal(0, 0.02, num_parameters(CONFIG)).astype(np.float32)
+    for spec in tensor_specs(CONFIG):
+        if spec.name in ("ln1w", "ln2w", "lnfw"):
+            flat[spec.offset : spec.offset + spec.size] = 1
+    flat[CONFIG.vocab_size * CONFIG.channels : CONFIG.padded_vocab_size * CONFIG.channels] = 0
+    header = np.zeros(256, np.int32)
+    header[100] = 42
+    path = tmp_path / "model.bin"
+    write_model(path, CONFIG, flat, header=header)
+    return path
+
+
+def as_version_2_end(model: Path, out: Path) -> None:
+    """The same model as a version 2 file with its layernorms at the end, put together tensor by tensor."""
+    flat = flat_parameters(open_source(model))
+    parts = {s.name: flat[s.offset : s.offset + s.size] for s in tensor_specs(CONFIG)}
+    parts["wte"] = parts["wte"][: CONFIG.vocab_size * CONFIG.channels]
+    late = ["ln1w", "ln1b", "ln2w", "ln2b", "lnfw", "lnfb"]
+    header = [20240326, 2, 8, 50, 2, 2, 16] + [0] * 249
+    body = b"".join(fp32_to_bf16(parts[name]).tobytes() for name in parts if name not in late)
+    out.write_bytes(struct.pack("<256i", *header) + body + b"".join(parts[name].tobytes() for name in late))
+
+
+def test_inspect(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(model)]) == 0
+    out = capsys.readouterr().out
+    assert f"version 3 (fp32), N={num_parameters(CONFIG):,}" in out
+    assert "vocab_size 50 (padded 128)" in out and "[100]=42" in out
+    rows = {line.split()[0]: line for line in out.splitlines() if line}
+    for spec in tensor_specs(CONFIG):
+        assert str(spec.shape) in rows[spec.name] and f"{1024 + 4 * spec.offset:,}" in rows[spec.name]
+    assert rows["lnfw"].split()[-6:] == ["1", "1", "1", "0", "0", "0"]
+    assert rows["ok:"] == "ok: every weight is finite, and the padding rows of wte are zero"
+
+
+def test_inspect_warns(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flat = flat_parameters(open_source(model))
+    flat[60 * CONFIG.channels] = np.nan
+    write_model(model, CONFIG, flat)
+    assert main(["inspect", str(model)]) == 0
+    out = capsys.readouterr().out
+    assert "warning: wte: 1 of 2,048 values are NaN or infinite" in out
+    assert "warning: wte: 1 of the 78 padding rows (V=50 to Vp-1=127) are not zero" in out and "ok:" not in out
+
+
+def test_inspect_version_2(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    as_version_2_end(model, tmp_path / "v2.bin")
+    assert main(["inspect", str(tmp_path / "v2.bin")]) == 0
+    out = capsys.readouterr().out
+    assert "version 2 (bf16 with fp32 layernorms, vocabulary not padded, layernorms at the end)" in out
+    names = [line.split()[0] for line in out.splitlines() if "bf16 " in line[25:40] or "fp32 " in line[25:40]]
+    assert names[-7:] == ["fcprojb", "ln1w", "ln1b", "ln2w", "ln2b", "lnfw", "lnfb"]
+    assert "(50, 16)" in out
+
+
+def test_stats_against_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In parts and chunks whose means differ by far more than the values in them do."""
+    monkeypatch.setattr(reading, "CHUNK", 10)
+    values = (np.random.default_rng(1).normal(size=95) + 1e4 * np.arange(95)).astype(np.float32)
+    values[[3, 40]] = np.nan
+    values[70] = -np.inf
+    finite = values[np.isfinite(values)].astype(np.float64)
+    found = tensor_stats([values[:33], values[33:90].reshape(3, 19), values[90:]])
+    assert found[:2] == (finite.min(), finite.max()) and found[4:] == (2, 1)
+    np.testing.assert_allclose(found[2:4], (finite.mean(), finite.std()), rtol=1e-13)
+    assert np.isnan(tensor_stats([np.full(3, np.nan, np.float32)]).mean)
+
+
+def test_convert_there_and_back(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """3 -> 3 is the same file; 3 -> 5 rounds; 5 -> 3 -> 5 is the same file."""
+    assert main(["convert", str(model), str(tmp_path / "3.bin"), "--version", "3"]) == 0
+    assert (tmp_path / "3.bin").read_bytes() == model.read_bytes()
+    assert "values equal" in capsys.readouterr().out
+    assert main(["convert", str(model), str(tmp_path / "5.bin"), "--version", "5"]) == 0
+    out = capsys.readouterr().out
+    assert "read    " in out and "wrote   " in out and "values rounded to bf16, largest relative change 0.0038" in out
+    expected = fp32_to_bf16(flat_parameters(open_source(model))[: num_parameters(CONFIG)]).tobytes()
+    assert (tmp_path / "5.bin").read_bytes()[1024:] == expected
+    assert main(["convert", str(tmp_path / "5.bin"), str(tmp_path / "53.bin"), "--version", "3"]) == 0
+    assert main(["convert", str(tmp_path / "53.bin"), str(tmp_path / "535.bin"), "--version", "5"]) == 0
+    assert (tmp_path / "535.bin").read_bytes() == (tmp_path / "5.bin").read_bytes()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["3.bin", "5.bin", "53.bin", "535.bin", "model.bin"]
+
+
+def test_convert_version_2(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    as_version_2_end(model, tmp_path / "v2.bin")
+    for option in ([], ["--v2-order", "end"]):
+        assert main(["convert", str(tmp_path / "v2.bin"), str(tmp_path / "a.bin"), "--version", "5", *option]) == 0
+        (tmp_path / "a.bin").unlink()
+    assert "layernorms at the end" in capsys.readouterr().out
+    wrong = ["convert", str(tmp_path / "v2.bin"), str(tmp_path / "b.bin"), "--version", "5", "--v2-order", "in-place"]
+    assert main(wrong) == 0
+    assert not np.allclose(open_source(tmp_path / "b.bin").read("params", "ln1w", 0), 1)
+
+
+def test_never_overwrites_without_force(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = model.read_bytes()
+    assert main(["convert", str(model), str(model), "--version", "5"]) == 2
+    assert capsys.readouterr().err == f"convert_checkpoint.py: {model}: exists already; --force replaces it\n"
+    assert model.read_bytes() == before
+    assert main(["convert", str(model), str(model), "--version", "5", "--force"]) == 0
+    assert read_header(model).version == 5
+
+
+def test_bad_input_is_one_line(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    short = tmp_path / "short.bin"
+    short.write_bytes(model.read_bytes()[:-1])
+    out = tmp_path / "out.bin"
+    for argv in (
+        ["inspect", str(tmp_path / "none.bin")],
+        ["inspect", str(short)],
+        ["convert", str(short), str(out), "--version", "3"],
+        ["convert", str(model), str(tmp_path / "no" / "out.bin"), "--version", "3"],
+        ["convert", str(model), str(tmp_path), "--version", "3", "--force"],
+        ["inspect", str(tmp_path)],
+        ["convert", str(model), str(tmp_path / "out")],
+        ["convert", str(model), str(tmp_path / "no" / "out"), "--to", "hf"],
+        ["convert", str(model), str(tmp_path / "no" / "out"), "--to", "state"],
+        ["convert", str(model), str(short), "--to", "state"],
+        ["convert", str(model), str(out), "--version", "3", "--dtype", "bf16"],
+        ["convert", str(model), str(out), "--to", "hf", "--version", "3"],
+        ["convert", str(model), str(out), "--step", "3"],
+        ["convert", str(model), str(out), "--tokenizer", "t.bin"],
+        ["convert", str(model), str(out), "--to", "hf", "--tokenizer", str(tmp_path / "none.bin")],
+    ):
+        assert main(argv) == 2
+        err = capsys.readouterr().err
+        assert err.startswith("convert_checkpoint.py: ") and err.count("\n") == 1 and "Traceback" not in err
+    assert sorted(tmp_path.iterdir()) == [model, short]
+
+
+@pytest.mark.parametrize("target", ["llmc", "hf"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_disk_that_lies_is_noticed(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, target: str,
+    dtype: str,
+) -> None:  # fmt: skip
+    """One bit flipped between writing and reading back, in the weights or the padding rows: no output, exit 2."""
+
+    for tensor, place in (("fcw", 321), ("wte", 49 * 16 + 3), *([("wte", 127 * 16)] if target == "llmc" else [])):
+
+        def rotten(path: Path, tensor: str = tensor, place: int = place) -> Source:
+            source = open_source(path)
+
+            def read(group: str, name: str, layer: int) -> np.ndarray:
+                values = source.read(group, name, layer)
+                if name == tensor and layer == 0:
+                    values.reshape(-1)[place : place + 1].view(np.uint32)[0] ^= 1 << 16
+                return values
+
+            return source._replace(read=read)
+
+        monkeypatch.setattr(conversion, "open_source", rotten)
+        assert main(["convert", str(model), str(tmp_path / "out"), "--to", target, "--dtype", dtype]) == 2
+        assert "not written: what was read back differs" in capsys.readouterr().err
+        assert list(tmp_path.iterdir()) == [model]
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # casts of signalling NaNs
+def test_rounding_of_special_values_and_what_is_told_of_it() -> None:
+    """Each value becomes a neighbour in bf16, of 8 significant bits, and infinite only from 2^128 - 2^119 up."""
+    before = np.arange(0, 2**32, 4099, dtype=np.uint64).astype(np.uint32).view(np.float32)
+    after, change = conversion.rounded(before)
+    assert change == np.inf  # some round up to infinity
+    x, y = before.astype(np.float64), after.astype(np.float64)
+    np.testing.assert_array_equal(np.isnan(x), np.isnan(y))
+    finite = np.isfinite(x) & np.isfinite(y)
+    assert np.all(np.abs(y - x)[finite] <= np.maximum(np.abs(x[finite]) * 2.0**-8, 2.0**-134))
+    assert np.all(np.abs(x[np.isinf(y)]) >= 2.0**128 - 2.0**119) and not np.any(np.sign(x) * np.sign(y) < 0)
+    small = before[np.abs(np.nan_to_num(before, nan=1.0)) < 3e38]
+    normal = small[np.abs(small) > 1e-37]
+    assert 2**-9 < conversion.rounded(normal)[1] <= 2**-8 <= conversion.rounded(small)[1]
+
+
+def test_as_a_program(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "convert_checkpoint.py"), "inspect", "nothing.bin"]
+    bad = subprocess.run(
+        command, capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    assert (bad.returncode, bad.stdout, bad.stderr) == (2, "", "convert_checkpoint.py: nothing.bin: no such file\n")
+
+
+# Between formats
+
+
+def bits(path: Path, group: str = "params") -> list[np.ndarray]:
+    """Every slice of a group as float32 bit patterns, without the padding rows of wte."""
+    source = open_source(path)
+    found = []
+    for piece in slices(source.config):
+        values = source.read(group, piece.tensor, piece.layer)
+        found.append(values[: source.config.vocab_size] if piece.tensor == "wte" else values)
+    return [np.ascontiguousarray(values).view(np.uint32) for values in found]
+
+
+def assert_same(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def digest_line(text: str) -> str:
+    return next(line.split()[1] for line in text.splitlines() if line.startswith("digest  "))
+
+
+ROUTES = [("llmc", "m.bin"), ("hf", "hf"), ("state", "run"), ("llmc-state", "llmc")]
+
+
+@pytest.fixture
+def odd_model(tmp_path: Path) -> Path:
+    """A model with every kind of bit pattern in its weights: NaN payloads, infinities, subnormals, -0."""
+    words = np.random.default_rng(5).integers(0, 2**32, num_parameters(CONFIG), dtype=np.uint64).astype(np.uint32)
+    words[CONFIG.vocab_size * CONFIG.channels : CONFIG.padded_vocab_size * CONFIG.channels] = 0
+    path = tmp_path / "odd.bin"
+    write_model(path, CONFIG, words.view(np.float32))
+    return path
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # casts of signalling NaNs
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_every_format_to_every_format(
+    odd_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], dtype: str
+) -> None:
+    """No bit of a weight is lost on any of the ways, and each says the same digest, which `inspect` prints too."""
+    start = tmp_path / "start.bin"
+    assert main(["convert", str(odd_model), str(start), "--dtype", dtype]) == 0
+    expected = bits(start)
+    capsys.readouterr()
+    assert main(["inspect", str(start), "--json"]) == 0
+    digest = json.loads(capsys.readouterr().out)["digest"]
+    for first, name in ROUTES:
+        there = tmp_path / f"from-{name}"
+        assert main(["convert", str(start), str(there), "--to", first]) == 0
+        out, err = capsys.readouterr()
+        assert digest_line(out) == digest and "values are NaN or infinite" in err, first
+        assert_same(bits(there), expected)
+        for second, name in ROUTES:
+            if second == "state" and first != "llmc-state":  # there already, or as `first`
+                continue
+            back = tmp_path / f"{first}-{name}"
+            assert main(["convert", str(there), str(back), "--to", second]) == 0, capsys.readouterr().err
+            assert digest_line(capsys.readouterr().out) == digest, (first, second)
+            assert_same(bits(back), expected)
+            if second == "llmc":
+                assert back.read_bytes() == start.read_bytes()
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_a_state_begins_with_zeros_and_says_where_it_comes_from(model: Path, tmp_path: Path) -> None:
+    for dtype, groups in (("fp32", ("params", "m", "v")), ("bf16", ("params", "m", "v", "copy"))):
+        run = tmp_path / dtype
+        assert main(["convert", str(model), str(run), "--to", "state", "--dtype", dtype]) == 0
+        source = open_source(run)
+        assert (source.kind, source.dtype, source.step, source.groups) == ("state", dtype, 0, groups)
+        assert_same(bits(run), bits(model))
+        for group in ("m", "v"):
+            assert not any(values.any() for values in bits(run, group))
+        if dtype == "bf16":
+            rounded = [bf16_to_fp32(fp32_to_bf16(v.view(np.float32))).view(np.uint32) for v in bits(model)]
+            assert_same(bits(run, "copy"), rounded)
+        checkpoint = store.open_checkpoint(source.path)
+        metadata = checkpoint.metadata
+        assert metadata.origin == {"kind": "llm.c", "file": "model.bin"} and metadata.loader is None
+        assert checkpoint.read("step") == 0 == checkpoint.read("updates")
+        assert [entry.problem for entry in store.entries(run)] == [None]
+
+
+def test_a_16_bit_run_gives_its_copy_or_its_master_weights(model: Path, tmp_path: Path) -> None:
+    """The copy of a run with stochastic rounding is not what rounding gives: bf16 outputs must take it, fp32 not."""
+    metadata = Metadata(7, Identity(CONFIG, "bf16", True)).to_json()
+    rng = np.random.default_rng(0)
+    arrays: dict[str, np.ndarray] = {"step": np.array(7, np.int32), "updates": np.array(7, np.int32)}
+    for spec in tensor_specs(CONFIG):
+        for group in ("params", "m", "v"):
+            arrays[f"{group}/{spec.name}"] = rng.normal(size=spec.shape).astype(np.float32)
+        arrays[f"copy/{spec.name}"] = rng.normal(size=spec.shape).astype(ml_dtypes.bfloat16)
+    (tmp_path / "run").mkdir()
+    store.seal(store.begin(tmp_path / "run", 7, joined(arrays, CONFIG), metadata))
+    run, out = str(tmp_path / "run"), tmp_path / "out"
+    cases = (
+        ("llmc", "--version", "3", "params"),
+        ("llmc", "--version", "5", "copy"),
+        ("hf", "--dtype", "bf16", "copy"),
+    )
+    for target, flag, value, group in (*cases, ("hf", "--dtype", "fp32", "params")):
+        assert main(["convert", run, str(out), "--to", target, flag, value]) == 0
+        assert_same(bits(out), bits(tmp_path / "run", group))
+        shutil.rmtree(out) if out.is_dir() else out.unlink()
+    assert main(["convert", run, str(tmp_path / "5.bin")]) == 0
+    assert_same(bits(tmp_path / "5.bin"), bits(tmp_path / "run", "copy"))
+    assert main(["convert", run, str(tmp_path / "llmc"), "--to", "llmc-state"]) == 0
+    for group in ("params", "m", "v", "copy"):
+        assert_same(bits(tmp_path / "llmc", group), bits(tmp_path / "run", group))
+    assert open_source(tmp_path / "llmc").step == 7
+
+
+def test_training_states_keep_their_precision(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = str(tmp_path / "run")
+    assert main(["convert", str(model), run, "--to", "state"]) == 0
+    capsys.readouterr()
+    for argv, words in (
+        (["convert", run, str(tmp_path / "x"), "--to", "llmc-state", "--dtype", "bf16"], "a training state stays fp32"),
+        (["convert", run, str(tmp_path / "x"), "--to", "state"], "is a training state of llmc-jax already"),
+        (["convert", str(model), run, "--to", "state"], "state_00000000: exists already; --force replaces it"),
+        (["convert", run, str(tmp_path / "x"), "--to", "hf", "--step", "3"], "no training state of step 3"),
+    ):
+        assert main(argv) == 2
+        assert words in capsys.readouterr().err
+    assert main(["convert", str(model), run, "--to", "state", "--force"]) == 0
+    assert main(["convert", run, str(tmp_path / "x"), "--to", "hf", "--step", "0"]) == 0
+
+
+def test_force_replaces_a_folder_only_if_it_holds_nothing_else(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "hf"
+    argv = ["convert", str(model), str(out), "--to", "hf"]
+    assert main(argv) == 0
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    (out / "config.json").write_text("{}")
+    assert main(argv) == 2
+    assert "hf: exists already; --force replaces it" in capsys.readouterr().err
+    assert main([*argv, "--force"]) == 0
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    (out / "thesis.tex").write_text("years of work")
+    assert main([*argv, "--force"]) == 2
+    assert "holds 'thesis.tex', which no conversion wrote" in capsys.readouterr().err
+    (tmp_path / "file").write_text("a")
+    assert main(["convert", str(model), str(tmp_path / "file"), "--to", "hf", "--force"]) == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "hf", "model.bin"]
+
+
+def test_a_full_disk_leaves_nothing(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_args: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(conversion.hugging_face, "write_weights", full)
+    monkeypatch.setattr(conversion, "spooled", full)
+    for target in ("hf", "state"):
+        assert main(["convert", str(model), str(tmp_path / "out"), "--to", target]) == 2
+        err = capsys.readouterr().err
+        assert "out: cannot be written: No space left on device" in err
+        assert list(tmp_path.iterdir()) == [model]
+
+
+def test_padding_rows_that_are_not_zero(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Kept in llm.c's files, dropped in Hugging Face's, and said both times."""
+    flat = flat_parameters(open_source(model))
+    flat[60 * CONFIG.channels] = 3
+    write_model(model, CONFIG, flat)
+    words = "warning: wte: 1 of the 78 padding rows (V=50 to Vp-1=127) are not zero"
+    assert main(["convert", str(model), str(tmp_path / "again.bin")]) == 0
+    assert capsys.readouterr().err == words + "\n"
+    assert (tmp_path / "again.bin").read_bytes()[1024:] == model.read_bytes()[1024:]
+    assert main(["convert", str(model), str(tmp_path / "hf"), "--to", "hf"]) == 0
+    assert f"{words}, and dropped" in capsys.readouterr().err.splitlines()
+    assert not open_source(tmp_path / "hf").read("params", "wte", 0)[50:].any()
+
+
+def test_tokenizers_travel_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A model of bytes gets its tokenizer by its V; another one's comes and goes as llm.c's file."""
+    config = replace(CONFIG, vocab_size=257, padded_vocab_size=384)
+    write_model(tmp_path / "257.bin", config, np.zeros(num_parameters(config), np.float32))
+    assert main(["convert", str(tmp_path / "257.bin"), str(tmp_path / "257"), "--to", "hf"]) == 0
+    names = ["config.json", "generation_config.json", "merges.txt", "model.safetensors", "tokenizer_config.json"]
+    assert sorted(path.name for path in (tmp_path / "257").iterdir()) == [*names, "vocab.json"]
+    table = str(tmp_path / "t.bin")
+    argv = ["convert", str(tmp_path / "257"), str(tmp_path / "back.bin"), "--tokenizer", table]
+    assert main(argv) == 0
+    assert f"wrote   {table}: llm.c's tokenizer, 257 ids" in capsys.readouterr().out
+    assert (tmp_path / "back.bin").read_bytes() == (tmp_path / "257.bin").read_bytes()
+    assert read_tokenizer_bin(table).pieces == bytes_tokenizer().pieces
+    assert main([*argv[:2], str(tmp_path / "more.bin"), *argv[3:]]) == 2
+    assert "t.bin: exists already; --force replaces it" in capsys.readouterr().err
+    small = replace(CONFIG, vocab_size=100)
+    write_model(tmp_path / "100.bin", small, np.zeros(num_parameters(small), np.float32))
+    argv = ["convert", str(tmp_path / "100.bin"), str(tmp_path / "100"), "--to", "hf"]
+    assert main([*argv, "--tokenizer", table]) == 2
+    assert "has 257 ids, but the model's vocabulary is V=100" in capsys.readouterr().err
+    assert main(argv) == 0
+    assert "note    no tokenizer is written: no tokenizer is known for V=100" in capsys.readouterr().out
+
+
+def test_inspect_of_training_states(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["convert", str(model), str(tmp_path / "run"), "--to", "state", "--dtype", "bf16"]) == 0
+    assert main(["convert", str(tmp_path / "run"), str(tmp_path / "llmc"), "--to", "llmc-state"]) == 0
+    capsys.readouterr()
+    for name, words in (
+        ("run", "training state of llmc-jax, bf16 with float32 master weights, step 0"),
+        ("llmc", "training state of llm.c, bf16 with float32 master weights, step 0"),
+    ):
+        assert main(["inspect", str(tmp_path / name)]) == 0
+        out = capsys.readouterr().out
+        assert words in out
+        titles = ["weights", "m (AdamW's mean)", "v (AdamW's mean square)", "16-bit weights"]
+        assert [line for line in out.splitlines() if line in titles] == titles
+    assert main(["inspect", str(tmp_path / "llmc"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert list(found["tensors"]) == ["params", "m", "v", "copy"] and found["kind"] == "llmc-state"
+    assert found["tensors"]["copy"]["fcw"]["type"] == "bf16" and found["tensors"]["m"]["fcw"]["max"] == 0
+
+
+def test_debug_state(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["debug-state", str(model), str(tmp_path / "debug.bin"), "-b", "2", "-t", "8"]
+    assert main(argv) == 0
+    out = capsys.readouterr().out
+    assert "debug state of B=2 T=8, loss 3." in out and "read back, every value equal" in out
+    assert main(argv) == 2
+    assert "--force" in capsys.readouterr().err
+    assert main(["inspect", str(tmp_path / "debug.bin")]) == 2
+    assert "a debug state of llm.c" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
+def test_memory_is_that_of_a_layer(tmp_path: Path) -> None:
+    """A model of 390 MB in 40 layers: each way takes far less than the model."""
+    config = ModelConfig(
+        max_seq_len=64, vocab_size=512, padded_vocab_size=512, num_layers=40, num_heads=2, channels=448
+    )
+    write_model(tmp_path / "m.bin", config, np.ones(num_parameters(config), np.float32))
+    assert (tmp_path / "m.bin").stat().st_size > 380e6
+    code = (  # the peak of this process since it began; ru_maxrss begins with the peak of the one that started it
+        "import sys; from llmc_jax.checkpoint.convert import main; status = main(sys.argv[1:]); "
+        "print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0], file=sys.stderr); sys.exit(status)"
+    )
+    peaks = {}
+    for argv in (["m.bin", "5.bin", "--version", "5"], ["m.bin", "hf", "--to", "hf"], ["hf", "3.bin", "--to", "llmc"]):
+        done = subprocess.run(
+            [sys.executable, "-c", code, "convert", *argv],
+            capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True,
+        )  # fmt: skip
+        peaks[argv[1]] = int(done.stderr.split()[-1]) * 1024  # bytes; some 100 MB and 50 MB
+    assert max(peaks.values()) < 200e6, peaks
+
+
+def test_stopped_by_ctrl_c(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_args: object, **_kwargs: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(conversion, "check_written", stop)
+    for target in ("llmc", "hf"):
+        assert main(["convert", str(model), str(tmp_path / "out"), "--to", target]) == 130
+        assert list(tmp_path.iterdir()) == [model]

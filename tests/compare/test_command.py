@@ -1,0 +1,97 @@
+"""The command line: its comparisons, what they share, and how it ends."""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmc_jax.base.files import plain
+from llmc_jax.compare import command, logs
+from llmc_jax.compare.command import COMMANDS, main
+from llmc_jax.compare.report import Show
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_comparison_has_help_and_json(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([name, "--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    assert "--json [FILE]" in text and "Exit status: 0" in text
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_it_is_a_program() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "llmc_jax.compare", "--help"], capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == 0 and all(name in done.stdout for name in COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "required: COMMAND"),
+        (["nothing"], "compare logs nothing`"),
+        (["runs/a", "runs/b"], "runs/a: there is no such command; did you mean `llmc-jax compare logs "),
+        (["checkpoint", "a"], "compare checkpoints`"),
+        (["logs"], "required: LOG"),
+        (["logs", "a", "b", "--", "-b", "4"], "logs takes no words behind --"),
+        (["logs", "--pict", "x"], "--pict: there is no such flag"),
+    ],
+)
+def test_wrong_words(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("llmc-jax compare: ") and said in line
+
+
+def test_flags_of_another_program() -> None:
+    found = command.make_parser().parse_args(["run", "x", "--json", "--", "-b", "--", "4"])
+    assert (found.executable, found.json, found.flags) == ("x", command.SCREEN, ["-b", "--", "4"])
+    assert command.make_parser().parse_args(["logs", "a"]).flags == []
+
+
+# ----- what all of them print ---------------------------------------------------------------------------------------
+
+
+numbers = st.floats() | st.integers() | st.booleans() | st.none() | st.text()
+
+
+@given(st.recursive(numbers, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
+def test_anything_becomes_json(value: object) -> None:
+    text = json.dumps(plain({"x": value}), allow_nan=False)
+    assert set(json.loads(text)) == {"x"}
+
+
+def test_arrays_and_odd_values_become_json() -> None:
+    value = {
+        "a": np.array([1.0, np.nan, np.inf]),
+        "b": np.float32(0.5),
+        "c": Path("x"),
+        "d": (np.int64(3), np.bool_(True)),
+    }
+    assert plain(value) == {"a": [1.0, "nan", "inf"], "b": 0.5, "c": "x", "d": [3, True]}
+
+
+def test_where_json_goes(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def said(_args: argparse.Namespace, show: Show) -> tuple[bool, dict]:
+        show("table")
+        return True, {"a": 1}
+
+    monkeypatch.setattr(logs, "run", said)
+    file = tmp_path / "a.json"
+    assert main(["logs", "x"]) == 0 and capsys.readouterr().out == "table\n"
+    assert main(["logs", "x", "--json", str(file)]) == 0 and capsys.readouterr().out == "table\n"
+    assert main(["logs", "x", "--json"]) == 0 and capsys.readouterr().out == file.read_text()
+    assert json.loads(file.read_text()) == {"a": 1}
+    assert main(["logs", "x", "--json", str(tmp_path / "nowhere" / "a.json")]) == 2
+    assert "there is no folder" in capsys.readouterr().err

@@ -1,0 +1,266 @@
+"""`llmc-jax generate`: what comes out, where it goes, what is refused, and with which exit status."""
+
+import io
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from llmc_jax.base.errors import InputError
+from llmc_jax.checkpoint.sources import flat_parameters, open_source
+from llmc_jax.data.tokenizers import printable
+from llmc_jax.generate import show
+from llmc_jax.generate.asking import flag
+from llmc_jax.generate.command import main, say
+from llmc_jax.generate.flags import DEFAULTS, GOES_WITH, MODES, PROMPTS, REFUSED, check_together, parse
+from llmc_jax.generate.llmc import generate as llmc_generate
+from llmc_jax.generate.sampling import Sampling
+
+MODEL = "L2-NH2-C16-V257-T32"  # random weights; the tokens are bytes
+
+
+class Done(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> dict[str, Any]:
+        content: dict[str, Any] = json.loads(self.out)
+        return content
+
+
+Ask = Callable[..., Done]
+
+
+@pytest.fixture
+def ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Ask:
+    """Run the command line with words, after the model's name, and with something on standard input."""
+
+    def ask(*words: str, stdin: bytes = b"", model: str = MODEL) -> Done:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        status = main([model, *words])
+        return Done(status, *capsys.readouterr())
+
+    return ask
+
+
+def test_json_says_all_and_the_screen_shows_the_same_text(ask: Ask) -> None:
+    done = ask("--prompt", "ab", "-n", "9", "--json", "--top-k", "90", "--seed", "3")
+    assert done.status == 0
+    found = done.json
+    assert found["prompt"] == {"text": "ab", "ids": [97, 98]}
+    assert (found["settings"]["top_k"], found["settings"]["seed"], found["settings"]["tokens"]) == (90, 3, 9)
+    assert (found["model"]["kind"], found["model"]["dtype"], found["model"]["end_of_text"]) == ("random", "fp32", 256)
+    (sample,) = found["samples"]
+    assert len(sample["ids"]) == len(sample["logprobs"]) == found["tokens"] == 9
+    assert sample["end"] == "length" and all(value < 0 for value in sample["logprobs"])
+    assert sample["text"] == bytes(sample["ids"]).decode(errors="replace")
+    shown = ask("--prompt", "ab", "-n", "9", "--top-k", "90", "--seed", "3")
+    assert shown.out == printable("ab" + sample["text"]).removesuffix("\n") + "\n"
+    assert ask("--prompt", "ab", "-n", "9", "--top-k", "90", "--seed", "4").out != shown.out
+
+
+def test_a_prompt_may_come_from_a_flag_a_file_or_standard_input(ask: Ask, tmp_path: Path) -> None:
+    file = tmp_path / "prompt.txt"
+    file.write_bytes(b"ab\r\n")  # the line end is no part of it
+    expected = ask("--prompt", "ab", "-n", "4").out
+    ways = (["--prompt-file", str(file)], ["--prompt-ids", "97, 98"], [], ["--prompt", "-"], ["--prompt-file", "-"])
+    for way in ways:
+        assert ask(*way, "-n", "4", stdin=b"ab\n" if way[-1:] in ([], ["-"]) else b"other").out == expected
+    assert ask("-n", "4", "--json").json["prompt"] == {"text": "", "ids": []}
+
+
+def test_samples_are_shown_one_after_the_other(ask: Ask) -> None:
+    words = ("--prompt", "ab", "-n", "5", "--samples", "3")
+    texts = [printable(sample["text"]).removesuffix("\n") for sample in ask(*words, "--json").json["samples"]]
+    lines = [f"--- sample {number} of 3 ---\nab{text}\n" for number, text in enumerate(texts, start=1)]
+    assert len(set(texts)) == 3
+    assert ask(*words).out == ask(*words, "--exact").out == "".join(lines)
+
+
+def test_stop_strings_end_a_sample_and_the_model_may_not(ask: Ask) -> None:
+    words = ("--prompt", "ab", "-n", "20", "--ignore-end", "--json")
+    (sample,) = ask(*words).json["samples"]
+    stop = sample["text"][3:5]
+    (stopped,) = ask(*words, "--stop", "never", "--stop", stop).json["samples"]
+    assert stopped["end"] == "stop" and stopped["text"] == sample["text"][: sample["text"].index(stop)]
+
+
+def test_a_model_without_a_tokenizer_speaks_in_ids(ask: Ask) -> None:
+    done = ask("--tokenizer", "none", "--prompt-ids", "97 98", "-n", "3")
+    ids = ask("--prompt", "ab", "-n", "3", "--json").json["samples"][0]["ids"]
+    assert done.out == " ".join(map(str, [97, 98, *ids])) + " \n"
+    refused = ask("--tokenizer", "none", "--prompt", "ab")
+    assert refused.status == 2 and "--prompt-ids" in refused.err
+
+
+def test_past_the_last_position_it_says_what_was_dropped(ask: Ask) -> None:
+    done = ask("-n", "50", "--ignore-end", "--json")
+    assert done.json["dropped"] == [{"position": 32, "kept": 16}, {"position": 49, "kept": 16}]
+    assert "first at new token 33" in done.err
+    long = ask("--prompt", "a" * 40, "-n", "2", "--json")
+    assert long.json["dropped"] == [{"position": 0, "kept": 23}] and "40 tokens" in long.err
+
+
+def test_probabilities_and_perplexity_are_those_of_what_was_drawn(ask: Ask) -> None:
+    found = ask("--prompt", "abc", "-n", "4", "--probs", "3", "--json").json
+    assert [each["token"] for each in found["tokens"]] == [*b"abc", *found["samples"][0]["ids"]]
+    assert all(len(each["candidates"]) == 3 for each in found["tokens"])
+    logprobs = [each["logprob"] for each in found["tokens"]]
+    np.testing.assert_allclose(logprobs[3:], found["samples"][0]["logprobs"], atol=1e-5)
+    table = ask("--prompt", "abc", "--probs", "3").out
+    assert len(table.splitlines()[-4:]) == 4 and '"c"' in table.splitlines()[-2]
+    perplexity = ask("--prompt", "abc", "--perplexity", "--json").json
+    assert perplexity["tokens"] == 3
+    np.testing.assert_allclose(perplexity["perplexity"], np.exp(perplexity["loss"]), rtol=1e-6)
+    one = ask("--prompt", "a", "--perplexity", "--json").json
+    np.testing.assert_allclose(one["loss"], -logprobs[0], rtol=1e-5)
+    assert ask("--perplexity", "--json", stdin=b"abc\n").json["tokens"] == 4  # of a text all of it counts
+    assert "bits per byte" in ask("--prompt", "abc", "--perplexity").out
+
+
+def test_heads_are_drawn_into_a_file(ask: Ask, tmp_path: Path) -> None:
+    file = tmp_path / "heads.svg"
+    assert ask("--prompt", "ab", "--attention", str(file), "--layer", "1").status == 0
+    assert b"layer 1" in file.read_bytes()
+    assert ask("--prompt", "ab", "--attention", str(file), "--layer", "2").status == 2
+
+
+def test_llmc_draws_what_its_sampler_draws(ask: Ask) -> None:
+    source = open_source(MODEL)
+    expected = list(llmc_generate(jnp.asarray(flat_parameters(source)), source.config, 7, 32, 256))
+    found = ask("--llmc", "-n", "6", "--json").json["samples"][0]
+    assert found["ids"] == expected and len(found["logprobs"]) == 6
+    assert ask("--llmc", "-n", "6").out == printable(found["text"]).removesuffix("\n") + "\n"
+    assert ask("--llmc", "--tokenizer", "none").out.split()[:6] == list(map(str, expected))  # as many as T has
+
+
+def test_a_session_reads_its_turns_from_standard_input(ask: Ask) -> None:
+    done = ask("--interactive", "-n", "3", stdin=b"ab\n/nonsense\n")
+    assert done.status == 0 and done.out == ask("--prompt", "ab", "-n", "3").out
+    assert "/nonsense" in done.err
+
+
+def test_ctrl_c_keeps_the_text_so_far(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    def add(screen: show.Screen, drawn: Any) -> None:
+        screen_add(screen, drawn)
+        if drawn.position == 2:
+            signal.raise_signal(signal.SIGINT)
+
+    screen_add = show.Screen.add
+    full = ask("--tokenizer", "none", "-n", "9").out
+    monkeypatch.setattr(show.Screen, "add", add)
+    done = ask("--tokenizer", "none", "-n", "9")
+    assert done.status == 130
+    assert done.out.split() == full.split()[:3] and done.out.endswith("\n")
+    assert "stopped" in done.err
+
+
+def test_a_reader_that_went_away_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
+    with open(writer, "w") as lost:
+        monkeypatch.setattr(sys, "stdout", lost)
+        assert main([MODEL, "-n", "3"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--prompt", ""], "--prompt: "),
+        (["--prompt-file", "/none"], "--prompt-file /none: "),
+        (["--prompt-file", "-"], "standard input: "),
+        (["--prompt-ids", "1 x"], "--prompt-ids: x "),
+        (["--prompt-ids", "9" * 5000], "--prompt-ids: "),
+        (["--probs", "9" * 5000], "--probs "),
+        (["--prompt-ids", "257"], "the prompt has the id 257"),
+        (["-n", "0"], "--tokens 0: "),
+        (["--top-k", "x"], "--top-k: "),
+        (["--top-k", "-1"], "--top-k -1: "),
+        (["--top-p", "nan"], "--top-p nan: "),
+        (["--samples", "0"], "--samples 0: "),
+        (["--samples", "1000000000"], "--samples 1000000000: "),
+        (["--temperature", "0", "--samples", "2"], "--temperature 0 and --samples: "),
+        (["--tokenizer", "/none.bin"], "/none.bin: "),
+        (["--stop", ""], "--stop: "),
+        (["--step", "3"], f"{MODEL}: "),
+        (["--probs", "258", "--prompt", "a"], "--probs 258: "),
+        (["--perplexity"], "--perplexity: "),
+        (["--attention", "a.txt", "--prompt", "a"], "--attention a.txt: "),
+        (["--llmc", "-n", "32"], "--llmc --tokens 32: "),
+        (["--llmc", "--seed", "0"], "--llmc --seed 0: "),
+        (["--serve", "99999"], "--serve 99999: "),
+        (["--serve", "x"], "--serve x: "),
+        (["--unknown"], "--unknown: there is no such flag; --help"),
+        (["--promt", "x"], "--promt: there is no such flag; did you mean --prompt?"),
+        (["--max-new-tokens", "5"], "--max-new-tokens: there is no such flag; did you mean -n?"),
+        (["-t=0.5"], "-t: there is no such flag; did you mean --temperature?"),
+        (["def read"], "'def read': a value without a flag; --prompt takes"),
+    ],
+    ids=" ".join,
+)
+def test_bad_input_is_one_line(words: list[str], named: str, ask: Ask) -> None:
+    done = ask(*words)
+    assert (done.status, done.out) == (2, "")
+    (line,) = done.err.splitlines()
+    assert line.startswith(f"llmc-jax generate: {named}")
+
+
+def test_notes_are_wrapped_between_words_on_a_terminal_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = "the text outgrew the model's context, so the oldest of its tokens were dropped " * 3
+    monkeypatch.setenv("COLUMNS", "50")
+    for terminal, widest in ((True, 50), (False, 8 + len(words))):
+        monkeypatch.setattr("sys.stderr.isatty", lambda terminal=terminal: terminal)
+        say("note", words)
+        lines = capsys.readouterr().err.splitlines()
+        assert 40 <= max(map(len, lines)) <= widest and " ".join(lines).split() == ["note", *words.split()]
+
+
+def test_a_prompt_that_is_not_utf_8_names_its_file_and_byte(ask: Ask, tmp_path: Path) -> None:
+    file = tmp_path / "latin.txt"
+    file.write_bytes(b"ab\xff")
+    done = ask("--prompt-file", str(file), "-n", "1", "--json")
+    assert done.json["prompt"]["ids"] == [97, 98, 255]  # the bytes tokenizer takes any
+    table = tmp_path / "table.bin"
+    from llmc_jax.data.tokenizers import write_tokenizer_bin
+
+    write_tokenizer_bin(table, (*(bytes([value]) for value in range(256)), b"<|end|>"), 256)
+    done = ask("--prompt-file", str(file), "--tokenizer", str(table))
+    assert done.status == 2 and f"{file}: " in done.err and "byte 2" in done.err
+
+
+def test_the_defaults_are_those_of_sampling() -> None:
+    """Named twice, because --help and mistakes in the flags do without JAX."""
+    assert {name: DEFAULTS[name] for name in Sampling._fields} == Sampling()._asdict()
+
+
+def test_flags_that_make_no_sense_together_are_named() -> None:
+    pairs = [(one, other) for group in (PROMPTS, MODES) for one in group for other in group if one < other]
+    pairs += [(one, other) for one, (refused, _) in REFUSED.items() for other in refused]
+    for pair in pairs:
+        with pytest.raises(InputError) as raised:
+            check_together(pair, {})
+        assert all(f"{flag(name)} " in f"{raised.value} " or f"{flag(name)}:" in str(raised.value) for name in pair)
+    for name in GOES_WITH:
+        with pytest.raises(InputError):
+            check_together([name], {})
+    assert {name for pair in pairs for name in pair} <= set(DEFAULTS)
+
+
+def test_a_number_may_be_left_out_before_the_checkpoint() -> None:
+    asked = parse(["--probs", "runs/a"])
+    assert (asked.checkpoint, asked.probs, asked.tokens) == (Path("runs/a"), 5, 1)
+    assert parse(["runs/a", "--serve"]).serve == 8000
+    with pytest.raises(InputError, match="CHECKPOINT"):
+        parse(["--probs", "3"])

@@ -1,0 +1,78 @@
+"""llmc-jax kernels: what it shows, and what it says where there is nothing to show or to measure."""
+
+from pathlib import Path
+
+import pytest
+
+from llmc_jax.kernels import Finding, Findings
+from llmc_jax.trials import card, command, known, start
+from tests.kernels.test_findings import FINDINGS
+from tests.trials.test_check import D12
+from tests.trials.test_start import H200
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("LLMC_JAX_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def test_what_is_not_judged_is_not_called_right() -> None:
+    (row,) = command.rows(Findings(found=(Finding("gelu", "pallas", unjudged="no space"),)))
+    assert row[3] == "not judged: no space"
+
+
+def test_what_is_known(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    known.write(known.facts_of(D12, H200), FINDINGS, print)
+    assert command.main([]) == 0
+    shown = capsys.readouterr().out
+    assert "NVIDIA H200, driver 580.1" in shown and "B=64 T=1024" in shown and "flash, pallas wgmma" in shown
+    (line,) = [line for line in shown.splitlines() if "wgmma" in line]
+    assert line.split()[-1] == "runs" and "1,000" in line
+    assert "output 1: error 0.5" in shown and "dynamic_slice_fusion=false" in shown and "proposed 100.00 ms" in shown
+    assert command.main(["--report"]) == 0
+    report = capsys.readouterr().out
+    assert "| attention | flash, pallas wgmma | 1,000 | right | runs |" in report and "jax " in report
+    assert H200.uuid not in report and str(cache) not in report
+    assert command.main(["--clear"]) == 0
+    assert "1 combinations" in capsys.readouterr().out and not list(cache.glob("kernels/*.json"))
+
+
+def test_nothing_is_known(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ([], ["--report"], ["--clear"], ["--help"]):
+        assert command.main(words) == 0
+    assert "--measure" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--measure"], "no NVIDIA GPU"),
+        (["--measure", "--seconds", "0"], "--seconds 0"),
+        (["--measure", "--clear"], "--measure and --clear"),
+        (["-b", "4"], "-b: goes with --measure"),
+        (["--measure", "-b", "x"], "-b x"),
+        (["--measure", "-i", "x.bin"], "-i"),
+    ],
+)
+def test_what_cannot_be(words: list[str], message: str, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(words) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_measuring_again(cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {}
+
+    def find_out(case: object, here: object, **more: object) -> Findings:
+        asked.update(more, case=case, here=here)
+        return FINDINGS
+
+    monkeypatch.setattr(card, "find_card", lambda: H200)
+    monkeypatch.setattr(start, "find_out", find_out)
+    assert command.main(["--measure", "-e", "d12", "-b", "64", "-t", "1024", "--seconds=30"]) == 0
+    assert asked["again"] and asked["seconds"] == 30.0 and asked["case"].batch_size == 64  # type: ignore[attr-defined]
+    assert asked["case"].dtype == "bf16"  # type: ignore[attr-defined]
+    assert "flash, pallas wgmma" in capsys.readouterr().out
+    monkeypatch.setattr(start, "find_out", lambda *_, **__: Findings(notes=("the card is busy",)))
+    assert command.main(["--measure"]) == 2
+    assert "the card is busy" in capsys.readouterr().err
