@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from llmc_jax import cluster
 from llmc_jax.data.loader import Batch, Prefetcher
 from llmc_jax.machine import compiling
 from llmc_jax.run.early import judged
@@ -64,7 +65,7 @@ def validate(run: Run, progress: Progress) -> Progress:
     while left:
         inputs, targets = loader.next_batch(read, wanted)
         for first in range(0, len(wanted), len(own)):
-            setup.group.phase("validate", progress.step)  # whose limit is for one batch, however many there are
+            cluster.here().phase("validate", progress.step)  # whose limit is for one batch, however many there are
             batch = (each[first : first + len(own)] for each in (inputs, targets))
             # the last time some may be read once more and not counted
             for loss in losses(setup, progress.state.weights, *batch)[:left]:

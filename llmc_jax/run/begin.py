@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from llmc_jax import cluster
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import refusing
 from llmc_jax.base.streams import Output
@@ -18,7 +19,6 @@ from llmc_jax.base.text import wrapped
 from llmc_jax.checkpoint import store
 from llmc_jax.checkpoint.contents import Counters
 from llmc_jax.cluster.agreement import of_all, of_first
-from llmc_jax.cluster.worker import ALONE, Group
 from llmc_jax.config.find_lr import as_asked
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.data import tables
@@ -64,13 +64,13 @@ def opened(setup: Setup, output: Output, request: threading.Event, held: Held | 
     request: is set by what asks the run to stop. held: the folder, if it was there before and this process has locked
     it. Of several processes the first one makes and locks the folder, and has the screen, the logs and the picture.
     """
-    config, group, corpus = setup.config, setup.group, setup.data.corpus
+    config, group, corpus = setup.config, cluster.here(), setup.data.corpus
     folder, made = of_first_folder(setup, held)
     baselines = {"bigram baseline": corpus.bigram_nats} if corpus and config.val_data == "stdlib" else {}
     with ExitStack() as closing:
         if held is None and group.rank == 0:
             held = closing.enter_context(locked(folder))
-        check_shared(group, folder, held, made)
+        check_shared(folder, held, made)
         held = held or closing.enter_context(entered(folder))
         log = closing.enter_context(short_log(setup, held) if group.rank else begun_log(setup, held, made))
         trackers = closing.enter_context(Trackers(config, folder, group.rank, start=log.begun))
@@ -101,16 +101,16 @@ def opened(setup: Setup, output: Output, request: threading.Event, held: Held | 
         closing.callback(leave_programs)
         saver = Saver(
             folder, setup.model, config.keep_checkpoints, config.major_every,
-            export=config.export_llmc, sync=sync, place=setup.place, check=held.check, group=group,
+            export=config.export_llmc, sync=sync, place=setup.place, check=held.check,
         )  # fmt: skip
         closing.callback(saver.close)
-        votes = Votes(group, setup.place, request)
+        votes = Votes(setup.place, request)
         yield Run(setup, held, log, console, drawer, page, saver, votes, trackers, kept)
 
 
 def of_first_folder(setup: Setup, held: Held | None) -> tuple[Path, list[Path]]:
     """Return the run's folder, which process 0 makes, and the folders that were made for it, the innermost first."""
-    config, group = setup.config, setup.group
+    config, group = setup.config, cluster.here()
     made: list[Path] = []
 
     def folder() -> str:
@@ -123,19 +123,19 @@ def of_first_folder(setup: Setup, held: Held | None) -> tuple[Path, list[Path]]:
         made.extend(new)
         return str(found if group.size == 1 else found.absolute())
 
-    return Path(of_first(group, "folder", folder)), made
+    return Path(of_first("folder", folder)), made
 
 
-def check_shared(group: Group, folder: Path, held: Held | None, made: list[Path]) -> None:
+def check_shared(folder: Path, held: Held | None, made: list[Path]) -> None:
     """Raise Agreed where a process does not see what process 0, which holds the folder, has written into it."""
-    if group.size == 1:
+    if cluster.here().size == 1:
         return
     with ExitStack() as probing:
         mine = ""
         if held is not None:
             probing.enter_context(leaving_nothing(held, made))
             mine = probing.enter_context(held.probe())
-        name = of_first(group, "probe", lambda: mine)
+        name = of_first("probe", lambda: mine)
 
         def see() -> None:
             if not (folder / name).is_file():
@@ -144,12 +144,12 @@ def check_shared(group: Group, folder: Path, held: Held | None, made: list[Path]
                     "hosts share"
                 )
 
-        of_all(group, "probe seen", see)
+        of_all("probe seen", see)
 
 
 def short_log(setup: Setup, held: Held) -> RunLog:
     """Return the log of a process other than the first, its first event written."""
-    group, step = setup.group, first_step(setup)
+    group, step = cluster.here(), first_step(setup)
     log = ShortLog(held.folder, group.rank, check=held.check)
     kind = "start" if setup.earlier is None else "resume"
     log.event(kind, step=step, rank=group.rank, host=group.hosts[group.rank], pid=os.getpid())
@@ -160,7 +160,7 @@ def kept_programs(setup: Setup, folder: Path) -> Programs:
     """Keep compiled programs in the run's folder, on a GPU; return where. Process 0 looks what is there already."""
     if not programs.are_kept(setup.device.platform):
         return Programs()
-    group, plan, own = setup.group, setup.plan, folder / programs.FOLDER
+    group, plan, own = cluster.here(), setup.plan, folder / programs.FOLDER
     found = Programs()
 
     def looked() -> tuple[str, bool]:
@@ -169,7 +169,7 @@ def kept_programs(setup: Setup, folder: Path) -> Programs:
         found = programs.keep(own, programs.shared_of(plan, arrays, setup.metadata.environment))
         return ("" if found.shared is None else found.shared.name), found.complete
 
-    name, complete = of_first(group, "programs", looked)
+    name, complete = of_first("programs", looked)
     if group.rank and name:
         programs.take(own)
         return Programs(own, programs.shared_folder() / name, complete, seals=False)
@@ -186,7 +186,8 @@ def begun_log(setup: Setup, held: Held, made: list[Path]) -> RunLog:
     config, shape = setup.config, setup.model
     kind, step = ("start", 0) if setup.earlier is None else ("resume", setup.earlier.step)
     with leaving_nothing(held, made):
-        if setup.group.size == 1 and (config.saves_at_end or config.checkpoint_every > 0):  # several do without orbax
+        saves = config.saves_at_end or config.checkpoint_every > 0
+        if saves and cluster.here().size == 1:  # several do without orbax
             store.probe(held.folder)
         # the number of devices as it was asked for: 0 is all that there are at the next start, too
         options = as_asked(config, setup.asked)
@@ -227,14 +228,14 @@ def where_logs_stay(setup: Setup) -> Kept | None:
 
 
 @contextmanager
-def lock_of(config: TrainConfig, group: Group = ALONE) -> Iterator[Held | None]:
+def lock_of(config: TrainConfig) -> Iterator[Held | None]:
     """Hold the lock of a run folder that is there already, within the block. Yield it, or None where there is none.
 
     Of several processes the first one has it.
     """
     check_path(config.output_dir)
     folder = Path(config.output_dir)
-    there = group.rank == 0 and config.output_dir and folder.is_dir()
+    there = cluster.here().rank == 0 and config.output_dir and folder.is_dir()
     with locked(folder) if there else nullcontext() as held:
         yield held
 
@@ -242,7 +243,7 @@ def lock_of(config: TrainConfig, group: Group = ALONE) -> Iterator[Held | None]:
 def announce(setup: Setup, folder: Path, console: Console, log: RunLog) -> None:
     """Show the start-up table, and what the user should know about this run."""
     console.table(table(setup, folder))
-    if setup.group.rank and setup.warnings:  # it has no screen
+    if cluster.here().rank and setup.warnings:  # it has no screen
         log.event("warnings", step=0, words=setup.warnings)
     for note in setup.notes:
         console.note(note)

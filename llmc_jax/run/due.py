@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from llmc_jax import cluster
 from llmc_jax.base.rng import skip_u32
 from llmc_jax.cluster.agreement import Agreed
 from llmc_jax.config.train import attention_computed
@@ -24,7 +25,7 @@ def run_due(run: Run, progress: Progress, batches: Batches, step_bytes: int | No
     already is not done again.
     """
     setup, step = run.setup, progress.step
-    config, group = setup.config, setup.group
+    config, group = setup.config, cluster.here()
     last = step == setup.steps
 
     def due(every: int, done: int = -1, at_end: bool = True) -> bool:
@@ -65,7 +66,7 @@ def draw_sample(run: Run, progress: Progress) -> Progress:
     count, options = setup.config.sample_tokens, setup.plan.execution.compiler_options
     pick = sample_mult if setup.config.sampling == "train_gpt2.c" else sample_softmax
     for token in generate_cached(weights, model, count, end_of_text, attention, options, state, pick, ids):
-        setup.group.phase("sample", progress.step)  # whose limit is for one token
+        cluster.here().phase("sample", progress.step)  # whose limit is for one token
         if request.is_set():
             return progress
         drawn.append(token)
@@ -113,7 +114,7 @@ def poll_saves(run: Run, progress: Progress, ended: list[Saved], last: bool = Fa
             continue
         run.log.event("save_failed", step=each.step, problem=each.problem)
         if run.setup.config.save_failure == "stop" or (last and each.step == progress.saving):
-            if last or run.setup.group.size == 1:
+            if last or cluster.here().size == 1:
                 raise Agreed(each.problem)
             # the others learn it a step sooner or later: all end the loop at the same one
             run.votes.request.set()

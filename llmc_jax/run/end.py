@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from llmc_jax import cluster
 from llmc_jax.base.commands import typed
 from llmc_jax.base.errors import ExitCode, InputError
 from llmc_jax.base.files import quoted
@@ -28,7 +29,7 @@ def exit_code(run: Run, progress: Progress) -> ExitCode:
 def last_save(run: Run, outcome: Outcome, batches: Batches) -> Outcome:
     """Save the checkpoint of the end and wait for all saves; where one fails here, the run has failed."""
     code, progress, problem = outcome
-    group = run.setup.group
+    group = cluster.here()
     group.phase("save", progress.step)
     try:
         if group.size > 1:  # so that all know of each save how it ended
@@ -148,7 +149,7 @@ def early_words(run: Run, progress: Progress) -> str:
 def best_words(run: Run, progress: Progress) -> Iterator[str]:
     """Yield the lowest validation loss and the checkpoint of it, or the nearest one, where --patience looks for it."""
     counters = progress.counters
-    if run.setup.config.patience == 0 or counters.best_loss is None or run.setup.group.rank:
+    if run.setup.config.patience == 0 or counters.best_loss is None or cluster.here().rank:
         return
     good = [each for each in store.entries(run.held.folder, deep=False) if each.problem is None]
     nearest = best_checkpoint(good, counters)

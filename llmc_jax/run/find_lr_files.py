@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from llmc_jax import cluster
 from llmc_jax.base.commands import typed
 from llmc_jax.base.files import plain, write_atomic
 from llmc_jax.base.pictures import PALETTE, save_figure
@@ -40,7 +41,7 @@ def write_found(run: Run, progress: Progress) -> None:
     """Write what a test found into the run's folder, and the event. Raises InputError."""
     test, folder = progress.test, run.held.folder
     run.log.event("find_lr", step=progress.step, **figures(run, test))
-    if run.setup.group.rank:
+    if cluster.here().rank:
         return
     run.held.check()
     record = {**figures(run, test), **test.to_json(), "smoothed": list(test.means)}

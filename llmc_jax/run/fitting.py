@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import jax
 
+from llmc_jax import cluster
 from llmc_jax.base.errors import InputError
-from llmc_jax.cluster.worker import Group
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.machine import compiling
 from llmc_jax.machine.device import devices_of, full_memory, gib
@@ -113,11 +113,12 @@ def next_size(estimated: Sequence[Tried], tried: Sequence[Tried], limit: int) ->
     return left[len(left) // 2] if fits else left[-1]
 
 
-def compiled_bytes(plan: Plan, group: Group) -> int | None:
+def compiled_bytes(plan: Plan) -> int | None:
     """Compile a plan's step and return the bytes that it takes on one device, of several processes the most.
 
     None where the device's memory is too small for the compiler, which times products on a GPU.
     """
+    group = cluster.here()
     group.phase("compile", 0)
     place = placement(plan.model, plan.parallel, devices_of(plan.parallel.devices))
     try:

@@ -3,6 +3,7 @@
 Leaves out the questions (data/), how the likeliest completion is found (evaluate/), and when this is due (due.py).
 """
 
+from llmc_jax import cluster
 from llmc_jax.config.train import attention_computed
 from llmc_jax.evaluate.choices import answers, rows_of_items
 from llmc_jax.evaluate.scorer import TOKENS_ON_CPU, TOKENS_ON_GPU, Scored, Scorer, score
@@ -18,10 +19,10 @@ def evaluate(run: Run, progress: Progress) -> Progress:
     rows = sum(len(item.completions) for item in setup.questions)
 
     def stop() -> bool:
-        setup.group.phase("evaluate", progress.step)  # whose limit is for one computation
+        cluster.here().phase("evaluate", progress.step)  # whose limit is for one computation
         return run.votes.ask()
 
-    setup.group.phase("evaluate", progress.step)
+    cluster.here().phase("evaluate", progress.step)
     for each in score(scorer_of(setup, progress), rows_of_items(setup.questions), stop=stop):
         found.append(each)
         run.console.doing(f"HellaSwag {len(found) / rows:.0%}")

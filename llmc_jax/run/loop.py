@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 
 import jax
 
+from llmc_jax import cluster
 from llmc_jax.base.commands import program_name
 from llmc_jax.base.errors import ExitCode, InputError
 from llmc_jax.base.streams import Output, print_error
 from llmc_jax.cluster.launchers import devices_asked
-from llmc_jax.cluster.worker import ALONE, Group
 from llmc_jax.config.checks import devices_of_each
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.machine import compiling, jax_setup
@@ -49,12 +49,13 @@ from llmc_jax.training.outliers import skip_message
 from llmc_jax.training.state import TrainState
 
 
-def run(config: TrainConfig, notes: list[str], group: Group = ALONE) -> ExitCode:
+def run(config: TrainConfig, notes: list[str]) -> ExitCode:
     """Train as configured and return the exit code. notes: lines to show once the table has been printed.
 
     group: the processes that train together, of which this is one. Raises InputError: before anything is written for
     what cannot be used, and after what was learned has been saved for what breaks during the run.
     """
+    group = cluster.here()
     fixed, devices = config.reduction == "fixed", devices_of_each(devices_asked(config), group.size)
     devices = max(devices, min(group.size - 1, 1))  # of several processes each has one on a CPU, if none are asked for
     notes = [*notes, *jax_setup.settle(steps=True)]
@@ -65,7 +66,7 @@ def run(config: TrainConfig, notes: list[str], group: Group = ALONE) -> ExitCode
         screen = sys.stdout if group.rank == 0 else closing.enter_context(open(os.devnull, "w", encoding="utf-8"))
         # they share a terminal, and mpirun gives them one where its own output is a file: no bar
         output = Output(screen, request, plain=group.size > 1)
-        outcome = _trained(config, notes, group, request, output)
+        outcome = _trained(config, notes, request, output)
     if outcome.problem is not None:
         raise outcome.problem
     if outcome.code == ExitCode.STOPPED and output.reader_left:
@@ -75,15 +76,15 @@ def run(config: TrainConfig, notes: list[str], group: Group = ALONE) -> ExitCode
     return outcome.code
 
 
-def _trained(config: TrainConfig, notes: list[str], group: Group, request: threading.Event, output: Output) -> Outcome:
+def _trained(config: TrainConfig, notes: list[str], request: threading.Event, output: Output) -> Outcome:
     """Prepare a run, train and say how it ended. request: set by what asks the run to stop."""
     setup = None
     try:
-        with lock_of(config, group) as held:
-            setup, state = prepare(config, notes, group)
+        with lock_of(config) as held:
+            setup, state = prepare(config, notes)
             with opened(setup, output, request, held) as session:
                 outcome = finish(session, loop(session, state))
-            disconnect(group, outcome.progress.step)
+            disconnect(outcome.progress.step)
             return outcome
     except jax.errors.JaxRuntimeError as error:
         if (words := full_memory(error)) is None:
@@ -101,7 +102,7 @@ def loop(run: Run, state: TrainState) -> Outcome:
 
     Source: llm.c train_gpt2.cu, `main`.
     """
-    setup, config, group = run.setup, run.setup.config, run.setup.group
+    setup, config, group = run.setup, run.setup.config, cluster.here()
     progress, pipeline, problem = first_progress(setup, state), Pipeline(run.votes), None
     # XLA compiles the step while the main thread validates, which needs a compilation of its own.
     with ThreadPoolExecutor(max_workers=1) as pool, training_batches(setup) as batches, traced(run) as tick:
@@ -169,12 +170,12 @@ def compile_step(run: Run, state: TrainState) -> Step:
     tokens = setup.place.tokens(shape)
     with setup.place.context():
         found = lower_step((state, tokens, tokens, numbers), setup.model, options, run.programs.step)
-    with in_turn(setup.group), cache_hits() as hits:
+    with in_turn(), cache_hits() as hits:
         began = time.perf_counter()
         compiled = traced = compiling.compiled(found.lowered, setup.plan.execution.compiler_options)
         if config.profile and (without := compiling.without_graphs(setup.device.platform, setup.plan.xla_flags)):
             traced = compiling.compiled(found.lowered, (*setup.plan.execution.compiler_options, *without))
-    if setup.group.size > 1:
+    if cluster.here().size > 1:
         run.log.event("compiled", step=first_step(setup), seconds=time.perf_counter() - began, from_cache=bool(hits))
     needed, put = step_bytes(compiled), setup.place.batch
     check_program(setup.plan, needed)
@@ -267,7 +268,7 @@ def figures_of(setup: Setup, progress: Progress, result: Result) -> StepFigures:
 def report(run: Run, progress: Progress, result: Result) -> None:
     """Log, show and draw the step that was just read; of several processes the first one does."""
     config, metrics = run.setup.config, result.metrics
-    if run.setup.group.rank:
+    if cluster.here().rank:
         return
     figures = figures_of(run.setup, progress, result)
     run.log.train(figures)
@@ -296,7 +297,7 @@ def traced(run: Run) -> AbstractContextManager[Callable[[int], bool]]:
 
     Of several processes the first one does: two of one host would write to the same file.
     """
-    folder, group = run.held.folder / "profile", run.setup.group
+    folder, group = run.held.folder / "profile", cluster.here()
     words = f"profile:      {folder} (docs/profiling.md says how to open it)"
     named = (-1, -1) if group.rank else profile_slice(run.setup.config)
     return slice_trace(folder, *named, lambda: run.console.note(words))

@@ -8,12 +8,13 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
+from llmc_jax import cluster
 from llmc_jax.base.commands import program_name
 from llmc_jax.base.errors import ExitCode
 from llmc_jax.base.kit import exit_status
 from llmc_jax.cluster.agreement import Agreed
 from llmc_jax.cluster.launchers import Member
-from llmc_jax.cluster.worker import ALONE, Group, joined
+from llmc_jax.cluster.worker import joined
 from llmc_jax.config.train import TrainConfig
 
 
@@ -21,27 +22,28 @@ def begin(config: TrainConfig, notes: list[str], member: Member | None) -> int:
     """Train, or have a worker train; return the exit status. member: which of several processes this is."""
     group = joined(os.environ)
     if group is not None:
-        in_group(group, lambda: _trained(config, notes, group))
+        cluster.enter(group)
+        in_group(lambda: _trained(config, notes))
     if member is not None:
         from llmc_jax.cluster.parent import supervise  # here, because a run of one process does without asyncio
 
         return supervise(member, config.peer_timeout)
-    return _trained(config, notes, ALONE)
+    return _trained(config, notes)
 
 
-def _trained(config: TrainConfig, notes: list[str], group: Group) -> int:
+def _trained(config: TrainConfig, notes: list[str]) -> int:
     from llmc_jax.run.loop import run  # here, because it imports JAX, which takes a second
 
-    return run(config, notes, group)
+    return run(config, notes)
 
 
-def in_group(group: Group, work: Callable[[], int]) -> NoReturn:
+def in_group(work: Callable[[], int]) -> NoReturn:
     """Do the work of one of several processes, and end this one with words for the others on how it went.
 
     What all have found alike, the first one alone shows. An exchange that broke is nothing to show here: another
     process is lost, and the one that started this one says which.
     """
-    failed: list[BaseException] = []
+    group, failed = cluster.here(), list[BaseException]()
 
     def tried() -> int:
         try:

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from llmc_jax import kernels
+from llmc_jax import cluster, kernels
 from llmc_jax.base.commands import typed
 from llmc_jax.base.errors import InputError
 from llmc_jax.checkpoint import sources
@@ -28,7 +28,6 @@ from llmc_jax.checkpoint.state import read_state
 from llmc_jax.checkpoint.store import Checkpoint
 from llmc_jax.cluster.agreement import alike, of_first
 from llmc_jax.cluster.launchers import devices_asked
-from llmc_jax.cluster.worker import ALONE, Group
 from llmc_jax.config.checks import check_model_fit, notes_on_devices, with_devices
 from llmc_jax.config.find_lr import of_test
 from llmc_jax.config.flags import models_not_asked_for
@@ -105,7 +104,6 @@ class Setup(NamedTuple):
     plan: Plan
     name: str
     weights: Path | None  # another program's checkpoint that they come from
-    group: Group  # the processes that train together, of which this is one
     place: Placement  # of its arrays
     data: Data
     questions: Sequence[Item]  # of HellaSwag; none: it is not evaluated
@@ -292,7 +290,6 @@ class Planning(NamedTuple):
     config: TrainConfig
     model: ModelConfig
     earlier: Checkpoint | None
-    group: Group
     tried: kernels.Findings  # process 0's alone
     memory: int | None  # of one device, bytes: the least that any process has; None: not known
 
@@ -302,10 +299,10 @@ class Planning(NamedTuple):
 
     def of_all(self, size: int) -> Plan:
         """Return the plan with a -b that all processes have: the first one chooses the kernels."""
-        if self.group.size == 1:
+        if cluster.here().size == 1:
             return self.by_itself(size)
-        first = self.by_itself(size) if self.group.rank == 0 else None
-        resolved = of_first(self.group, f"kernels of -b {size}", lambda: first and to_json(first.resolved))
+        first = self.by_itself(size) if cluster.here().rank == 0 else None
+        resolved = of_first(f"kernels of -b {size}", lambda: first and to_json(first.resolved))
         return first or self._with(size, Repeat(Path("process 0"), record.from_json(resolved, "process 0")))
 
     def _with(self, size: int, before: Repeat | None) -> Plan:
@@ -319,7 +316,6 @@ def plan_here(
     config: TrainConfig,
     model: ModelConfig,
     earlier: Checkpoint | None = None,
-    group: Group = ALONE,
     own: Own | None = None,
     most_rows: int = 0,
 ) -> Here:
@@ -329,15 +325,15 @@ def plan_here(
     program. Call it before JAX has a device. most_rows: the largest -b that auto may come to. Raises InputError as
     `make_plan` does, for an earlier choice that is damaged, and where the memory is too small.
     """
-    tried = try_kernels(config, model, earlier, most_rows) if group.rank == 0 else kernels.Findings()
-    connect(group, own)
+    tried = try_kernels(config, model, earlier, most_rows) if cluster.here().rank == 0 else kernels.Findings()
+    connect(own)
     device = describe_device()
     # JAX may have been told to see fewer
-    config = with_devices(config, device.local_devices, device.platform, group.size)
+    config = with_devices(config, device.local_devices, device.platform, cluster.here().size)
     # the devices that a CPU pretends to have share its memory, those of several processes too
-    sharing = config.devices // group.size * group.local_size if device.platform == "cpu" else 1
-    memory = least(group.meet("memory", device.memory_bytes and device.memory_bytes // sharing))
-    planning = Planning(config, model, earlier, group, tried, memory)
+    sharing = config.devices // cluster.here().size * cluster.here().local_size if device.platform == "cpu" else 1
+    memory = least(cluster.here().meet("memory", device.memory_bytes and device.memory_bytes // sharing))
+    planning = Planning(config, model, earlier, tried, memory)
     if config.batch_size == AUTO_BATCH:
         fitted = largest_batch(planning, device.platform, most_rows)
         return Here(fitted.plan, device, fitted, tried.notes)
@@ -350,11 +346,11 @@ def largest_batch(planning: Planning, platform: str, most_rows: int) -> Fitted:
     """Return what -b auto comes to. Raises InputError where nothing fits, or nothing says what there is."""
     if planning.memory is None:
         raise InputError("-b auto: nothing says how much memory the device has; give -b a number")
-    group, sizes = planning.group, fitting.sizes_up_to(most_rows, planning.config)
-    found = of_first(group, "estimates", lambda: fitting.estimates(sizes, planning.by_itself))
+    sizes = fitting.sizes_up_to(most_rows, planning.config)
+    found = of_first("estimates", lambda: fitting.estimates(sizes, planning.by_itself))
     return fitting.largest(
         [fitting.Tried(*each) for each in found], limit_of(platform, planning.memory), planning.of_all,
-        lambda plan: fitting.compiled_bytes(plan, group),
+        fitting.compiled_bytes,
     )  # fmt: skip
 
 
@@ -452,7 +448,7 @@ def available_devices(own: Own | None) -> tuple[int, str]:
     return device.num_devices, device.platform
 
 
-def prepare(config: TrainConfig, notes: list[str], group: Group = ALONE) -> tuple[Setup, TrainState]:
+def prepare(config: TrainConfig, notes: list[str]) -> tuple[Setup, TrainState]:
     """Check everything that can be known before the run, and put the parameters on the device.
 
     Raises InputError for whatever cannot be used.
@@ -462,26 +458,30 @@ def prepare(config: TrainConfig, notes: list[str], group: Group = ALONE) -> tupl
     if config.save or config.checkpoint_every:
         require_orbax()
     require_trackers(config)
-    own = introduced(config, group)
-    earlier = find_earlier(config, warnings.append, group)
-    with alike(group, "files"):
+    own = introduced(config)
+    earlier = find_earlier(config, warnings.append)
+    with alike("files"):
         model = resolve_model(config, earlier, warnings.append)
         notes = [*notes, *check_model_fit(config, model.config)]
         config = resume.with_batch_of(earlier, config)
-        config = with_devices(replace(config, devices=devices_asked(config)), *available_devices(own), group.size)
+        config = with_devices(
+            replace(config, devices=devices_asked(config)), *available_devices(own), cluster.here().size
+        )
         data = open_data(replace(config, batch_size=max(1, config.batch_size)), model.config)
         tokenizer, doubts = tokenizer_of(config, model, data, earlier)
         questions, missing = open_questions(config, model.config, tokenizer)
         notes += missing
-    digests = {sha256 for sha256 in group.meet("tokenizer", tokenizer.named and tokenizer.named.sha256) if sha256}
+    digests = {
+        sha256 for sha256 in cluster.here().meet("tokenizer", tokenizer.named and tokenizer.named.sha256) if sha256
+    }
     if len(digests) > 1:
         raise InputError("the processes found unlike tokenizers beside the data or the model; give all the same files")
     drawing = drawn_beside(config, model) if earlier is None and model.source is None else None
-    here = plan_here(config, model.config, earlier, group, own, most_rows(data))
+    here = plan_here(config, model.config, earlier, own, most_rows(data))
     plan, device, config = here.plan, here.device, here.plan.config
     place = placement(model.config, plan.parallel, devices_of(plan.parallel.devices))
-    first_exchange(group, place)
-    with alike(group, "state"):
+    first_exchange(place)
+    with alike("state"):
         if here.fitted is not None:
             data = open_data(config, model.config)
         metadata = begun_metadata(plan, data, device, origin_of(earlier, model))
@@ -494,7 +494,6 @@ def prepare(config: TrainConfig, notes: list[str], group: Group = ALONE) -> tupl
             plan=plan,
             name=config.preset or (model.path.stem if model.path else config.model),
             weights=model.path,
-            group=group,
             place=place,
             data=data,
             questions=questions,
@@ -506,7 +505,7 @@ def prepare(config: TrainConfig, notes: list[str], group: Group = ALONE) -> tupl
             asked=asked,
             earlier=earlier,
             metadata=replace(metadata, total_steps=steps, tokenizer=tokenizer.named),
-            monitor=open_monitor() if config.gpu_info_every > 0 and group.rank == 0 else None,
+            monitor=open_monitor() if config.gpu_info_every > 0 and cluster.here().rank == 0 else None,
             notes=notes,
             warnings=[*warnings, *found, *doubts],
         )

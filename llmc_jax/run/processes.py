@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import jax
 
+from llmc_jax import cluster
 from llmc_jax.checkpoint.contents import fingerprint
 from llmc_jax.cluster.agreement import Agreed, of_all, of_first
 from llmc_jax.cluster.start import Facts, differences, facts, own_gpus, ranks_on_hosts
-from llmc_jax.cluster.worker import ALONE, Group
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.data.corpora import stdlib_corpus
 from llmc_jax.data.tokenfile import expand_pattern
@@ -37,18 +37,19 @@ class Own(NamedTuple):
     gpus: list[int] | None  # their numbers, as CUDA counts what this process sees; None on a CPU
 
 
-def introduced(config: TrainConfig, group: Group) -> Own | None:
+def introduced(config: TrainConfig) -> Own | None:
     """Tell the other processes what this one has and is told, and compare; None for a process alone.
 
     Raises Agreed with all that differs.
     """
+    group = cluster.here()
     if group.size == 1:
         return None
-    check_earlier(config, group)
+    check_earlier(config)
     # the built-in corpus becomes a file: on each host one process makes it
     makes = group.local_rank == 0 and "stdlib" in data_files(config).values()
-    of_all(group, "corpus", lambda: stdlib_corpus() and None if makes else None)
-    found = of_all(group, "facts", lambda: own_facts(config, group)._asdict())
+    of_all("corpus", lambda: stdlib_corpus() and None if makes else None)
+    found = of_all("facts", lambda: own_facts(config)._asdict())
     everybody = [Facts.from_json(each) for each in found]
     if problems := differences(everybody, group.hosts):
         raise Agreed("\n  ".join(["the processes of this run cannot train together:", *problems]))
@@ -58,16 +59,16 @@ def introduced(config: TrainConfig, group: Group) -> Own | None:
     return Own("gpu", len(gpus), gpus)
 
 
-def check_earlier(config: TrainConfig, group: Group) -> None:
+def check_earlier(config: TrainConfig) -> None:
     """Raise Agreed where some of the processes find a run to go on with, and others do not.
 
     Its options are those of the ones that find it, so that everything else would differ too.
     """
     folder = config.output_dir if config.reuse else ""
-    found = of_all(group, "earlier run", lambda: bool(folder) and config_file(Path(folder)) is not None)
+    found = of_all("earlier run", lambda: bool(folder) and config_file(Path(folder)) is not None)
     if len(set(found)) > 1:
         there, not_there = (
-            ranks_on_hosts([rank for rank, each in enumerate(found) if each is wanted], group.hosts)
+            ranks_on_hosts([rank for rank, each in enumerate(found) if each is wanted], cluster.here().hosts)
             for wanted in (True, False)
         )
         raise Agreed(
@@ -76,7 +77,7 @@ def check_earlier(config: TrainConfig, group: Group) -> None:
         )
 
 
-def own_facts(config: TrainConfig, group: Group) -> Facts:
+def own_facts(config: TrainConfig) -> Facts:
     """Return what this process tells the others. Raises InputError where a data file is not there."""
     card = find_card()
     questions = config.hellaswag_file if config.hellaswag and config.val_every else ""
@@ -84,7 +85,7 @@ def own_facts(config: TrainConfig, group: Group) -> Facts:
     files = {flag: _fingerprint(name, flag) for flag, name in data_files(config).items()}
     files |= {flag: fingerprint([Path(name)]) for flag, name in others.items() if Path(name).is_file()}
     device = "cpu" if card is None else f"{card.name} (gpu)"
-    return facts(config, group.size, device, seen_gpus() if card is not None else (), files)
+    return facts(config, cluster.here().size, device, seen_gpus() if card is not None else (), files)
 
 
 def data_files(config: TrainConfig) -> dict[str, str]:
@@ -98,15 +99,16 @@ def _fingerprint(name: str, flag: str) -> str:
     return stdlib_corpus().fingerprint if name == "stdlib" else fingerprint(expand_pattern(name, flag))
 
 
-def connect(group: Group, own: Own | None) -> None:
+def connect(own: Own | None) -> None:
     """Connect JAX's runtimes of all processes; nothing of one alone.
 
     Raises Agreed where process 0 finds no free port.
     """
+    group = cluster.here()
     if own is None:
         return
-    port = of_first(group, "port of JAX", free_port)
-    addresses = of_all(group, "addresses of rank 0", lambda: group.address)
+    port = of_first("port of JAX", free_port)
+    addresses = of_all("addresses of rank 0", lambda: group.address)
     here = all(address == "127.0.0.1" for address in addresses)  # then no other machine need reach it
     jax.config.update("jax_enable_preemption_service", False)  # it takes SIGTERM, which asks for a checkpoint here
     if own.gpus is None:
@@ -123,15 +125,15 @@ def connect(group: Group, own: Own | None) -> None:
     )
 
 
-def first_exchange(group: Group, place: Placement) -> None:
+def first_exchange(place: Placement) -> None:
     """Let the devices of all processes meet, while all processes are there.
 
     Gloo, which connects CPUs, does so at the first exchange and waits 30 s for the others. Later ones may take as long
     as they like. It writes a line to standard output, which is dropped.
     """
-    if group.size == 1:
+    if cluster.here().size == 1:
         return
-    group.meet("devices")
+    cluster.here().meet("devices")
     sys.stdout.flush()
     with open(os.devnull, "wb") as nowhere:
         before = os.dup(1)
@@ -159,13 +161,11 @@ class Votes:
     asked to stop, so that all read the same answer after the same step.
     """
 
-    def __init__(
-        self, group: Group = ALONE, place: Placement | None = None, request: threading.Event | None = None
-    ) -> None:
+    def __init__(self, place: Placement | None = None, request: threading.Event | None = None) -> None:
         """request: is set when this process is asked to stop."""
         self.request = request or threading.Event()
-        self.stop = self.request if group.size == 1 else threading.Event()
-        self._place = None if group.size == 1 else place
+        self.stop = self.request if cluster.here().size == 1 else threading.Event()
+        self._place = None if cluster.here().size == 1 else place
 
     def cast(self) -> Any:
         """Begin to find out whether any process was asked; all call it after the same step. Returns what `count`
@@ -185,8 +185,9 @@ class Votes:
 
 
 @contextmanager
-def in_turn(group: Group) -> Iterator[None]:
+def in_turn() -> Iterator[None]:
     """Let process 0 run the block before the others: what it compiles they find in the cache, where that is shared."""
+    group = cluster.here()
     if group.rank:
         group.meet("compiled")
     yield
@@ -211,9 +212,9 @@ def cache_hits() -> Iterator[list[str]]:
         jax.monitoring.unregister_event_listener(listen)
 
 
-def disconnect(group: Group, step: int) -> None:
+def disconnect(step: int) -> None:
     """End the connection, once all processes have come here, after so many steps."""
-    if group.size > 1:
-        group.phase("end", step)
-        of_all(group, "end", lambda: None)
+    if cluster.here().size > 1:
+        cluster.here().phase("end", step)
+        of_all("end", lambda: None)
         jax.distributed.shutdown()

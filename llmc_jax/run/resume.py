@@ -13,6 +13,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from llmc_jax import cluster
 from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.base.files import quoted, read_json_object
 from llmc_jax.base.options import show_value
@@ -23,7 +24,6 @@ from llmc_jax.checkpoint.source import Source
 from llmc_jax.checkpoint.sources import open_source
 from llmc_jax.checkpoint.store import Checkpoint, open_checkpoint
 from llmc_jax.cluster.agreement import of_all, of_first
-from llmc_jax.cluster.worker import ALONE, Group
 from llmc_jax.config.train import ATTENTIONS, AUTO_BATCH, BY_NAME, OPTIONS, PROCESSES, TRACKERS, TrainConfig, differing
 from llmc_jax.kernels import record
 from llmc_jax.logs.files import KERNELS, LARGEST, MAIN_LOG, METRICS, config_file
@@ -63,7 +63,7 @@ def naming(flag: str) -> Iterator[None]:
 # ----- which checkpoint -----------------------------------------------------------------------------------------------
 
 
-def find_earlier(config: TrainConfig, report: Callable[[str], None], group: Group = ALONE) -> Checkpoint | None:
+def find_earlier(config: TrainConfig, report: Callable[[str], None]) -> Checkpoint | None:
     """Return the checkpoint that -y 1 goes on from: the newest good one in -o; None where there is none at all.
 
     The run folder must be this run's alone: what a killed process left half-done in it is cleared away first, and DONE_
@@ -80,24 +80,24 @@ def find_earlier(config: TrainConfig, report: Callable[[str], None], group: Grou
             return None
         store.clean(run)
         store.restore_done(run)
-        return str(run if group.size == 1 else run.absolute())
+        return str(run if cluster.here().size == 1 else run.absolute())
 
-    folder = of_first(group, "folder of -y 1", in_order)
+    folder = of_first("folder of -y 1", in_order)
     if folder is None:
         return None
     run = Path(folder)
-    good = _newest_good(run, report, group)
+    good = _newest_good(run, report)
     if good is not None:
-        if group.rank == 0 and config_file(run) is not None and read_state(run).started is None:
+        if cluster.here().rank == 0 and config_file(run) is not None and read_state(run).started is None:
             report(f"{run / METRICS}: holds no start of the run: it was cut, and what was logged before is lost")
         return open_checkpoint(good)
-    of_first(group, "no checkpoint", lambda: _refuse_without(run))
+    of_first("no checkpoint", lambda: _refuse_without(run))
     return None
 
 
-def _newest_good(run: Path, report: Callable[[str], None], group: Group) -> Path | None:
+def _newest_good(run: Path, report: Callable[[str], None]) -> Path | None:
     """Return the newest checkpoint of a run folder that is good, in each of the processes that share the reading."""
-    if group.size == 1:
+    if cluster.here().size == 1:
         found = store.newest_good(run, report)
         return None if found is None else found.folder
 
@@ -105,10 +105,10 @@ def _newest_good(run: Path, report: Callable[[str], None], group: Group) -> Path
         if not run.is_dir():
             raise InputError(f"-o {run}: is not here; give an -o on a file system that all hosts share")
 
-    of_all(group, "folder seen", seen)
-    for step in reversed(of_first(group, "steps", lambda: store.steps(run))):
-        problem = store.entry(run, step, share=(group.rank, group.size)).problem
-        problems = [each for each in group.meet(f"checkpoint {step}", problem) if each is not None]
+    of_all("folder seen", seen)
+    for step in reversed(of_first("steps", lambda: store.steps(run))):
+        problem = store.entry(run, step, share=(cluster.here().rank, cluster.here().size)).problem
+        problems = [each for each in cluster.here().meet(f"checkpoint {step}", problem) if each is not None]
         if not problems:
             return store.state_folder(run, step)
         report(f"{store.state_folder(run, step)}: {problems[0]}")

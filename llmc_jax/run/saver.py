@@ -23,13 +23,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from llmc_jax import cluster
 from llmc_jax.base.errors import InputError
 from llmc_jax.checkpoint import store
 from llmc_jax.checkpoint.contents import Metadata
 from llmc_jax.checkpoint.llmc import write_model
 from llmc_jax.checkpoint.state import flat_buffers, named_arrays, small_arrays
 from llmc_jax.cluster.agreement import of_all, of_first
-from llmc_jax.cluster.worker import ALONE, Group
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.machine.device import full_memory
 from llmc_jax.models.gpt2.tensors import num_parameters
@@ -97,7 +97,6 @@ class Saver:
     export: bool = False  # also write model_%08d.bin in llm.c's format
     sync: Callable[[], None] = lambda: None  # called before a checkpoint counts: brings the logs to the disk
     place: Placement | None = None  # of the state; None: on one device
-    group: Group = ALONE  # the processes that write it together
     check: Callable[[], None] = lambda: None  # before a write or a removal: raises where the folder is another one
 
     def __post_init__(self) -> None:
@@ -127,7 +126,7 @@ class Saver:
         start = time.perf_counter()
         self._join()
         self._saves += 1
-        if self.group.size > 1:
+        if cluster.here().size > 1:
             share = self._share(state)
             self._under_way = self._pool.submit(self._save_together, share, metadata, start, prune)
             self._waited = time.perf_counter() - start
@@ -215,14 +214,14 @@ class Saver:
     def _share(self, state: TrainState) -> Share:
         """Return this process's share of the state, on its host. All processes call it at the same place."""
         assert self.place is not None
-        numbers = store.own_blocks(self.group.rank, self.group.size)
+        numbers = store.own_blocks(cluster.here().rank, cluster.here().size)
         blocks = {name: self.place.blocks(buffer, numbers) for name, buffer in state.flat.items()}
         model = self.place.whole(_exported(state)) if self.export else None
         return Share(flat_buffers(state, self.model), blocks, small_arrays(state), model)
 
     def _save_together(self, share: Share, metadata: Metadata, start: float, prune: bool) -> Saved:
         """Write this process's share of a checkpoint, in the thread, and learn how the others' went."""
-        group, step = self.group, metadata.step
+        step = metadata.step
         name = f"save {self._saves}"
         begun: list[tuple[store.Writing, Path | None]] = []
 
@@ -240,9 +239,9 @@ class Saver:
                 writing, model = begun[0]
                 store.seal(writing, model, digests)
 
-            folder = self.folder / of_first(group, f"{name} begins", begin)
-            digests = of_all(group, f"{name} is written", written)
-            of_first(group, f"{name} ends", seal)
+            folder = self.folder / of_first(f"{name} begins", begin)
+            digests = of_all(f"{name} is written", written)
+            of_first(f"{name} ends", seal)
 
         return self._ended_save(write, step, start, prune)
 
@@ -282,7 +281,7 @@ class Saver:
 
         Returns the steps; and why not, where something could not be deleted.
         """
-        if self.keep == 0 or self.group.rank:
+        if self.keep == 0 or cluster.here().rank:
             return (), None
         try:
             self.check()

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from llmc_jax import kernels
+from llmc_jax import cluster, kernels
 from llmc_jax.cluster.start import ranks_text
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.machine import compiling
@@ -110,7 +110,7 @@ def batch_order_rows(setup: Setup) -> list[tuple[str, str]]:
 
 def process_rows(setup: Setup) -> list[tuple[str, str]]:
     """Return which process has what, host by host; nothing of one process."""
-    group, each = setup.group, setup.plan.parallel.devices // setup.group.size
+    group, each = cluster.here(), setup.plan.parallel.devices // cluster.here().size
     if group.size == 1:
         return []
     hosts: dict[str, list[int]] = {}

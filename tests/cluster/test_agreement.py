@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmc_jax import cluster
 from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.cluster.agreement import Agreed, alike, of_all, of_first
-from llmc_jax.cluster.worker import ALONE, Group
+from llmc_jax.cluster.worker import Group
 from llmc_jax.run.begin import check_shared
 from llmc_jax.run.folder import locked
 
@@ -40,13 +41,17 @@ def together(size: int, work: Callable[[Group], Any]) -> list[Any]:
     barrier = threading.Barrier(size)
     hosts = tuple(f"host{rank}" for rank in range(size))
 
+    own = threading.local()
+
     def tried(rank: int) -> Any:
+        own.group = Thread(rank, hosts, board, barrier)
         try:
-            return work(Thread(rank, hosts, board, barrier))
+            return work(own.group)
         except InputError as error:
             return type(error), str(error)
 
-    with ThreadPoolExecutor(size) as pool:
+    with ThreadPoolExecutor(size) as pool, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cluster, "here", lambda: own.group)
         return list(pool.map(tried, range(size)))
 
 
@@ -65,10 +70,10 @@ def found_by(problem: str | None) -> Callable[[], str]:
 @given(problems=PROBLEMS)
 def test_all_go_the_same_way(problems: list[str | None]) -> None:
     def work(group: Group) -> Any:
-        return of_all(group, "x", found_by(problems[group.rank]))
+        return of_all("x", found_by(problems[group.rank]))
 
     def block(group: Group) -> Any:
-        with alike(group, "x"):
+        with alike("x"):
             return found_by(problems[group.rank])()
 
     ends = together(len(problems), work)
@@ -88,7 +93,7 @@ def test_all_go_the_same_way(problems: list[str | None]) -> None:
 @pytest.mark.parametrize("of", [of_all, of_first])
 def test_an_answer_that_is_none_is_named(of: Callable[..., Any], answer: Any) -> None:
     def work(group: Group) -> Any:
-        return group.meet("x", answer) and None if group.rank == 0 else of(group, "x", found_by(None))
+        return group.meet("x", answer) and None if group.rank == 0 else of("x", found_by(None))
 
     _, (kind, words) = together(2, work)
     assert kind is Agreed and "rank 0 (host0)" in words
@@ -98,7 +103,7 @@ def test_a_problem_of_another_type_is_told() -> None:
     def work(group: Group) -> Any:
         if group.rank == 0:
             return group.meet("x", [3]) and None
-        with alike(group, "x"):
+        with alike("x"):
             pass
 
     assert together(2, work)[1] == (Agreed, "rank 0 (host0): [3]")
@@ -106,7 +111,7 @@ def test_a_problem_of_another_type_is_told() -> None:
 
 @given(problem=st.sampled_from([None, "no such file"]), size=st.integers(2, 4))
 def test_what_the_first_one_finds_all_have(problem: str | None, size: int) -> None:
-    ends = together(size, lambda group: of_first(group, "x", found_by(problem if group.rank == 0 else "never asked")))
+    ends = together(size, lambda group: of_first("x", found_by(problem if group.rank == 0 else "never asked")))
     assert ends == [(Agreed, problem) if problem else "found"] * size
 
 
@@ -116,8 +121,8 @@ def test_one_alone_raises_what_it_raises() -> None:
 
     for way in (of_first, of_all):
         with pytest.raises(FormatError, match="torn"):
-            way(ALONE, "x", broken)
-    with pytest.raises(FormatError, match="torn"), alike(ALONE, "x"):
+            way("x", broken)
+    with pytest.raises(FormatError, match="torn"), alike("x"):
         broken()
 
 
@@ -130,9 +135,9 @@ def test_a_run_folder_that_hosts_do_not_share_is_found_at_the_start(shared: bool
 
     def work(group: Group) -> Any:
         if group.rank:
-            return check_shared(group, folders[1], None, [])
+            return check_shared(folders[1], None, [])
         with locked(folders[0]) as held:
-            return check_shared(group, folders[0], held, [folders[0]])
+            return check_shared(folders[0], held, [folders[0]])
 
     ends = together(2, work)
     if shared:

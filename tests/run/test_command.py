@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import pytest
 
 from llmc_jax.base.errors import ExitCode, FormatError, InputError
-from llmc_jax.cluster.worker import ALONE, Group
 from llmc_jax.config.checks import validate
 from llmc_jax.config.flags import Given, given_options, parse_args
 from llmc_jax.config.presets import PRESETS
@@ -208,8 +207,7 @@ def trainer(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """Stands where the trainer would be imported; its `run` can be replaced."""
     calls: list[tuple[TrainConfig, list[str]]] = []
 
-    def run(config: TrainConfig, notes: list[str], group: Group) -> int:
-        assert group is ALONE
+    def run(config: TrainConfig, notes: list[str]) -> int:
         calls.append((config, notes))
         return ExitCode.DIVERGED
 

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import pytest
 
+from llmc_jax import cluster
 from llmc_jax.cluster.worker import Group
 from llmc_jax.config.flags import parse_args
 from llmc_jax.run import processes
@@ -27,7 +28,8 @@ def test_the_service_listens_for_this_machine_alone_where_that_is_enough(
     told: dict[str, Any] = {}
     monkeypatch.setattr(jax.distributed, "initialize", lambda *_, **given: told.update(given))
     monkeypatch.setattr(jax.config, "update", lambda *_: None)
-    processes.connect(OfTwo(["127.0.0.1", other]), processes.Own("cpu", 1, None))
+    monkeypatch.setattr(cluster, "_here", OfTwo(["127.0.0.1", other]))
+    processes.connect(processes.Own("cpu", 1, None))
     bind = told["coordinator_bind_address"]
     assert bind is None if not local else bind.startswith("127.0.0.1:")
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from llmc_jax import cluster
 from llmc_jax.cluster.agreement import Agreed
 from llmc_jax.cluster.worker import Group
 from llmc_jax.config.train import TrainConfig
@@ -24,18 +25,21 @@ class Three(Group):
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_all_find_a_run_or_none_does(tmp_path: Path, there: bool) -> None:
+def test_all_find_a_run_or_none_does(tmp_path: Path, there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if there:
         (tmp_path / "config.json").write_text("{}")
     config = TrainConfig(reuse=True, output_dir=str(tmp_path))
-    check_earlier(config, Three(others=there))
+    monkeypatch.setattr(cluster, "_here", Three(others=there))
+    check_earlier(config)
+    monkeypatch.setattr(cluster, "_here", Three(others=not there))
     with pytest.raises(Agreed) as error:
-        check_earlier(config, Three(others=not there))
+        check_earlier(config)
     ones, others = "rank 1 (host a)", "ranks 0, 2 (hosts a, b)"
     first, second = (ones, others) if there else (others, ones)
     assert f"there is a run in the folder of -o for {first}, and none for {second}; give all" in str(error.value)
 
 
-def test_without_y_no_folder_is_looked_at(tmp_path: Path) -> None:
+def test_without_y_no_folder_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "_here", Three(others=False))
     (tmp_path / "config.json").write_text("{}")
-    check_earlier(TrainConfig(reuse=False, output_dir=str(tmp_path)), Three(others=False))
+    check_earlier(TrainConfig(reuse=False, output_dir=str(tmp_path)))

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from llmc_jax import cluster
 from llmc_jax.base.errors import ExitCode, InputError
 from llmc_jax.cluster.agreement import Agreed
 from llmc_jax.cluster.worker import Group
@@ -27,7 +28,7 @@ def ended(group: Group, saved: Saved, full: bool) -> Outcome:
             raise InputError("metrics.jsonl: No space left on device")
 
     run: Any = SimpleNamespace(
-        setup=SimpleNamespace(group=group, config=TrainConfig(save_failure="stop", save=False), steps=8),
+        setup=SimpleNamespace(config=TrainConfig(save_failure="stop", save=False), steps=8),
         saver=SimpleNamespace(wait=lambda: [saved], prune=lambda least: ((), None)),
         log=SimpleNamespace(event=event),
         console=SimpleNamespace(warning=lambda words: None),
@@ -35,7 +36,9 @@ def ended(group: Group, saved: Saved, full: bool) -> Outcome:
     )
     state: Any = None
     batches: Any = None
-    return last_save(run, Outcome(ExitCode.DONE, Progress(state, step=8, saving=8)), batches)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cluster, "_here", group)
+        return last_save(run, Outcome(ExitCode.DONE, Progress(state, step=8, saving=8)), batches)
 
 
 def test_a_log_that_cannot_be_written_ends_the_process() -> None:

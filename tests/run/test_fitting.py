@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmc_jax import cluster
 from llmc_jax.base.errors import InputError
-from llmc_jax.cluster.worker import ALONE, Group
+from llmc_jax.cluster.worker import Group
 from llmc_jax.config.checks import with_devices
 from llmc_jax.config.flags import parse_args
 from llmc_jax.config.model import parse_descriptor
@@ -150,7 +151,8 @@ def test_of_several_processes_the_one_that_needs_most_counts(
 ) -> None:
     monkeypatch.setattr(fitting.compiling, "compiled", lambda *_: None)
     monkeypatch.setattr(fitting, "step_bytes", lambda _: 100)
-    assert fitting.compiled_bytes(plan_with(1), Two(other)) == all_of_them
+    monkeypatch.setattr(cluster, "_here", Two(other))
+    assert fitting.compiled_bytes(plan_with(1)) == all_of_them
 
 
 def test_a_compiler_without_memory_says_that_it_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,10 +160,10 @@ def test_a_compiler_without_memory_says_that_it_does_not_fit(monkeypatch: pytest
         raise jax.errors.JaxRuntimeError(words)
 
     monkeypatch.setattr(fitting.compiling, "compiled", lambda *_: full("RESOURCE_EXHAUSTED: no room to time a product"))
-    assert fitting.compiled_bytes(plan_with(1), ALONE) is None
+    assert fitting.compiled_bytes(plan_with(1)) is None
     monkeypatch.setattr(fitting.compiling, "compiled", lambda *_: full("INTERNAL: another mistake"))
     with pytest.raises(jax.errors.JaxRuntimeError):
-        fitting.compiled_bytes(plan_with(1), ALONE)
+        fitting.compiled_bytes(plan_with(1))
 
 
 # ----- runs -----------------------------------------------------------------------------------------------------------
@@ -190,7 +192,7 @@ def record_of(folder: Path) -> Any:
 
 def enough_for(plan: Plan) -> int:
     """The main memory of which a plan's compiled step may take just what it takes."""
-    needed = fitting.compiled_bytes(plan, ALONE)
+    needed = fitting.compiled_bytes(plan)
     assert needed is not None
     return next(memory for memory in count(int(needed / 0.75)) if limit_of("cpu", memory) >= needed)
 

@@ -13,7 +13,6 @@ import pytest
 
 from llmc_jax.checkpoint.llmc import write_model
 from llmc_jax.checkpoint.store import open_checkpoint
-from llmc_jax.cluster.worker import ALONE
 from llmc_jax.config.flags import parse_args
 from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.data.evalfile import write_eval_file
@@ -248,8 +247,8 @@ def test_questions_that_are_not_asked_are_not_read(train: Train, tmp_path: Path)
 
 def test_processes_compare_their_questions(whole: Whole) -> None:
     words = flags(whole.data, Path("run"))
-    assert "--hellaswag-file" in processes.own_facts(parse_args(words), ALONE).files
-    assert "--hellaswag-file" not in processes.own_facts(parse_args([*words, "-h", "0"]), ALONE).files
+    assert "--hellaswag-file" in processes.own_facts(parse_args(words)).files
+    assert "--hellaswag-file" not in processes.own_facts(parse_args([*words, "-h", "0"])).files
 
 
 def test_made_up_questions_are_as_long_as_they_may_be() -> None:
