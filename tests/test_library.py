@@ -17,7 +17,7 @@ from llmc_jax import library
 from llmc_jax.base.errors import InputError
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.generate.model import Model
-from llmc_jax.run.prepare import resolve_model
+from llmc_jax.run.inputs import resolve_model
 from llmc_jax.training.state import TrainState
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -5,7 +5,8 @@ found, what was expected and what to do. The command line prints the message alo
 status 2. Anything else that escapes is a bug of ours and keeps its traceback.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 
 
@@ -44,3 +45,14 @@ EXIT_MEANINGS: dict[int, str] = {
     ExitCode.PEER_LOST: "another process of the run was lost or has failed; one line says which",
     ExitCode.STOPPED: "stopped by Ctrl-C, SIGTERM or SIGHUP after a whole step, all saved; a second ends it at once",
 }
+
+
+@contextmanager
+def naming(flag: str) -> Iterator[None]:
+    """Name the flag that gave a file in an error about it within the block, unless that begins with a flag already."""
+    try:
+        yield
+    except InputError as error:
+        if str(error).startswith("-"):
+            raise
+        raise type(error)(f"{flag} {error}") from error

@@ -79,6 +79,19 @@ def auto_sizes(config: TrainConfig, most: int = MOST_ROWS) -> list[int]:
     return sorted((size for size in possible if size <= most), reverse=True)
 
 
+def sizes_up_to(most: int, config: TrainConfig) -> list[int]:
+    """Return what -b auto may come to, the largest first. Raises InputError where there is nothing.
+
+    most: that the data has rows for.
+    """
+    if found := auto_sizes(config, most):
+        return found
+    raise InputError(
+        f"-b auto: no number up to {most}, which the data has rows of -t {config.sequence_length} for, goes with the "
+        "other flags; take another -d or --reduction, or give more data"
+    )
+
+
 def _possible(config: TrainConfig) -> bool:
     try:
         validate(config)

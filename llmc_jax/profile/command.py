@@ -193,9 +193,10 @@ def measure(config: TrainConfig, own: SimpleNamespace) -> int:
     import jax
 
     jax.config.update("jax_enable_compilation_cache", False)  # the time of a compilation is to be measured
+    from llmc_jax.plan.asked import model_of
     from llmc_jax.profile import measure, table
 
-    _layer(own, measure.resolve_model(config).config)
+    _layer(own, model_of(config.model))
     bench = measure.prepared(config)
     for note in notes:
         print(note)

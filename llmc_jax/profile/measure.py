@@ -20,18 +20,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from llmc_jax.config.checks import check_model_fit
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.machine import compiling
 from llmc_jax.machine.device import Device, cache_bytes, memory_stats
 from llmc_jax.machine.gpus import peak_flops
 from llmc_jax.models.gpt2.tensors import flat_size, num_parameters
+from llmc_jax.plan.asked import checked_model
 from llmc_jax.plan.efficiency import Roof, gpu
+from llmc_jax.plan.fits import check_fits
 from llmc_jax.plan.plan import Plan, step_numbers
-from llmc_jax.run.prepare import first_state, plan_here, resolve_model
 from llmc_jax.run.record import slice_trace
+from llmc_jax.run.resume import repeated
+from llmc_jax.run.weights import first_state
 from llmc_jax.training.step import batch_gradient, evaluate_loss, train_step
+from llmc_jax.trials import here
 
 DIFFERENCE_ROUNDS = 5
 PATIENCE = 1.0  # seconds for one product
@@ -113,10 +116,12 @@ class Bench:
 
 def prepared(config: TrainConfig) -> Bench:
     """Return the compiled step of a configuration. Raises InputError as train.py does for what cannot run here."""
-    model = resolve_model(config).config
-    check_model_fit(config, model)
-    here = plan_here(config, model)
-    return Bench(here.plan, here.device)
+    model = checked_model(config)
+    before = repeated(config, None)
+    found = here.facts(config, here.try_kernels(config, model, before))
+    plan = here.plan_with(found, config, model, before)
+    check_fits(plan)
+    return Bench(plan, found.device)
 
 
 def random_values(model: ModelConfig) -> np.ndarray:

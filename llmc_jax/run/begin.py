@@ -47,14 +47,15 @@ from llmc_jax.run.folder import (
     write_config,
 )
 from llmc_jax.run.page import PageWriter
-from llmc_jax.run.prepare import Setup
 from llmc_jax.run.processes import Votes
 from llmc_jax.run.programs import Programs
 from llmc_jax.run.saver import Saver
+from llmc_jax.run.setup import Setup
 from llmc_jax.run.state import Run, first_step
 from llmc_jax.run.stopping import stop_on_signals
 from llmc_jax.run.table import table
 from llmc_jax.run.trackers import Trackers
+from llmc_jax.trials.known import run_programs
 
 
 @contextmanager
@@ -172,7 +173,7 @@ def kept_programs(setup: Setup, folder: Path) -> Programs:
     name, complete = of_first("programs", looked)
     if group.rank and name:
         programs.take(own)
-        return Programs(own, programs.shared_folder() / name, complete, seals=False)
+        return Programs(own, run_programs() / name, complete, seals=False)
     return found
 
 

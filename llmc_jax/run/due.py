@@ -12,9 +12,9 @@ from llmc_jax.machine.device import memory_stats
 from llmc_jax.run.batches import Batches, validate
 from llmc_jax.run.early import stops_early
 from llmc_jax.run.hellaswag import evaluate
-from llmc_jax.run.prepare import Setup
 from llmc_jax.run.record import profile_slice
 from llmc_jax.run.saver import Saved
+from llmc_jax.run.setup import Setup
 from llmc_jax.run.state import Progress, Run
 
 

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import jax
 
 from llmc_jax import cluster
-from llmc_jax.base.errors import InputError
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.machine import compiling
 from llmc_jax.machine.device import devices_of, full_memory, gib
@@ -19,7 +18,7 @@ from llmc_jax.plan.compiled import arguments
 from llmc_jax.plan.fits import check_fits, refusal
 from llmc_jax.plan.memory import computed
 from llmc_jax.plan.plan import Plan
-from llmc_jax.plan.search import auto_sizes
+from llmc_jax.plan.search import sizes_up_to
 from llmc_jax.training.parallel.placement import placement
 from llmc_jax.training.step import train_step
 
@@ -51,19 +50,6 @@ class Fitted(NamedTuple):
         return {"asked": "auto", "taken": self.taken.batch_size, "limit_bytes": self.limit, "compiled": tried}
 
 
-def sizes_up_to(most: int, config: TrainConfig) -> list[int]:
-    """Return what -b auto may come to, the largest first. Raises InputError where there is nothing.
-
-    most: that the data has rows for.
-    """
-    if found := auto_sizes(config, most):
-        return found
-    raise InputError(
-        f"-b auto: no number up to {most}, which the data has rows of -t {config.sequence_length} for, goes with the "
-        "other flags; take another -d or --reduction, or give more data"
-    )
-
-
 def estimates(possible: Iterable[int], plan_with: Callable[[int], Plan]) -> list[Tried]:
     """Return the bytes that the step takes with each size, by estimate. possible: the largest first.
 
@@ -72,6 +58,15 @@ def estimates(possible: Iterable[int], plan_with: Callable[[int], Plan]) -> list
     plans = {size: plan_with(size) for size in possible}
     check_fits(plans[min(plans)])
     return [Tried(size, computed(plan).program) for size, plan in plans.items()]
+
+
+def fitted(config: TrainConfig, most: int, limit: int, plan_with: Callable[[int], Plan]) -> Fitted:
+    """Return the number that -b auto stands for. most: rows that the data has; limit: bytes that a step may take.
+
+    plan_with: makes the plan of a size. Raises InputError where nothing fits.
+    """
+    estimated = estimates(sizes_up_to(most, config), plan_with)
+    return largest(estimated, limit, plan_with, compiled_bytes)
 
 
 def largest(

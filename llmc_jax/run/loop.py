@@ -39,10 +39,11 @@ from llmc_jax.run.early import stops_early
 from llmc_jax.run.end import exit_code, finish, last_save
 from llmc_jax.run.figures import StepFigures
 from llmc_jax.run.fitting import step_bytes
-from llmc_jax.run.prepare import Setup, prepare
+from llmc_jax.run.prepare import prepare
 from llmc_jax.run.processes import Votes, cache_hits, disconnect, in_turn
 from llmc_jax.run.programs import lower_step
 from llmc_jax.run.record import profile_slice, slice_trace
+from llmc_jax.run.setup import Setup
 from llmc_jax.run.state import Outcome, Progress, Run, diverged, first_progress, first_step
 from llmc_jax.run.trackers import tell_trackers
 from llmc_jax.training.outliers import skip_message

@@ -22,7 +22,9 @@ from llmc_jax.cluster.start import Facts, differences, facts, own_gpus, ranks_on
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.data.corpora import stdlib_corpus
 from llmc_jax.data.tokenfile import expand_pattern
+from llmc_jax.kernels.plain import to_json
 from llmc_jax.logs.files import config_file
+from llmc_jax.plan.plan import Plan
 from llmc_jax.training.parallel.placement import Placement
 from llmc_jax.trials.card import find_card, seen_gpus
 
@@ -125,15 +127,22 @@ def connect(own: Own | None) -> None:
     )
 
 
-def first_exchange(place: Placement) -> None:
+def first_exchange(place: Placement, plan: Plan) -> None:
     """Let the devices of all processes meet, while all processes are there.
 
     Gloo, which connects CPUs, does so at the first exchange and waits 30 s for the others. Later ones may take as long
-    as they like. It writes a line to standard output, which is dropped.
+    as they like. It writes a line to standard output, which is dropped. Raises Agreed where a process has planned
+    another step than the first one: each would wait for what the other never sends.
     """
     if cluster.here().size == 1:
         return
-    cluster.here().meet("devices")
+    planned = of_all("devices", lambda: to_json(plan.resolved))
+    others = [rank for rank, each in enumerate(planned) if each != planned[0]]
+    if others:
+        raise Agreed(
+            f"{ranks_on_hosts(others, cluster.here().hosts)}: would compute by other kernels or options than rank 0; "
+            "give all processes the same environment (XLA_FLAGS, JAX_*)"
+        )
     sys.stdout.flush()
     with open(os.devnull, "wb") as nowhere:
         before = os.dup(1)

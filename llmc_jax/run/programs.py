@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import jax
 from jax import export
 
-from llmc_jax.base.files import cache_folder, digest_of_files, sync, write_bytes
+from llmc_jax.base.files import digest_of_files, sync, write_bytes
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.kernels import record
 from llmc_jax.kernels.plain import to_json
@@ -30,6 +30,7 @@ from llmc_jax.machine import versions
 from llmc_jax.plan.plan import Plan
 from llmc_jax.training.step import Metrics, StepOptions, train_step
 from llmc_jax.trials.card import driver_version
+from llmc_jax.trials.known import run_programs
 
 SEAL = "PROGRAMS.json"  # the digest of every file
 FOLDER = "xla_cache"  # in a run's folder
@@ -69,22 +70,6 @@ class Programs(NamedTuple):
 def are_kept(platform: str) -> bool:
     """Return whether a run keeps its programs. A CPU's have the same bits whenever they are compiled."""
     return platform != "cpu"
-
-
-def shared_folder() -> Path:
-    """Return where the programs for new runs are: a folder for each combination of what they depend on."""
-    return cache_folder() / "programs"
-
-
-def clear() -> int:
-    """Delete the programs for new runs; return the number of combinations. Raises OSError."""
-    found = list(shared_folder().glob("*"))
-    for path in found:
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
-    return sum(not path.name.startswith(".") for path in found)
 
 
 def keep(own: Path, shared: Path) -> Programs:
@@ -190,7 +175,7 @@ def shared_of(plan: Plan, arrays: Any, environment: Mapping[str, Any]) -> Path:
         "tree": str(jax.tree.structure(arrays)),
     }  # fmt: skip
     text = json.dumps(facts, sort_keys=True, default=str)
-    return shared_folder() / hashlib.sha256(text.encode()).hexdigest()[:24]
+    return run_programs() / hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
 # ----- the lowered step -----------------------------------------------------------------------------------------------

@@ -8,13 +8,12 @@ import importlib.metadata
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from llmc_jax import cluster
-from llmc_jax.base.errors import FormatError, InputError
+from llmc_jax.base.errors import FormatError, InputError, naming
 from llmc_jax.base.files import quoted, read_json_object
 from llmc_jax.base.options import show_value
 from llmc_jax.checkpoint import store
@@ -47,17 +46,6 @@ FREE = frozenset({
     "dtype", "master_weights", "rounding", "devices", "zero_stage",
     *(about.name for about in OPTIONS if about.group in (PROCESSES, TRACKERS)),
 })  # fmt: skip
-
-
-@contextmanager
-def naming(flag: str) -> Iterator[None]:
-    """Name the flag that gave a file in an error about it within the block, unless that begins with a flag already."""
-    try:
-        yield
-    except InputError as error:
-        if str(error).startswith("-"):
-            raise
-        raise type(error)(f"{flag} {error}") from error
 
 
 # ----- which checkpoint -----------------------------------------------------------------------------------------------

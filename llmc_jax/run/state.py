@@ -12,10 +12,10 @@ from llmc_jax.run.curves import CurveDrawer
 from llmc_jax.run.find_lr import RangeTest, test_of
 from llmc_jax.run.folder import Held, RunLog
 from llmc_jax.run.page import PageWriter
-from llmc_jax.run.prepare import Setup
 from llmc_jax.run.processes import Votes
 from llmc_jax.run.programs import Programs
 from llmc_jax.run.saver import Saver
+from llmc_jax.run.setup import Setup
 from llmc_jax.run.trackers import Trackers
 from llmc_jax.training.state import TrainState
 

@@ -10,7 +10,7 @@ from llmc_jax.machine import compiling
 from llmc_jax.machine.device import device_label, gib
 from llmc_jax.models.gpt2.tensors import num_parameters
 from llmc_jax.plan.plan import Plan, triton_gemm_wish
-from llmc_jax.run.prepare import Setup
+from llmc_jax.run.setup import Setup
 
 
 def table(setup: Setup, folder: Path) -> list[list[tuple[str, Any]]]:

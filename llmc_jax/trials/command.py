@@ -96,10 +96,11 @@ def measure(words: Sequence[str], seconds: float) -> str:
     Raises InputError where there is no GPU for it.
     """
     from llmc_jax.machine.compiling import user_flags
+    from llmc_jax.plan.asked import model_of
     from llmc_jax.plan.plan import make_plan
-    from llmc_jax.run.prepare import case_of, resolve_model
     from llmc_jax.trials import candidates, start
     from llmc_jax.trials.card import find_card
+    from llmc_jax.trials.here import case_of
 
     config, _ = step_config(words)
     for note in settle(steps=True):
@@ -108,7 +109,7 @@ def measure(words: Sequence[str], seconds: float) -> str:
     if here is None:
         raise InputError("--measure: there is no NVIDIA GPU here that JAX would use; there is nothing to measure")
     config = replace(config, strict_kernels=False)  # what cannot run is not tried
-    case = case_of(make_plan(config, resolve_model(config).config, here.machine, xla_flags=user_flags()))
+    case = case_of(make_plan(config, model_of(config.model), here.machine, xla_flags=user_flags()))
     if not candidates.listed(case):
         return f"{here.name}: each operation has only one possible implementation, so there is nothing to measure"
     found = start.find_out(case, here, again=True, seconds=seconds)
@@ -130,12 +131,9 @@ def _run(words: list[str]) -> None:
     if given.measure:
         print(measure(rest, float(given.seconds)))
     elif given.clear:
-        from llmc_jax.run import programs
-
         print(f"{known.folder()}: {known.clear()} combinations forgotten")
-        print(
-            f"{programs.shared_folder()}: {programs.clear()} forgotten; new runs choose their products' algorithms anew"
-        )
+        cleared = f"{known.run_programs()}: {known.clear_programs()} forgotten"
+        print(f"{cleared}; new runs choose their products' algorithms anew")
     elif given.report:
         print(report(known.all_known()) or "Nothing is known about this machine's kernels.")
     else:

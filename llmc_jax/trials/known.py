@@ -47,6 +47,11 @@ def programs() -> Path:
     return folder() / "xla"
 
 
+def run_programs() -> Path:
+    """Return where the programs for new runs are: a folder for each combination of what they depend on."""
+    return cache_folder() / "programs"
+
+
 def facts_of(case: Case, card: Card) -> dict[str, Any]:
     """Return all that the findings depend on, as JSON has it. Of the machine, nothing but the card and its driver."""
     return {
@@ -114,6 +119,17 @@ def clear() -> int:
         path.unlink(missing_ok=True)
     shutil.rmtree(programs(), ignore_errors=True)
     return len(paths)
+
+
+def clear_programs() -> int:
+    """Delete the programs for new runs; return the number of combinations. Raises OSError."""
+    found = list(run_programs().glob("*"))
+    for path in found:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    return sum(not path.name.startswith(".") for path in found)
 
 
 def _parsed(path: Path) -> Known:

@@ -17,9 +17,9 @@ from llmc_jax.machine import gpus
 from llmc_jax.machine.compiling import OVERLAP, TRITON_GEMM
 from llmc_jax.machine.target import machine_of
 from llmc_jax.plan.plan import Plan, Repeat, make_plan, resolve_dtype, step_numbers
-from llmc_jax.run.prepare import case_of
 from llmc_jax.run.table import device_rows, kernel_rows, option_rows, precision_text, repeat_rows
 from llmc_jax.training.adamw import ADAMW
+from llmc_jax.trials.here import case_of
 
 CPU = Machine("cpu", "cpu")
 NAMES = ("h200", "h100", "a100", "rtx3090", "rtx4090", "rtx5090", "b200")

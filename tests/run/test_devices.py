@@ -21,7 +21,7 @@ from llmc_jax.checkpoint.store import open_checkpoint
 from llmc_jax.config.model import parse_descriptor
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.data.loader import TokenLoader
-from llmc_jax.run.prepare import check_tokens, open_data, validation_batches
+from llmc_jax.run.inputs import check_tokens, open_data, validation_batches
 from tests.questions import write_questions
 from tests.run.in_turn import ROOT, Said, Start, in_turn
 from tests.same_run import Result, check_same, write_shards

@@ -24,9 +24,10 @@ from llmc_jax.logs.files import read_metrics
 from llmc_jax.plan.fits import DoesNotFit
 from llmc_jax.plan.plan import Plan, make_plan
 from llmc_jax.plan.search import MOST_ROWS, limit_of
-from llmc_jax.run import fitting, prepare
+from llmc_jax.run import fitting, inputs
 from llmc_jax.run.command import main
 from llmc_jax.run.fitting import Tried
+from llmc_jax.trials import here
 from tests.same_run import check_same
 
 pytestmark = pytest.mark.usefixtures("nothing_lasts", "quick_compilation")
@@ -172,12 +173,12 @@ def test_a_compiler_without_memory_says_that_it_does_not_fit(monkeypatch: pytest
 @pytest.fixture
 def train(tmp_path: Path, tokens: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
     """Runs the command line with as much main memory as it is told."""
-    describe = prepare.describe_device
+    describe = here.describe_device
 
     def run(name: str, words: str, memory: int | None = None) -> Path:
         with monkeypatch.context() as patch:
             if memory is not None:
-                patch.setattr(prepare, "describe_device", lambda: describe()._replace(memory_bytes=memory))
+                patch.setattr(here, "describe_device", lambda: describe()._replace(memory_bytes=memory))
             folder = tmp_path / name
             files = ["-i", str(tokens.train), "-j", str(tokens.val), "-o", str(folder)]
             assert main([*f"{SMALL} -v 2 -m 2 -s 0 -x 3 -l 1e-2 --print-every 0 {words}".split(), *files]) == 0
@@ -220,7 +221,7 @@ def test_a_run_with_auto_is_the_run_with_its_number_and_keeps_it(
 def test_no_batch_is_larger_than_the_data(words: str, rows: int, tokens: Any) -> None:
     """It holds 20,000 tokens to train on and 2,000 to validate on: rows of 16, and a last target."""
     config = parse_args([*f"{SMALL} -b 1 {words}".split(), "-i", str(tokens.train), "-j", str(tokens.val)])
-    assert prepare.most_rows(prepare.open_data(config, parse_descriptor(config.model))) == rows
+    assert inputs.most_rows(inputs.open_data(config, parse_descriptor(config.model))) == rows
 
 
 def test_too_little_memory_ends_the_run_before_anything_is_written(

@@ -40,10 +40,11 @@ from llmc_jax.machine.nvml import GpuReading
 from llmc_jax.models.gpt2.init import random_parameters
 from llmc_jax.models.gpt2.tensors import num_parameters, padded
 from llmc_jax.plan.plan import Plan
-from llmc_jax.run import batches, begin, curves, due, loop, prepare
+from llmc_jax.run import batches, begin, curves, due, inputs, loop
 from llmc_jax.run.command import main
 from llmc_jax.run.state import Progress
 from llmc_jax.training.step import Metrics, evaluate_loss
+from llmc_jax.trials import here
 from tests.same_run import Result
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -392,7 +393,7 @@ def test_the_order_of_the_data_is_the_loaders(train: Train, full_run: Result, to
     assert train("-x", 1, "--shuffle", "none").losses[0] != full_run.losses[0]
     loader = TokenLoader(tokens.train, 4, 16, vocab_size=257, shuffle=True, flag="-i")
     position = loader.state()
-    prepare.check_tokens(loader)
+    inputs.check_tokens(loader)
     assert loader.state() == position
 
 
@@ -418,7 +419,7 @@ def test_several_gpus_are_named_and_one_is_used_where_it_is_asked_for(
     train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device = describe_device()._replace(platform="gpu", kind="Some GPU", num_devices=8, memory_bytes=None)
-    monkeypatch.setattr(prepare, "describe_device", lambda: device)
+    monkeypatch.setattr(here, "describe_device", lambda: device)
     run = train("-x", 0, "--devices", 1)
     assert "1 of 8 x Some GPU" in run.out
     start = next(each for each in run.events if each["event"] == "start")["config"]
@@ -431,7 +432,7 @@ def test_the_built_in_corpus_with_any_model_and_validation(
     train: Train, tokens: Any, monkeypatch: pytest.MonkeyPatch, vocab: int, val: str
 ) -> None:
     corpus = Corpus(*(Path(tokens.train), Path(tokens.val), 257, "f00d", "the corpus"), *(3000, 2000, 1, 1, 5.0, 2.5))
-    monkeypatch.setattr(prepare, "stdlib_corpus", lambda: corpus)
+    monkeypatch.setattr(inputs, "stdlib_corpus", lambda: corpus)
     monkeypatch.setattr("llmc_jax.base.text.screen_width", lambda: 20)  # wrapped between words
     flags = ["-e", f"L1-NH1-C16-V{vocab}-T16", "-i", "stdlib", "-j", "stdlib" if val == "stdlib" else tokens.val]
     run = train(*flags, "-x", 1, "-v", 1, "-m", 1, "-s", 1, "-g", 3)
@@ -962,10 +963,10 @@ def test_a_descriptor_is_not_mistaken_for_a_path(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     Path("d12").mkdir()  # as `-o d12` leaves it
     Path(TINY).write_text("")
-    assert prepare.resolve_model(TrainConfig(model="d12")).config == parse_descriptor("d12")
-    assert prepare.resolve_model(TrainConfig(model=TINY)).path is None
+    assert inputs.resolve_model(TrainConfig(model="d12")).config == parse_descriptor("d12")
+    assert inputs.resolve_model(TrainConfig(model=TINY)).path is None
     write_model("weights", parse_descriptor(TINY), initial())
-    model = prepare.resolve_model(TrainConfig(model="weights"))
+    model = inputs.resolve_model(TrainConfig(model="weights"))
     assert (model.config, model.path) == (parse_descriptor(TINY), Path("weights"))
 
 
@@ -973,7 +974,7 @@ def test_an_epoch_of_less_than_one_update_is_refused(tokens: Any) -> None:
     config = TrainConfig(batch_size=4, sequence_length=16, total_batch_size=2048)
     loader = TokenLoader(tokens.val, 4, 16, vocab_size=257, shuffle=False, flag="-i")
     with pytest.raises(InputError, match=r"-d 2048: .*\(2000\); lower -d"):
-        prepare.total_steps(config, loader)
+        inputs.total_steps(config, loader)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
@@ -1026,7 +1027,7 @@ class FakeMonitor:
 
 def test_the_gpu_s_figures_are_shown_and_kept(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     monitor = FakeMonitor()
-    monkeypatch.setattr(prepare, "open_monitor", lambda: monitor)
+    monkeypatch.setattr("llmc_jax.run.prepare.open_monitor", lambda: monitor)
     run = train("-lg", 2, "-x", 7)
     assert run.code == 0 and monitor.closed
     assert run.values("gpu", "step") == [1, 5]  # after steps 2, 4 and 6, of which the second reading failed

@@ -5,6 +5,7 @@ import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,6 @@ import pytest
 from llmc_jax.base.errors import InputError
 from llmc_jax.checkpoint.source import slices
 from llmc_jax.checkpoint.sources import open_source, stored_special
-from llmc_jax.checkpoint.store import Checkpoint, Manifest
 from llmc_jax.config.flags import parse_args
 from llmc_jax.config.model import parse_descriptor
 from llmc_jax.config.train import AUTO_BATCH, TrainConfig
@@ -21,9 +21,12 @@ from llmc_jax.kernels import Findings, Machine
 from llmc_jax.kernels.plain import to_json
 from llmc_jax.models.gpt2.tensors import num_parameters
 from llmc_jax.plan.plan import make_plan
-from llmc_jax.run.prepare import prepare, resolve_model, try_kernels
+from llmc_jax.run.inputs import Data, resolve_model
+from llmc_jax.run.prepare import facts, prepare
+from llmc_jax.run.resume import repeated
 from llmc_jax.run.table import weights_text
 from llmc_jax.trials.card import Card
+from llmc_jax.trials.here import try_kernels
 
 HUGGING_FACE = Path(__file__).resolve().parents[1] / "golden" / "hugging_face"
 COMMON = "-x 0 -v 0 -s 0 -t 16 --no-save"
@@ -99,7 +102,7 @@ def test_nothing_is_measured_where_an_earlier_choice_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made_on: Machine | None, flag: str, tried: bool
 ) -> None:
     cases: list[Any] = []
-    monkeypatch.setattr("llmc_jax.run.prepare.find_card", lambda: H200)
+    monkeypatch.setattr("llmc_jax.trials.here.find_card", lambda: H200)
     monkeypatch.setattr("llmc_jax.trials.start.find_out", lambda case, here: cases.append(case) or Findings())
     plain = TrainConfig(batch_size=2, sequence_length=64)
     if made_on is not None:
@@ -107,11 +110,20 @@ def test_nothing_is_measured_where_an_earlier_choice_is_taken(
         (tmp_path / "kernels.json").write_text(json.dumps(to_json(resolved)))
     options = {"-y": {"output_dir": str(tmp_path), "reuse": True}, "--kernels-from": {"kernels_from": str(tmp_path)}}
     config = replace(plain, **options.get(flag, {}))
-    try_kernels(config, SHAPE)
+    try_kernels(config, SHAPE, repeated(config, None))
     assert len(cases) == tried
-    earlier = Checkpoint(tmp_path, Manifest(3, {}, {}), {})
-    try_kernels(config, SHAPE, earlier)  # nor where a checkpoint is continued
-    assert len(cases) == tried
+
+
+@pytest.mark.parametrize("resumes", [True, False])
+def test_nothing_is_measured_where_a_checkpoint_is_resumed(resumes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    cases: list[Any] = []
+    monkeypatch.setattr("llmc_jax.trials.here.try_kernels", lambda *given: cases.append(given) or Findings())
+    given: Any = SimpleNamespace(
+        earlier=object() if resumes else None, before=None, config=TrainConfig(), model=SimpleNamespace(config=SHAPE),
+        data=Data(None, None, None), tokenizer=SimpleNamespace(named=None),
+    )  # fmt: skip
+    facts(given, None)
+    assert len(cases) == (not resumes)
 
 
 def test_kernels_are_tried_with_what_auto_comes_to_by_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +131,7 @@ def test_kernels_are_tried_with_what_auto_comes_to_by_estimate(monkeypatch: pyte
     monkeypatch.setattr("llmc_jax.trials.start.find_out", lambda case, here: cases.append(case) or Findings())
     config = TrainConfig(batch_size=AUTO_BATCH, sequence_length=64, total_batch_size=96 * 64)
     for gibibytes in (141, 1, 0):
-        monkeypatch.setattr("llmc_jax.run.prepare.find_card", lambda size=gibibytes: H200._replace(memory=size << 30))
+        monkeypatch.setattr("llmc_jax.trials.here.find_card", lambda size=gibibytes: H200._replace(memory=size << 30))
         try_kernels(replace(config, total_batch_size=96 * 64), parse_descriptor("L2-NH2-C128-V50257-T64"), None, 80)
     sizes = [case.batch_size for case in cases]
     assert sizes[0] == 48 and sizes[0] >= sizes[1] > sizes[2] == 1  # 96 is more than the data has rows

@@ -23,7 +23,8 @@ from llmc_jax.plan.compiled import arguments, plan_here
 from llmc_jax.plan.plan import Plan, step_numbers
 from llmc_jax.run import programs
 from llmc_jax.run.command import main
-from llmc_jax.run.prepare import first_state
+from llmc_jax.run.weights import first_state
+from llmc_jax.trials.known import clear_programs, run_programs
 
 ROOT = Path(__file__).resolve().parents[2]
 FLAGS = "-e L1-NH1-C16-V257-T16 -b 4 -t 16 -x 4 -v 0 -s 0 -n 2"
@@ -72,7 +73,7 @@ def spoilt(file: Path, damage: str) -> None:
 @pytest.mark.parametrize("damage", ["torn", "flipped", "gone", "unknown"])
 def test_a_damaged_program_is_thrown_away_and_told_of(cache: Path, damage: str) -> None:
     cache.parent.mkdir()
-    shared = programs.shared_folder() / "key"
+    shared = run_programs() / "key"
     assert not programs.keep(cache, shared).complete  # a run that resumes here has lost its folder
     compile_something(0.25)
     kept = programs.keep(cache, shared)._replace(shared=shared)
@@ -95,20 +96,20 @@ def test_rubbish_in_the_list_of_programs(cache: Path) -> None:
     cache.mkdir(parents=True)
     for rubbish in (b"", b"{", b"[1]", b'{"a": 1}', b"null", b"\xff"):
         (cache / programs.SEAL).write_bytes(rubbish)
-        programs.keep(cache, programs.shared_folder() / "key")
+        programs.keep(cache, run_programs() / "key")
 
 
 def test_a_cache_that_the_user_named_stays(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "elsewhere")
-    kept = programs.keep(cache, programs.shared_folder() / "key")
+    kept = programs.keep(cache, run_programs() / "key")
     kept.seal()
     assert kept.step is None
-    assert not cache.exists() and not programs.shared_folder().exists()
+    assert not cache.exists() and not run_programs().exists()
 
 
 @pytest.mark.parametrize("damage", ["torn", "flipped", "gone"])
 def test_a_damaged_copy_for_runs_alike_is_made_anew(cache: Path, damage: str, tmp_path: Path) -> None:
-    shared = programs.shared_folder() / "key"
+    shared = run_programs() / "key"
     for name in ("one", "two", "three"):
         own = tmp_path / name / "xla_cache"
         own.parent.mkdir()
@@ -128,13 +129,13 @@ def test_the_oldest_combinations_go(cache: Path, tmp_path: Path, monkeypatch: py
     for number in range(4):
         own = tmp_path / f"{number}"
         shared_by(own, f"key{number}")
-    assert sorted(path.name for path in programs.shared_folder().iterdir()) == ["key2", "key3"]
-    assert programs.clear() == 2 and programs.clear() == 0
+    assert sorted(path.name for path in run_programs().iterdir()) == ["key2", "key3"]
+    assert clear_programs() == 2 and clear_programs() == 0
 
 
 def shared_by(own: Path, key: str) -> Path:
     """Put what a run in a folder has where new runs of this combination look; return where."""
-    kept = programs.keep(own, programs.shared_folder() / key)
+    kept = programs.keep(own, run_programs() / key)
     kept.step.write_bytes(key.encode())
     kept.seal()
     return kept.shared
@@ -147,9 +148,9 @@ def test_what_runs_used_stays_longest(
     monkeypatch.setattr(programs, "MOST", 2)
     for number in range(2):
         os.utime(shared_by(tmp_path / f"{number}", f"key{number}"), (number, number))
-    programs.keep(tmp_path / "alike", programs.shared_folder() / f"key{latest}")
+    programs.keep(tmp_path / "alike", run_programs() / f"key{latest}")
     shared_by(tmp_path / "2", "key2")
-    assert sorted(path.name for path in programs.shared_folder().iterdir()) == [f"key{latest}", "key2"]
+    assert sorted(path.name for path in run_programs().iterdir()) == [f"key{latest}", "key2"]
 
 
 def test_a_copy_has_the_files_and_not_their_modes(cache: Path, tmp_path: Path) -> None:
@@ -183,7 +184,7 @@ def test_a_run_that_resumes_with_another_step_shares_nothing(cache: Path, tmp_pa
 
 
 def test_what_killed_processes_left_goes_and_links_do(cache: Path, tmp_path: Path) -> None:
-    folder = programs.shared_folder()
+    folder = run_programs()
     for name, age in ((".old", programs.UNFINISHED + 60), (".new", 0)):
         (folder / name / "new").mkdir(parents=True)
         os.utime(folder / name, (time.time() - age,) * 2)
@@ -193,7 +194,7 @@ def test_what_killed_processes_left_goes_and_links_do(cache: Path, tmp_path: Pat
     elsewhere.mkdir()
     (elsewhere / "file").touch()
     (folder / "link").symlink_to(elsewhere)
-    assert programs.clear() == 2
+    assert clear_programs() == 2
     assert not list(folder.iterdir()) and (elsewhere / "file").exists()
 
 

@@ -327,7 +327,7 @@ import sys
 from llmc_jax.run import prepare
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.kernels import Findings
-from llmc_jax.trials import candidates, card, start
+from llmc_jax.trials import candidates, card, here, start
 shape = {"model": "L1-NH2-C64-V256-T32", "batch_size": 1, "sequence_length": 16}
 config = TrainConfig(**shape, max_steps=0, val_every=0, sample_every=0)
 assert card.find_card() is None and not card.jax_has_begun()
@@ -336,11 +336,11 @@ def find_out(case, here, **_):
     seen.append((case.machine.kind, card.jax_has_begun()))
     return Findings(notes=("said",))
 start.find_out = find_out
-prepare.find_card = lambda: card.Card("NVIDIA H200", "0" * 32, "9.0", 10**11, "580")
+here.find_card = lambda: card.Card("NVIDIA H200", "0" * 32, "9.0", 10**11, "580")
 made, _ = prepare.prepare(config, [])
 assert seen == [("NVIDIA H200", False)] and card.jax_has_begun(), seen
 assert "said" in made.notes
-prepare.try_kernels(TrainConfig(**{**config.__dict__, "no_kernel_check": True}), made.model)
+here.try_kernels(TrainConfig(**{**config.__dict__, "no_kernel_check": True}), made.model)
 assert len(seen) == 1
 print("in order")
 """

@@ -1,0 +1,298 @@
+"""What a run reads, opened and checked before anything else is begun: model, token files, tokenizer, questions.
+
+Files only; the processes of a run come together for the search of the newest checkpoint alone. Leaves out the devices
+(trials/here.py), and the weights themselves (weights.py).
+"""
+
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from llmc_jax.base.commands import typed
+from llmc_jax.base.errors import InputError, naming
+from llmc_jax.checkpoint import sources
+from llmc_jax.checkpoint.source import Source
+from llmc_jax.checkpoint.store import Checkpoint
+from llmc_jax.cluster.agreement import alike
+from llmc_jax.cluster.launchers import devices_asked
+from llmc_jax.config.checks import check_model_fit, with_devices
+from llmc_jax.config.find_lr import of_test
+from llmc_jax.config.flags import models_not_asked_for
+from llmc_jax.config.model import ModelConfig, described, parse_descriptor, where_published
+from llmc_jax.config.train import BY_NAME, TrainConfig
+from llmc_jax.data import tables
+from llmc_jax.data.corpora import Corpus, stdlib_corpus
+from llmc_jax.data.items import Item, check_fit
+from llmc_jax.data.loader import TokenLoader, continued, of_processes
+from llmc_jax.data.tasks import read_items
+from llmc_jax.data.tokenizers import Choice
+from llmc_jax.logs.files import MAIN_LOG
+from llmc_jax.plan.plan import Repeat
+from llmc_jax.run.resume import find_earlier, find_named, repeated, with_batch_of
+from llmc_jax.run.tokenizer import choose as choose_tokenizer
+
+CHECKED_TOKENS = 1 << 20  # of each data set, before the run begins: takes a tenth of a second
+
+
+class Model(NamedTuple):
+    """What `-e` names, or --init-from."""
+
+    config: ModelConfig
+    source: Source | None  # of the weights; None: random ones, or those of the checkpoint that the run goes on from
+
+    @property
+    def path(self) -> Path | None:
+        """Return the path of another program's checkpoint, if the weights come from one."""
+        return None if self.source is None or self.source.kind == "state" else self.source.path
+
+
+class Data(NamedTuple):
+    """What `-i` and `-j` name; None where the run does not read it (no steps, no validation)."""
+
+    train: TokenLoader | None
+    val: TokenLoader | None
+    corpus: Corpus | None  # the built-in one, if it is that
+
+    @property
+    def loaders(self) -> list[TokenLoader]:
+        """Return those that there are, that of training first."""
+        return [loader for loader in (self.train, self.val) if loader is not None]
+
+
+class Inputs(NamedTuple):
+    """What a run reads."""
+
+    asked: TrainConfig  # the configuration as the command line has it
+    config: TrainConfig  # with the number of devices, and without what --find-lr does without
+    model: Model
+    earlier: Checkpoint | None  # the checkpoint that is resumed
+    before: Repeat | None  # an earlier choice of kernels, which is taken again
+    data: Data  # with -b auto read a row at a time
+    tokenizer: Choice
+    questions: Sequence[Item]  # of HellaSwag; none: it is not evaluated
+    notes: list[str]
+    warnings: list[str]
+
+
+def inputs(asked: TrainConfig, devices: int, platform: str, processes: int) -> Inputs:
+    """Open and check what a run reads. Raises InputError for what cannot be used.
+
+    devices: that each of the processes has, on a platform: gpu, cpu.
+    """
+    warnings: list[str] = []
+    config = of_test(asked)
+    earlier = find_earlier(config, warnings.append)
+    with alike("files"):
+        model = resolve_model(config, earlier, warnings.append)
+        notes = check_model_fit(config, model.config)
+        counted = replace(with_batch_of(earlier, config), devices=devices_asked(config))
+        config = with_devices(counted, devices, platform, processes)
+        data = open_data(replace(config, batch_size=max(1, config.batch_size)), model.config)
+        tokenizer, doubts = tokenizer_of(config, model, data, earlier)
+        questions, missing = open_questions(config, model.config, tokenizer)
+        before = repeated(config, earlier)
+    return Inputs(
+        asked, config, model, earlier, before, data, tokenizer, questions, [*notes, *missing], [*warnings, *doubts]
+    )
+
+
+# ----- model ----------------------------------------------------------------------------------------------------------
+
+
+def resolve_model(
+    config: TrainConfig, earlier: Checkpoint | None = None, report: Callable[[str], None] = lambda line: None
+) -> Model:
+    """Return the model's shape, from a descriptor or from what holds its weights; reads none of them.
+
+    earlier: what is continued; if -e says what it said then, the file that it named need not be there any more. A shape
+    that -e describes beside --init-from must be that of the weights. report is told of bad checkpoints passed over.
+    """
+    if earlier is not None and _names_nothing_new(config.model, earlier):
+        return Model(earlier.metadata.identity.model, None)
+    if config.init_from:
+        source = _open_weights("--init-from", config.init_from, config, report)
+        return Model(_checked_shape(config, source.config), source)
+    name = config.model
+    if not name.endswith(".bin") and "/" not in name and (described(name) or not Path(name).exists()):
+        return Model(parse_descriptor(name), None)
+    if not Path(name).exists():
+        raise InputError(_not_there(config))
+    source = _open_weights("-e", name, config, report)
+    return Model(source.config, source)
+
+
+def _not_there(config: TrainConfig) -> str:
+    """Return what to say of a model that is no file. Nobody asked for the default one: something was forgotten."""
+    name, default = config.model, config.model == TrainConfig().model
+    if default and config.reuse and config.output_dir:
+        return f"-y 1 -o {config.output_dir}: there is no run with a checkpoint; check the path, or begin one with -e"
+    shapes = "a shape such as d12 for random weights" + "; --preset demo beside other flags trains the demo" * default
+    files = "no such file; give the path of an llm.c checkpoint or of a folder of Hugging Face's"
+    return f"-e {name}: {where_published(name) or f'{files}, or {shapes}'}"
+
+
+def _open_weights(flag: str, name: str, config: TrainConfig, report: Callable[[str], None]) -> Source:
+    """Open what a flag names: a model of llm.c or Hugging Face, or with --init-from a checkpoint of ours.
+
+    Raises InputError, with advice, for any other.
+    """
+    path = Path(name)
+    with naming(flag):
+        if path.is_file() and sources.is_pytorch(path):
+            words = shlex.join([name, str(path.with_suffix(".bin"))])
+            raise InputError(
+                f"{name}: a file of PyTorch, as nanoGPT writes; `python convert_checkpoint.py convert {words}` makes a "
+                "file of it that -e takes"
+            )
+        if not path.is_file() and not (path.is_dir() and sources.is_hugging_face(path)):
+            if flag == "--init-from":
+                return find_named(path, report)
+            if path.is_dir() and ((path / MAIN_LOG).exists() or not (path / "config.json").exists()):
+                raise InputError(
+                    f"{name}: is a folder; name the checkpoint in it, such as {path / 'model_00000100.bin'}, or with "
+                    "--init-from the folder of a run of this program"
+                )
+        return sources.open_source(path, v2_order=config.v2_order)
+
+
+def _names_nothing_new(name: str, earlier: Checkpoint) -> bool:
+    """Return whether -e need not be looked at: as it was then, a default, or a file that is not there any more."""
+    is_file = name.endswith(".bin") or "/" in name
+    said_then = earlier.metadata.options.get("model") == name
+    return said_then or (is_file and (name in models_not_asked_for() or not Path(name).exists()))
+
+
+def _checked_shape(config: TrainConfig, shape: ModelConfig) -> ModelConfig:
+    """Return the shape of the checkpoint that --init-from names. Raises InputError if -e asks for another model."""
+    name = config.model
+    if name.endswith(".bin") or "/" in name:
+        if name not in models_not_asked_for():
+            raise InputError(f"-e {name} and --init-from {config.init_from} both name weights; leave one of them out")
+    elif parse_descriptor(name) != shape:
+        raise InputError(f"-e {name}: the checkpoint that --init-from names has another shape, {shape}; leave -e out")
+    return shape
+
+
+# ----- data -----------------------------------------------------------------------------------------------------------
+
+
+def open_data(config: TrainConfig, model: ModelConfig) -> Data:
+    """Open the loaders that the run needs. With -a both read the validation data, unshuffled, as llm.c has it."""
+    train_name, train_flag = (config.val_data, "-j") if config.overfit else (config.train_data, "-i")
+    needs_train, needs_val = config.max_steps != 0, config.val_every > 0
+    named = [name for name, needed in ((train_name, needs_train), (config.val_data, needs_val)) if needed]
+    corpus = stdlib_corpus() if "stdlib" in named else None
+
+    def loader(name: str, flag: str, shuffle: bool) -> TokenLoader:
+        if name == "stdlib":
+            assert corpus is not None
+            paths: Any = [corpus.train if flag == "-i" else corpus.val]
+        else:
+            paths = name
+        B, T, n = config.batch_size, config.sequence_length, config.reading_processes
+        with naming(flag):
+            opened = TokenLoader(
+                paths, B, T, vocab_size=model.vocab_size, shuffle=shuffle, flag=flag, seed=config.seed,
+                process_rank=0 if n == 1 else None, num_processes=n,
+            )  # fmt: skip
+            check_tokens(opened)
+        return opened
+
+    shuffle = config.shuffle == "llmc" and not config.overfit
+    return Data(
+        train=loader(train_name, train_flag, shuffle) if needs_train else None,
+        val=loader(config.val_data, "-j", False) if needs_val else None,
+        corpus=corpus,
+    )
+
+
+def most_rows(data: Data) -> int:
+    """Return the rows in the smallest file, more than which no batch may have. data: opened for batches of one row."""
+    return min((min(each.samples_per_shard) for each in (data.train, data.val) if each is not None), default=1)
+
+
+def check_tokens(loader: TokenLoader) -> None:
+    """Read some batches and go back: ids that the model does not know end the run before it begins, if they are many,
+    or the data is small. The loader checks the rest as it is read.
+    """
+    start = loader.state()
+    at_once = loader.num_processes
+    batch_tokens = loader.batch_size * loader.sequence_length
+    batches = min(loader.batches_per_epoch, max(1, CHECKED_TOKENS // batch_tokens))
+    for _ in range(-(-batches // at_once)):
+        loader.next_batch(at_once)
+    loader.restore(start)
+
+
+def total_steps(config: TrainConfig, train: TokenLoader | None) -> int:
+    """Return the steps of the run: as asked, or one epoch, as llm.c counts it."""
+    if train is None or config.max_steps >= 0:
+        return config.max_steps
+    steps = train.num_tokens // config.tokens_per_step
+    if steps == 0:
+        raise InputError(
+            f"-d {config.tokens_per_step}: one update takes more tokens than the training data holds "
+            f"({train.num_tokens}); lower -d, give more data, or say how many steps to make with -x"
+        )
+    return steps
+
+
+def validation_batches(config: TrainConfig, val: TokenLoader | None) -> int:
+    """Return the batches of one validation as llm.c counts them: beyond the last the loader begins at the first again.
+
+    Each of n processes reads -m of them; -1 is the number of tokens over n * B * T. A shard's last token is only a
+    target, so this can be one batch more than there are.
+    """
+    if val is None:
+        return 0
+    n = val.num_processes
+    return n * (val.num_tokens // (n * config.micro_batch_tokens) if config.val_batches == -1 else config.val_batches)
+
+
+def continued_data(config: TrainConfig, earlier: Checkpoint | None, data: Data) -> Data:
+    """Return the data as read by the processes that began the run, its training part where a checkpoint left it."""
+    if earlier is None or data.train is None or config.overfit or earlier.metadata.loader is None:
+        return data
+    with naming("-i"):
+        train, val = continued(data.train, earlier.metadata.loader, config.micro_batches), data.val
+    if val is not None and config.batch_order == "llmc":
+        with naming("-j"):
+            val = of_processes(val, train.num_processes)
+    return data._replace(train=train, val=val)
+
+
+# ----- tokenizer and questions ----------------------------------------------------------------------------------------
+
+
+def tokenizer_of(config: TrainConfig, model: Model, data: Data, earlier: Checkpoint | None) -> tuple[Choice, list[str]]:
+    """Return the tokenizer of a run, as its checkpoints name it, and warnings."""
+    source = model.source if earlier is None else sources.open_source(earlier.folder)
+    as_before = earlier is not None and earlier.metadata.options.get("tokenizer") == config.tokenizer
+    found, doubts = choose_tokenizer(
+        config.tokenizer, model.config.vocab_size, data.loaders, data.corpus, source, as_before=as_before
+    )
+    if found.tokenizer is not None:
+        return found._replace(named=found.named or tables.named(found.tokenizer)), doubts
+    if found.named is None and not config.sample_every:
+        return found, doubts
+    return found, [*doubts, f"samples are printed as token ids: {found.note}"]
+
+
+def open_questions(config: TrainConfig, model: ModelConfig, tokenizer: Choice) -> tuple[Sequence[Item], list[str]]:
+    """Return HellaSwag's questions, none if the run does not evaluate it, and notes.
+
+    Where llm.c's file is not there, the run goes on without, as llm.c's does. Raises InputError for any other file that
+    is not there, and for one that does not fit the model or T.
+    """
+    path = Path(config.hellaswag_file)
+    if not config.hellaswag or config.val_every == 0:
+        return (), []
+    if config.hellaswag_file == BY_NAME["hellaswag_file"].default and not path.exists():
+        made = f"`{typed('data')} hellaswag` makes it, --hellaswag-file names another"
+        return (), [f"-h 1: there is no {path}, so HellaSwag is not evaluated; {made}"]
+    with naming("--hellaswag-file"):
+        questions = read_items("hellaswag", path, tokenizer.tokenizer, vocab_size=model.vocab_size)
+        check_fit(questions, config.sequence_length, str(path))
+    return questions, []
