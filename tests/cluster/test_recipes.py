@@ -100,9 +100,8 @@ def wait_until(condition: Callable[[], Any], process: "subprocess.Popen[str]") -
 
 
 def shown() -> list[list[str]]:
-    """The commands of the pages that start train.py by a launcher, in words."""
-    readme = re.findall(r"^    (?:mpirun|N=2) .*$", (ROOT / "README.md").read_text(), re.MULTILINE)
-    text = "\n".join([PAGE.read_text(), *readme])
+    """The commands of the page that start train.py by a launcher, in words."""
+    text = PAGE.read_text()
     lines = re.findall(r"^(?:    |until )(.*(?:train\.py|launch/\w+\.sh).*)$", text, re.MULTILINE)
     lines += re.findall(r"`(N=2 [^`\n]*)`", text)
     return [shlex.split(line.removesuffix("; do"), comments=True) for line in lines]
