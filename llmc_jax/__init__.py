@@ -62,7 +62,7 @@ __all__ = [
     "trained",
 ]
 
-_ELSEWHERE = {"FormatError": "errors", "InputError": "errors", "ModelConfig": "config.model"}
+_ELSEWHERE = {"FormatError": "base.errors", "InputError": "base.errors", "ModelConfig": "config.model"}
 
 
 def __getattr__(name: str) -> Any:

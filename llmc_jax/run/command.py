@@ -15,7 +15,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import NoReturn
 
-from llmc_jax.base.commands import typed
+from llmc_jax.base.commands import COMMAND, in_environment, typed
 from llmc_jax.base.errors import EXIT_MEANINGS, InputError
 from llmc_jax.base.kit import WIDTH, examples, option_lines, run_words, two_columns
 from llmc_jax.base.options import Option, show_value
@@ -133,7 +133,7 @@ def help_text(others: Sequence[tuple[str, str]] = ()) -> str:
         WIDTH,
     )
     if others:
-        lines += ["", f"Subcommands ({program} NAME --help explains one):"]
+        lines += ["", f"Subcommands ({in_environment(COMMAND)} NAME --help explains one):"]
         lines += [line for name, meaning in others for line in two_columns(name, meaning, FLAG_COLUMN)]
     for group, members in GROUPS.items():
         lines += ["", f"{group}:", *(line for about in members for line in option_lines(about, FLAG_COLUMN))]
