@@ -19,6 +19,7 @@ Run = Callable[..., int]
 def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     """Run `llmc-jax` with words, and return the exit status. A restart would start pytest again."""
     monkeypatch.setenv("LLMC_JAX_NO_RESTART", "1")
+    monkeypatch.setenv("VIRTUAL_ENV", "/anywhere")  # activated: nothing stands before the command
 
     def run(*words: str, program: str = "/usr/bin/llmc-jax") -> int:
         monkeypatch.setattr(sys, "argv", [program, *words])
