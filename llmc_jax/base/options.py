@@ -5,11 +5,18 @@ Leaves out which options there are (train.py) and how words of the command line 
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 INT_MAX = 2**31 - 1  # llm.c's options are C ints, and the step number is an int32 on the device
+
+# What another value can change: the compiled step; what the step is given beside its tokens (weights, learning rate);
+# the tokens that an update takes; all around the step (evaluation, screen, files, processes, when the run ends).
+Reach = Literal["program", "numbers", "data", "process"]
+# What -y 1 does about a value that is not the checkpoint's: refuses it, reports it, nothing. What an option stands for
+# (the model, the data, the dtype, the tokens and the number of steps) is compared for itself, so it is free.
+Resume = Literal["must match", "said", "free"]
 
 
 class Check(NamedTuple):
@@ -92,6 +99,8 @@ class Option(NamedTuple):
     flags: tuple[str, ...]  # spellings, llm.c's first; the readable one begins with two dashes
     group: str
     meaning: str
+    reaches: Set[Reach] = frozenset()
+    resume: Resume = "free"
     unit: str = ""
     value: str = ""  # how a value is called in --help, where its type does not say it
     choices: tuple[Any, ...] = ()
@@ -101,6 +110,7 @@ class Option(NamedTuple):
     of_this_start: bool = False  # never taken from the start before, where a run goes on
     is_path: bool = False  # its value names a file, a folder or a pattern of them
     hides: bool = False  # a value that it cannot have is not shown: it may be a secret
+    off_in_test: bool = False  # --find-lr does without it
 
     @property
     def long_flag(self) -> str:
@@ -133,9 +143,10 @@ class Option(NamedTuple):
         return "auto" if self.auto is not None and value == self.auto else show_value(value)
 
 
-def option(default: Any, flags: str, group: str, meaning: str, **more: Any) -> Any:
+def option(default: Any, flags: str, group: str, reaches: Set[Reach], resume: Resume, meaning: str, **more: Any) -> Any:
     """Return a field of TrainConfig that carries its own documentation and checks; more: further ones of Option's."""
-    return field(default=default, metadata={"flags": tuple(flags.split()), "group": group, "meaning": meaning, **more})
+    about = {"flags": tuple(flags.split()), "group": group, "reaches": reaches, "resume": resume, "meaning": meaning}
+    return field(default=default, metadata=about | more)
 
 
 TYPE_WORDS = {int: "a whole number", float: "a number", bool: "0 or 1", str: "text"}

@@ -12,10 +12,7 @@ from llmc_jax.config.train import OPTIONS, TrainConfig
 
 # What a test does without, whatever the run has: it looks at training losses alone, and leaves no model. A loss that is
 # not finite ends it, and an update that is an outlier is what it looks for.
-WITHOUT: dict[str, Any] = {
-    "save": False, "export_llmc": False, "val_every": 0, "patience": 0, "sample_every": 0, "hellaswag": False,
-    "max_nonfinite": 0, "skip_loss_z": 0.0, "skip_norm_z": 0.0,
-}  # fmt: skip
+WITHOUT: dict[str, Any] = {about.name: about.type() for about in OPTIONS if about.off_in_test}
 
 REPLACED = ("preset", "learning_rate", "find_lr", "find_lr_range", "find_lr_steps")  # in the command that uses a rate
 

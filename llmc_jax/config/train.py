@@ -60,338 +60,364 @@ class TrainConfig:
 
     # fmt: off
     preset: str = option(
-        "", "--preset", START, "a named set of values, listed below; other flags override it", value="NAME"
+        "", "--preset", START, {"process"}, "free",
+        "a named set of values, listed below; other flags override it", value="NAME"
     )
 
     train_data: str = option(
-        "dev/data/tinyshakespeare/tiny_shakespeare_train.bin", "-i --train-data", DATA,
+        "dev/data/tinyshakespeare/tiny_shakespeare_train.bin", "-i --train-data", DATA, {"data"}, "free",
         "token files to train on, a path or a glob pattern; stdlib = the source of Python's own library, in bytes",
         value="PATTERN", check=NOT_EMPTY, is_path=True,
     )
     val_data: str = option(
-        "dev/data/tinyshakespeare/tiny_shakespeare_val.bin", "-j --val-data", DATA,
+        "dev/data/tinyshakespeare/tiny_shakespeare_val.bin", "-j --val-data", DATA, {"data", "process"}, "free",
         "token files to validate on, given likewise", value="PATTERN", check=NOT_EMPTY, is_path=True,
     )
     tokenizer: str = option(
-        "auto", "--tokenizer", DATA,
+        "auto", "--tokenizer", DATA, {"process"}, "free",
         "turns samples into text: auto (that of the data or the model, else by the vocabulary's size), bytes, gpt2, "
         "llama3, none (prints token ids), or the path of a tokenizer file or of a folder of Hugging Face's",
         value="NAME", check=NOT_EMPTY, is_path=True,
     )
     shuffle: str = option(
-        "llmc", "--shuffle", DATA,
+        "llmc", "--shuffle", DATA, {"data"}, "must match",
         "order of the training batches: llmc = train_gpt2.cu's shuffled order, none = as they stand in the files",
         choices=("llmc", "none"),
     )
     seed: int = option(
-        42, "--seed", DATA, "random seed of the data order and of initial weights (llm.c: always 42)", check=at_least(0)
+        42, "--seed", DATA, {"numbers", "data"}, "must match",
+        "random seed of the data order and of initial weights (llm.c: always 42)", check=at_least(0)
     )
     overfit: bool = option(
-        False, "-a --overfit-single-batch", DATA, "1 = train on the first validation batch again and again"
+        False, "-a --overfit-single-batch", DATA, {"data"}, "must match",
+        "1 = train on the first validation batch again and again"
     )
 
     model: str = option(
-        "gpt2_124M_bf16.bin", "-e --model", MODEL,
+        "gpt2_124M_bf16.bin", "-e --model", MODEL, {"program", "numbers"}, "free",
         "a .bin checkpoint or a folder of Hugging Face's to start from, or a shape for random weights: d12, gpt3:c768, "
         "L4-NH4-C256-V257-T128",
         check=NOT_EMPTY, is_path=True,
     )
     init_from: str = option(
-        "", "--init-from", MODEL,
+        "", "--init-from", MODEL, {"program", "numbers"}, "free",
         "start a new run from the weights of a checkpoint: the folder of a run (its newest good one), a state_%08d, or "
         "what -e takes",
         value="PATH", is_path=True,
     )
     v2_order: str = option(
-        "auto", "--v2-order", MODEL,
+        "auto", "--v2-order", MODEL, {"numbers"}, "free",
         "where a version 2 checkpoint keeps its layernorm tensors: in place or all at the end; auto = by their values",
         choices=("auto", "in-place", "end"),
     )
 
     output_dir: str = option(
-        "", "-o --output-dir", OUTPUT,
+        "", "-o --output-dir", OUTPUT, {"process"}, "free",
         "folder for logs, samples, picture and checkpoints; empty = a new runs/<date>-<name>", value="DIR",
         of_this_start=True, is_path=True,
     )
     reuse: bool = option(
-        False, "-y --resume", OUTPUT,
+        False, "-y --resume", OUTPUT, {"process"}, "free",
         "1 = continue from the newest good checkpoint in the folder of -o, or begin where there is none; options that "
         "are not given are those of its config.json", of_this_start=True,
     )
     checkpoint_every: int = option(
-        0, "-n --checkpoint-every", OUTPUT,
+        0, "-n --checkpoint-every", OUTPUT, {"process"}, "free",
         "save the training state every N steps, as state_%08d; 0 = only when the run ends", unit="steps",
         check=ZERO_IS_OFF,
     )
     save: bool = option(
-        True, "--no-save", OUTPUT, "save nothing when the run ends or is stopped", switch=True, of_this_start=True
+        True, "--no-save", OUTPUT, {"process"}, "free",
+        "save nothing when the run ends or is stopped", switch=True, off_in_test=True, of_this_start=True
     )
     keep_checkpoints: int = option(
-        0, "-nk --keep-checkpoints", OUTPUT,
+        0, "-nk --keep-checkpoints", OUTPUT, {"process"}, "free",
         "keep the latest N checkpoints, and the one of the lowest validation loss; 0 = all", unit="checkpoints",
         check=at_least(0, "at least 0 (0 = keep all)"),
     )
     major_every: int = option(
-        0, "-nm --major-every", OUTPUT, "with -nk: never delete those of every N-th step; 0 = off", unit="steps",
-        check=ZERO_IS_OFF,
+        0, "-nm --major-every", OUTPUT, {"process"}, "free",
+        "with -nk: never delete those of every N-th step; 0 = off", unit="steps", check=ZERO_IS_OFF,
     )
     export_llmc: bool = option(
-        False, "--export-llmc", OUTPUT, "beside each also write model_%08d.bin, the weights in llm.c's format",
-        switch=True,
+        False, "--export-llmc", OUTPUT, {"process"}, "free",
+        "beside each also write model_%08d.bin, the weights in llm.c's format", switch=True, off_in_test=True,
     )
     save_failure: str = option(
-        "continue", "--save-failure", OUTPUT,
+        "continue", "--save-failure", OUTPUT, {"process"}, "free",
         "when a checkpoint cannot be written (a full disk): continue training and try again at the next, or stop",
         choices=("continue", "stop"),
     )
     gpu_info_every: int = option(
-        -1, "-lg --gpu-info-every", OUTPUT,
+        -1, "-lg --gpu-info-every", OUTPUT, {"process"}, "free",
         "show the GPU's memory, clocks, power and temperature every N steps; 0, -1 = off",
         unit="steps", check=minus_one_or_at_least(0, "off"),
     )
     report_every: float = option(
-        3.0, "--report-every", OUTPUT,
+        3.0, "--report-every", OUTPUT, {"process"}, "free",
         "write report.html, a page to look at the run with, every X minutes and at the end; 0 = off (docs/report.md)",
         unit="minutes", check=ZERO_IS_OFF,
     )
     profile: str = option(
-        "", "--profile", OUTPUT,
+        "", "--profile", OUTPUT, {"process"}, "free",
         "record what the device does from step START up to, but not including, step STOP (docs/profiling.md)",
         value="START:STOP", check=SLICE,
     )
     print_every: int = option(
-        -1, "--print-every", OUTPUT,
+        -1, "--print-every", OUTPUT, {"process"}, "free",
         "a line on the screen every N steps; 0 = off, 1 = all, -1 = all of up to 100 steps, else 40 to 100 lines and "
         "one a minute (the log files have every step)", unit="steps", check=minus_one_or_at_least(0, "auto"),
     )
 
     tensorboard: bool = option(
-        False, "--tensorboard", TRACKERS,
+        False, "--tensorboard", TRACKERS, {"process"}, "free",
         "show the run in TensorBoard: event files in its folder's tensorboard (docs/trackers.md)", switch=True,
     )
     wandb: str = option(
-        "", "--wandb", TRACKERS,
+        "", "--wandb", TRACKERS, {"process"}, "free",
         "show it in a project of Weights & Biases, PROJECT or ENTITY/PROJECT; WANDB_MODE=offline keeps it in the run's "
         "folder", value="PROJECT", check=TRACKED, hides=True,
     )
     mlflow: str = option(
-        "", "--mlflow", TRACKERS, "show it in an experiment of MLflow, where MLFLOW_TRACKING_URI says",
+        "", "--mlflow", TRACKERS, {"process"}, "free",
+        "show it in an experiment of MLflow, where MLFLOW_TRACKING_URI says",
         value="EXPERIMENT", check=TRACKED, hides=True,
     )
 
     batch_size: int = option(
-        4, "-b --batch-size", BATCH,
+        4, "-b --batch-size", BATCH, {"program", "data"}, "must match",
         "micro-batch B: rows that one forward and backward pass of one device takes at once; auto = as many as fit in "
         "the device's memory (docs/resuming.md)", unit="sequences",
         check=at_least(1, "at least 1, or auto"), auto=AUTO_BATCH,
     )
     sequence_length: int = option(
-        1024, "-t --sequence-length", BATCH, "T: length of a sequence", unit="tokens", check=at_least(1)
+        1024, "-t --sequence-length", BATCH, {"program", "data"}, "must match",
+        "T: length of a sequence", unit="tokens", check=at_least(1)
     )
     total_batch_size: int = option(
-        -1, "-d --total-batch-size", BATCH,
+        -1, "-d --total-batch-size", BATCH, {"program", "data"}, "free",
         "tokens of one update over all devices, a multiple of B*T on each (gradient accumulation); -1 = B*T on each",
         unit="tokens",
         check=minus_one_or_at_least(1, "one micro-batch"),
     )
     max_steps: int = option(
-        -1, "-x --max-steps", BATCH,
+        -1, "-x --max-steps", BATCH, {"numbers", "process"}, "free",
         "updates to make; 0 = evaluate, and save only with -n or --export-llmc; -1 = one pass over the training data",
         unit="steps", check=minus_one_or_at_least(0, "one epoch"),
     )
 
     schedule: str = option(
-        "cosine", "-k --schedule", OPTIMIZER, "course of the learning rate: cosine, linear, constant, wsd, step",
+        "cosine", "-k --schedule", OPTIMIZER, {"program"}, "said",
+        "course of the learning rate: cosine, linear, constant, wsd, step",
         value="NAME", choices=("cosine", "linear", "constant", "wsd", "step"),
     )
-    learning_rate: float = option(3e-4, "-l --learning-rate", OPTIMIZER, "highest learning rate", check=at_least(0))
+    learning_rate: float = option(
+        3e-4, "-l --learning-rate", OPTIMIZER, {"numbers"}, "said", "highest learning rate", check=at_least(0)
+    )
     warmup_steps: int = option(
-        0, "-u --warmup-steps", OPTIMIZER, "steps of linear rise to it (all schedules but constant)", unit="steps",
-        check=at_least(0),
+        0, "-u --warmup-steps", OPTIMIZER, {"numbers"}, "said",
+        "steps of linear rise to it (all schedules but constant)", unit="steps", check=at_least(0),
     )
     final_lr_fraction: float = option(
-        1.0, "-q --final-lr-fraction", OPTIMIZER,
+        1.0, "-q --final-lr-fraction", OPTIMIZER, {"numbers"}, "said",
         "the last rate as a fraction of the highest (cosine, linear, wsd); 1 = no decay", check=FRACTION,
     )
     step_every: int = option(
-        1000, "--step-every", OPTIMIZER, "with -k step: lower the rate every N steps", unit="steps", check=ZERO_IS_OFF
+        1000, "--step-every", OPTIMIZER, {"numbers"}, "said",
+        "with -k step: lower the rate every N steps", unit="steps", check=ZERO_IS_OFF
     )
     step_factor: float = option(
-        0.1, "--step-factor", OPTIMIZER, "with -k step: multiply it by X",
+        0.1, "--step-factor", OPTIMIZER, {"numbers"}, "said", "with -k step: multiply it by X",
         check=Check(lambda value: 0 < value <= 1, "above 0 and at most 1"),
     )
     find_lr: bool = option(
-        False, "--find-lr", OPTIMIZER,
+        False, "--find-lr", OPTIMIZER, {"program", "numbers", "process"}, "must match",
         "do not train, but find a learning rate: let it rise from step to step, see where the loss falls and where it "
         "explodes, and suggest one (docs/find_lr.md). Nothing of the model is kept",
         switch=True,
     )
     find_lr_range: str = option(
-        "1e-6:1", "--find-lr-range", OPTIMIZER, "with --find-lr: the first rate and the last", value="LOW:HIGH",
-        check=RATES,
+        "1e-6:1", "--find-lr-range", OPTIMIZER, {"numbers"}, "must match",
+        "with --find-lr: the first rate and the last", value="LOW:HIGH", check=RATES,
     )
     find_lr_steps: int = option(
-        100, "--find-lr-steps", OPTIMIZER, "with --find-lr: steps from the one to the other, in place of -x",
+        100, "--find-lr-steps", OPTIMIZER, {"numbers", "process"}, "must match",
+        "with --find-lr: steps from the one to the other, in place of -x",
         unit="steps", check=Check(lambda value: 10 <= value <= 10_000, "from 10 to 10000"),
     )
-    weight_decay: float = option(0.0, "-c --weight-decay", OPTIMIZER, "AdamW's decoupled decay", check=at_least(0))
+    weight_decay: float = option(
+        0.0, "-c --weight-decay", OPTIMIZER, {"program", "numbers"}, "said",
+        "AdamW's decoupled decay", check=at_least(0)
+    )
     decay: str = option(
-        "matrices", "--decay", OPTIMIZER,
+        "matrices", "--decay", OPTIMIZER, {"program"}, "said",
         "what decays: matrices = wte, wpe and the linear weights (train_gpt2.cu), all = layernorms and biases too "
         "(train_gpt2.c)",
         choices=("matrices", "all"),
     )
-    beta1: float = option(0.9, "--beta1", OPTIMIZER, "decay of AdamW's mean of gradients", check=BELOW_ONE)
-    beta2: float = option(
-        0.95, "--beta2", OPTIMIZER, "decay of its mean of squares (train_gpt2.c and train_gpt2_fp32.cu: 0.999)",
-        check=BELOW_ONE,
+    beta1: float = option(
+        0.9, "--beta1", OPTIMIZER, {"numbers"}, "said", "decay of AdamW's mean of gradients", check=BELOW_ONE
     )
-    eps: float = option(1e-8, "--eps", OPTIMIZER, "added to the square root of that mean", check=ABOVE_ZERO)
+    beta2: float = option(
+        0.95, "--beta2", OPTIMIZER, {"numbers"}, "said",
+        "decay of its mean of squares (train_gpt2.c and train_gpt2_fp32.cu: 0.999)", check=BELOW_ONE,
+    )
+    eps: float = option(
+        1e-8, "--eps", OPTIMIZER, {"numbers"}, "said", "added to the square root of that mean", check=ABOVE_ZERO
+    )
     grad_clip: float = option(
-        1.0, "--grad-clip", OPTIMIZER, "scale the gradient down to this norm where it is larger; 0 = off",
-        check=ZERO_IS_OFF,
+        1.0, "--grad-clip", OPTIMIZER, {"numbers"}, "said",
+        "scale the gradient down to this norm where it is larger; 0 = off", check=ZERO_IS_OFF,
     )
     max_nonfinite: int = option(
-        10, "--max-nonfinite", OPTIMIZER,
+        10, "--max-nonfinite", OPTIMIZER, {"process"}, "free",
         "stop after N steps in a row whose loss or gradient is not finite; 0 = never. They update nothing, and AdamW "
         "does not count them; in llm.c the parameters become NaN",
-        unit="steps", check=ZERO_IS_OFF,
+        unit="steps", check=ZERO_IS_OFF, off_in_test=True,
     )
     skip_loss_z: float = option(
-        0.0, "-sl --skip-loss-z", OPTIMIZER,
+        0.0, "-sl --skip-loss-z", OPTIMIZER, {"numbers"}, "said",
         "skip updates whose loss is an outlier above this z-score; 0 = off. AdamW's bias correction counts them, as in "
         "llm.c",
-        unit="standard deviations", check=ZERO_IS_OFF,
+        unit="standard deviations", check=ZERO_IS_OFF, off_in_test=True,
     )
     skip_norm_z: float = option(
-        0.0, "-sg --skip-norm-z", OPTIMIZER, "likewise for the norm of the gradient; 0 = off",
-        unit="standard deviations", check=ZERO_IS_OFF,
+        0.0, "-sg --skip-norm-z", OPTIMIZER, {"numbers"}, "said", "likewise for the norm of the gradient; 0 = off",
+        unit="standard deviations", check=ZERO_IS_OFF, off_in_test=True,
     )
 
     val_every: int = option(
-        20, "-v --val-every", EVALUATION, "validation loss every N steps and at the end; 0 = off", unit="steps",
-        check=ZERO_IS_OFF,
+        20, "-v --val-every", EVALUATION, {"process"}, "free",
+        "validation loss every N steps and at the end; 0 = off", unit="steps", check=ZERO_IS_OFF, off_in_test=True,
     )
     val_batches: int = option(
-        20, "-m --val-batches", EVALUATION,
+        20, "-m --val-batches", EVALUATION, {"process"}, "free",
         "batches of B*T tokens in one validation over all devices, or with --batch-order llmc on each; after the last "
         "one the first again; -1 = as many as there are tokens / (B*T), rounded down",
         unit="batches", check=minus_one_or_at_least(1, "all"),
     )
     sample_every: int = option(
-        20, "-s --sample-every", EVALUATION, "write a sample every N steps and at the end; 0 = off", unit="steps",
-        check=ZERO_IS_OFF,
+        20, "-s --sample-every", EVALUATION, {"process"}, "free",
+        "write a sample every N steps and at the end; 0 = off", unit="steps", check=ZERO_IS_OFF, off_in_test=True,
     )
     sampling: str = option(
-        "train_gpt2.cu", "--sampling", EVALUATION,
+        "train_gpt2.cu", "--sampling", EVALUATION, {"process"}, "free",
         "draw samples as this trainer of llm.c does: train_gpt2.cu = each with the same random numbers; "
         "train_gpt2_fp32.cu = each with the next ones; train_gpt2.c = likewise, summed in float32, and none at the end",
         choices=("train_gpt2.cu", "train_gpt2_fp32.cu", "train_gpt2.c"),
     )
     sample_tokens: int = option(
-        64, "-g --sample-tokens", EVALUATION, "length of a sample, its first end-of-text token included",
-        unit="tokens", check=at_least(1),
+        64, "-g --sample-tokens", EVALUATION, {"process"}, "free",
+        "length of a sample, its first end-of-text token included", unit="tokens", check=at_least(1),
     )
     patience: int = option(
-        0, "--patience", EVALUATION,
+        0, "--patience", EVALUATION, {"process"}, "free",
         "stop early after N validations in a row whose loss is not below the best one before; 0 = off. Schedules take "
         "their course over -x all the same (docs/early_stopping.md)", unit="validations", check=ZERO_IS_OFF,
+        off_in_test=True,
     )
     patience_delta: float = option(
-        0.0, "--patience-delta", EVALUATION, "with --patience: below it by more than X nats", check=at_least(0)
+        0.0, "--patience-delta", EVALUATION, {"process"}, "free",
+        "with --patience: below it by more than X nats", check=at_least(0)
     )
     hellaswag: bool = option(
-        False, "-h --hellaswag", EVALUATION, "1 = HellaSwag accuracy at every validation but that before the first step"
+        False, "-h --hellaswag", EVALUATION, {"process"}, "free",
+        "1 = HellaSwag accuracy at every validation but that before the first step", off_in_test=True
     )
     hellaswag_file: str = option(
-        "dev/data/hellaswag/hellaswag_val.bin", "--hellaswag-file", EVALUATION,
+        "dev/data/hellaswag/hellaswag_val.bin", "--hellaswag-file", EVALUATION, {"process"}, "free",
         "its questions: an evaluation file of llm.c's, or the published jsonl or parquet", value="PATH",
         check=NOT_EMPTY, is_path=True,
     )
 
     dtype: str = option(
-        "auto", "--dtype", PRECISION,
+        "auto", "--dtype", PRECISION, {"program"}, "free",
         "what the model computes in: fp32, bf16, fp16; auto = bf16 on GPUs that have it, else fp32. Statistics, sums, "
         "the loss and AdamW are fp32 always",
         choices=("auto", "fp32", "bf16", "fp16"),
     )
-    tf32: bool = option(True, "-f --tf32", PRECISION, "1 = fp32 matrix products may use TF32 (NVIDIA GPUs)")
+    tf32: bool = option(
+        True, "-f --tf32", PRECISION, {"program"}, "said", "1 = fp32 matrix products may use TF32 (NVIDIA GPUs)"
+    )
     master_weights: bool = option(
-        True, "-w --master-weights", PRECISION, "with bf16 or fp16: 1 = keep the weights in fp32 too, 0 = do not"
+        True, "-w --master-weights", PRECISION, {"program"}, "free",
+        "with bf16 or fp16: 1 = keep the weights in fp32 too, 0 = do not"
     )
     rounding: str = option(
-        "auto", "--rounding", PRECISION,
+        "auto", "--rounding", PRECISION, {"program"}, "free",
         "how updated weights become bf16: nearest, or stochastic as in llm.c; auto = nearest with -w 1, stochastic "
         "with -w 0",
         choices=("auto", "nearest", "stochastic"),
     )
     loss_scale: float = option(
-        128.0, "--loss-scale", PRECISION, "fp16: what the loss is multiplied by at first", check=ABOVE_ZERO
+        128.0, "--loss-scale", PRECISION, {"numbers"}, "said",
+        "fp16: what the loss is multiplied by at first", check=ABOVE_ZERO
     )
     loss_scale_steps: int = option(
-        100, "--loss-scale-steps", PRECISION, "fp16: after N steps without overflow the loss scale grows", unit="steps",
-        check=at_least(1),
+        100, "--loss-scale-steps", PRECISION, {"numbers"}, "said",
+        "fp16: after N steps without overflow the loss scale grows", unit="steps", check=at_least(1),
     )
     loss_scale_factor: float = option(
-        2.0, "--loss-scale-factor", PRECISION, "fp16: the factor by which it grows, and is divided after an overflow",
+        2.0, "--loss-scale-factor", PRECISION, {"numbers"}, "said",
+        "fp16: the factor by which it grows, and is divided after an overflow",
         check=Check(lambda value: value >= 1, "at least 1 (1 = the scale stays)"),
     )
     gelu_fusion: int = option(
-        -1, "-ge --gelu-fusion", PRECISION,
+        -1, "-ge --gelu-fusion", PRECISION, {"program"}, "said",
         "GELU in the matrix product before it, by NVIDIA's library: 1 = in the forward pass (needs -r 0, because a "
         "recomputed GELU has other bits; not with Triton's products), 0 = off, -1 = off until it has been measured; 2 "
         "(llm.c: its gradient too) is refused, because XLA cannot do it",
         choices=(-1, 0, 1, 2),
     )
     recompute: int = option(
-        1, "-r --recompute", PRECISION,
+        1, "-r --recompute", PRECISION, {"program"}, "said",
         "computed again in the backward pass to save memory: 0 = nothing, 1 = GELU, 2 = GELU and layernorms",
         choices=(0, 1, 2),
     )
     recompute_blocks: int = option(
-        0, "--recompute-blocks", PRECISION,
+        0, "--recompute-blocks", PRECISION, {"program"}, "said",
         "keep only the input of every N-th layer and compute all else again: a third more work, far less memory; "
         "0 = off",
         unit="layers", check=ZERO_IS_OFF,
     )
     logit_rows: int = option(
-        -1, "--logit-rows", PRECISION,
+        -1, "--logit-rows", PRECISION, {"program"}, "said",
         "compute the logits of N tokens at a time, never those of the whole batch; 0 = all at once, -1 = on a GPU as "
         "many as fit in its memory, at least 8192, on a CPU all", unit="tokens",
         check=minus_one_or_at_least(0, "auto"),
     )
 
     kernels: str = option(
-        "auto", "--kernels", KERNELS,
+        "auto", "--kernels", KERNELS, {"program"}, "said",
         "what computes the operations on a GPU: xla, pallas (handwritten kernels), triton; auto = the fastest for "
         "each; the start-up table says which",
         choices=("auto", "xla", "pallas", "triton"),
     )
     strict_kernels: bool = option(
-        False, "--strict-kernels", KERNELS, "stop where an operation cannot run as --kernels or --attention say",
-        switch=True, of_this_start=True,
+        False, "--strict-kernels", KERNELS, {"process"}, "free",
+        "stop where an operation cannot run as --kernels or --attention say", switch=True, of_this_start=True,
     )
     attention: str = option(
-        "auto", "--attention", KERNELS,
+        "auto", "--attention", KERNELS, {"program"}, "said",
         "naive = with the T x T matrix; flash = our kernels, without it; cudnn = NVIDIA's, without it; relu = "
         "max(score, 0) in place of the softmax, another model; auto = the fastest of the first three",
         choices=tuple(ATTENTIONS),
     )
 
     kernels_from: str = option(
-        "", "--kernels-from", KERNELS,
+        "", "--kernels-from", KERNELS, {"program"}, "free",
         "run the operations as another run did, instead of choosing: its folder, one of its checkpoints, or its "
         "kernels.json; other flags of this group take precedence (docs/resuming.md)",
         value="PATH", of_this_start=True, is_path=True,
     )
     no_kernel_check: bool = option(
-        False, "--no-kernel-check", KERNELS,
+        False, "--no-kernel-check", KERNELS, {"program"}, "free",
         "do not check and time the kernels when the GPU, the versions or the shapes are new (up to two minutes, once); "
         "use the tables that are shipped",
         switch=True, of_this_start=True,
     )
     triton_gemm: str = option(
-        "auto", "--triton-gemm", KERNELS,
+        "auto", "--triton-gemm", KERNELS, {"program"}, "said",
         "on = XLA may compute matrix products with Triton, where adding a bias is a kernel of its own; off = NVIDIA's "
         "library computes them all and adds the bias; auto = off on Hopper GPUs (compute capability 9.0), elsewhere "
         "XLA's default or what was faster on the card. XLA_FLAGS takes precedence",
@@ -399,66 +425,68 @@ class TrainConfig:
     )
 
     devices: int = option(
-        0, "--devices", DEVICES,
+        0, "--devices", DEVICES, {"program", "data"}, "free",
         "train on N devices, over all processes, each with its part of the batch; 0 = all GPUs, on a CPU one for each "
         "process (with N it pretends to have them)",
         unit="devices", check=at_least(0, "at least 0 (0 = all)"),
     )
     zero_stage: int = option(
-        0, "-z --zero-stage", DEVICES,
+        0, "-z --zero-stage", DEVICES, {"program"}, "free",
         "ZeRO, what is split over the devices: 0 = nothing, 1 = optimizer state and master weights, 2 = gradients too, "
         "3 = weights too (not built yet)",
         choices=(0, 1, 2, 3),
     )
     reduction: str = option(
-        "auto", "--reduction", DEVICES,
+        "auto", "--reduction", DEVICES, {"program"}, "said",
         "sums over micro-batches and devices: auto = as is fastest; fixed = in one order, with the same bits on any "
         "number of devices (docs/devices.md)",
         choices=("auto", "fixed"),
     )
     batch_order: str = option(
-        "global", "--batch-order", DEVICES,
+        "global", "--batch-order", DEVICES, {"data"}, "must match",
         "which tokens an update takes, and a validation: global = the same on any number of devices, in the order of "
         "one; llmc = those of as many processes of llm.c, each with an order of its own",
         choices=("global", "llmc"),
     )
     num_processes: int = option(
-        0, "-pn --num-processes", PROCESSES,
+        0, "-pn --num-processes", PROCESSES, {"process"}, "free",
         "processes that train together; 0 = as many as mpirun, srun or torchrun started, else 1 (llm.c: 1)",
         unit="processes", check=at_least(0, "at least 0 (0 = as the launcher says)"), of_this_start=True,
     )
     process_rank: int = option(
-        -1, "-pr --process-rank", PROCESSES, "number of this one, from 0; -1 = as the launcher says (llm.c: 0)",
+        -1, "-pr --process-rank", PROCESSES, {"process"}, "free",
+        "number of this one, from 0; -1 = as the launcher says (llm.c: 0)",
         check=minus_one_or_at_least(0, "as the launcher says"), of_this_start=True,
     )
     gpus_per_node: int = option(
-        8, "-pg --gpus-per-node", PROCESSES,
+        8, "-pg --gpus-per-node", PROCESSES, set(), "free",
         "no effect (llm.c: which GPU a process takes): the processes of a host share its GPUs evenly",
         unit="GPUs", check=at_least(1), of_this_start=True,
     )
     init_method: str = option(
-        "mpi", "-pi -pm --init-method", PROCESSES,
+        "mpi", "-pi -pm --init-method", PROCESSES, {"process"}, "free",
         "how processes find each other: mpi = as the launcher says, one of MPI or another; tcp = by -ps; fs = by -pf",
         choices=("mpi", "tcp", "fs"), of_this_start=True,
     )
     server_ip: str = option(
-        "", "-ps --server-ip", PROCESSES,
+        "", "-ps --server-ip", PROCESSES, {"process"}, "free",
         "the host of process 0, as HOST or HOST:PORT; without -pi where the launcher does not say it. Port: 12345, "
         "under a launcher one from 20000 to 29999 by its job",
         value="ADDRESS", check=ADDRESS, of_this_start=True,
     )
     fs_path: str = option(
-        "", "-pf -pp --fs-path", PROCESSES, "with -pi fs: a folder that all see, for the address of process 0",
+        "", "-pf -pp --fs-path", PROCESSES, {"process"}, "free",
+        "with -pi fs: a folder that all see, for the address of process 0",
         value="DIR", of_this_start=True, is_path=True,
     )
     hosts: str = option(
-        "", "--hosts", PROCESSES,
+        "", "--hosts", PROCESSES, {"process"}, "free",
         "a file that names a host on each line: one process is started on each of them, process 0 on the first. "
         "slots=N after every host: take N of its GPUs",
         value="FILE", of_this_start=True, is_path=True,
     )
     peer_timeout: int = option(
-        120, "--peer-timeout", PROCESSES,
+        120, "--peer-timeout", PROCESSES, {"process"}, "free",
         "a process without a sign of life for so long counts as lost, and all others end", value="SECONDS",
         unit="seconds", check=at_least(1), of_this_start=True,
     )

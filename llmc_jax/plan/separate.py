@@ -24,8 +24,7 @@ from typing import Any, NamedTuple
 from llmc_jax.base.commands import ROOT
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import cache_folder, digest_of_files, write_bytes
-from llmc_jax.config import train
-from llmc_jax.config.train import TrainConfig
+from llmc_jax.config.train import OPTIONS, TrainConfig
 from llmc_jax.machine import gpus
 from llmc_jax.machine.jax_setup import child_environment
 from llmc_jax.machine.versions import installed
@@ -39,13 +38,6 @@ SOURCES = (*(f"llmc_jax/{name}" for name in ("models", "ops", "training", "kerne
 FILES = ("plan", "compiled", "program", "buffers", "memory")  # of this room: what shapes a program and reads it
 PACKAGES = ("jax", "jaxlib")
 PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")  # modules
-# What makes no difference to the program: groups of options, and numbers that it takes as arguments.
-ASIDE = frozenset((train.START, train.DATA, train.OUTPUT, train.TRACKERS, train.EVALUATION, train.PROCESSES))
-NUMBERS = frozenset((
-    "max_steps", "learning_rate", "find_lr_range", "find_lr_steps", "warmup_steps", "final_lr_fraction", "step_every",
-    "step_factor", "beta1", "beta2", "eps", "grad_clip", "max_nonfinite", "skip_loss_z", "skip_norm_z", "loss_scale",
-    "loss_scale_steps", "loss_scale_factor", "kernels_from",
-))  # fmt: skip
 
 
 class Request(NamedTuple):
@@ -182,9 +174,8 @@ def _as_json(request: Request, about_program: bool = False) -> dict[str, Any]:
     """
     values = dataclasses.asdict(request.config)
     if about_program:
-        values = {name: values[name] for name, about in train.BY_NAME.items() if about.group not in ASIDE}
-        values = {name: value for name, value in values.items() if name not in NUMBERS}
-        values |= {"weight_decay": bool(values["weight_decay"]), "model": request.config.model}
+        values = {about.name: values[about.name] for about in OPTIONS if "program" in about.reaches}
+        values |= {"weight_decay": bool(values["weight_decay"]), "kernels_from": ""}  # no earlier choice is read here
     target = None if request.gpu == CPU else gpus.known_target(request.gpu)
     facts = target and {"target": target._asdict(), "gpu": target.gpu._asdict()}
     return {"gpu": request.gpu, "config": values, "facts": facts}

@@ -23,7 +23,7 @@ from llmc_jax.checkpoint.source import Source
 from llmc_jax.checkpoint.sources import open_source
 from llmc_jax.checkpoint.store import Checkpoint, open_checkpoint
 from llmc_jax.cluster.agreement import of_all, of_first
-from llmc_jax.config.train import ATTENTIONS, AUTO_BATCH, BY_NAME, OPTIONS, PROCESSES, TRACKERS, TrainConfig, differing
+from llmc_jax.config.train import ATTENTIONS, AUTO_BATCH, BY_NAME, OPTIONS, TrainConfig, differing
 from llmc_jax.kernels import record
 from llmc_jax.logs.files import KERNELS, LARGEST, MAIN_LOG, METRICS, config_file
 from llmc_jax.logs.state import read_state
@@ -31,21 +31,6 @@ from llmc_jax.machine.device import Device
 from llmc_jax.machine.versions import git_state, versions
 from llmc_jax.plan.plan import Plan, Repeat, parallel_of
 from llmc_jax.training.parallel.stage import Parallel
-
-# Options whose value must be the one that the checkpoint was made with.
-BINDING = ("batch_size", "sequence_length", "tokens_per_step", "seed", "shuffle", "batch_order", "overfit")
-# These too, where either run is a test.
-OF_TEST = ("find_lr", "find_lr_range", "find_lr_steps")
-# Options that do not reach the weights: they may differ, and nothing is said about it.
-FREE = frozenset({
-    "preset", "model", "init_from", "v2_order", "train_data", "val_data", "tokenizer", "output_dir", "reuse", "save",
-    "checkpoint_every", "keep_checkpoints", "major_every", "export_llmc", "save_failure", "gpu_info_every", "profile",
-    "print_every", "report_every", "max_nonfinite", "patience", "patience_delta",
-    "val_every", "val_batches", "sample_every", "sampling", "sample_tokens",
-    "hellaswag", "hellaswag_file", "strict_kernels", "kernels_from", "no_kernel_check", "total_batch_size",
-    "dtype", "master_weights", "rounding", "devices", "zero_stage",
-    *(about.name for about in OPTIONS if about.group in (PROCESSES, TRACKERS)),
-})  # fmt: skip
 
 
 # ----- which checkpoint -----------------------------------------------------------------------------------------------
@@ -225,18 +210,18 @@ def _differences(earlier: Checkpoint, config: TrainConfig, ours: Identity) -> It
     if options is None and config.find_lr:
         yield "range test: none was made there"
     if options is not None:
-        for name in BINDING:
+        of_test = options.find_lr or config.find_lr
+        for name in ("tokens_per_step", *(about.name for about in OPTIONS if about.resume == "must match")):
             then, now = getattr(options, name), getattr(config, name)
-            if then != now:
+            if then != now and name.startswith("find_lr"):
+                if of_test:
+                    yield f"range test: {_flag(name)} is {show_value(then)} there, {show_value(now)} here"
+            elif then != now:
                 counts = parallel_of(options).devices, parallel_of(config).devices
                 there, here = (f", on {n} devices" if len(set(counts)) > 1 else "" for n in counts)
                 advice = f"; give -d {then}" if name == "tokens_per_step" else ""
                 found = f"{show_value(then)} there{there}, {show_value(now)} here{here}"
                 yield f"batch and order: {_flag(name)} is {found}{advice}"
-        for name in OF_TEST if options.find_lr or config.find_lr else ():
-            then, now = getattr(options, name), getattr(config, name)
-            if then != now:
-                yield f"range test: {_flag(name)} is {show_value(then)} there, {show_value(now)} here"
         if ATTENTIONS.get(options.attention) != ATTENTIONS[config.attention]:
             yield f"model: --attention is {options.attention} there, {config.attention} here"
     if None not in (theirs.data, ours.data) and theirs.data != ours.data:
@@ -285,8 +270,7 @@ def changes(earlier: Checkpoint, plan: Plan, now: Metadata) -> list[str]:
     if theirs is None:
         notes.append(f"the checkpoint comes from {metadata.origin.get('kind')}: its options are not known")
         return notes
-    said = {*FREE, *BINDING, *OF_TEST, "max_steps"}
-    moved = [words for about, words in differing(theirs, plan.config) if about.name not in said]
+    moved = [words for about, words in differing(theirs, plan.config) if about.resume == "said"]
     if metadata.total_steps != now.total_steps:
         moved.append(f"steps {metadata.total_steps} -> {now.total_steps}")
     if moved:
