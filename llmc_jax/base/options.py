@@ -99,7 +99,7 @@ class Option(NamedTuple):
     flags: tuple[str, ...]  # spellings, llm.c's first; the readable one begins with two dashes
     group: str
     meaning: str
-    reaches: Set[Reach] = frozenset()
+    reaches: frozenset[Reach] = frozenset()
     resume: Resume = "free"
     unit: str = ""
     value: str = ""  # how a value is called in --help, where its type does not say it
@@ -145,8 +145,8 @@ class Option(NamedTuple):
 
 def option(default: Any, flags: str, group: str, reaches: Set[Reach], resume: Resume, meaning: str, **more: Any) -> Any:
     """Return a field of TrainConfig that carries its own documentation and checks; more: further ones of Option's."""
-    about = {"flags": tuple(flags.split()), "group": group, "reaches": reaches, "resume": resume, "meaning": meaning}
-    return field(default=default, metadata=about | more)
+    about = {"flags": tuple(flags.split()), "group": group, "reaches": frozenset(reaches), "resume": resume}
+    return field(default=default, metadata={**about, "meaning": meaning, **more})
 
 
 TYPE_WORDS = {int: "a whole number", float: "a number", bool: "0 or 1", str: "text"}

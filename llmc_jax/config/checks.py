@@ -61,6 +61,11 @@ CONTRADICTIONS = (
         lambda c: c.patience > 0 and c.val_every == 0,
         "{patience}: counts validations, and with {val_every} there are none; give -v a number of steps",
     ),
+    Rule(
+        lambda c: c.zero_stage == 3,
+        "{zero_stage}: not built yet; it would split the weights over the devices too. To go on, write -z 2: the "
+        "results are the same, with more memory per device",
+    ),
 )
 
 
@@ -88,16 +93,6 @@ OF_DEVICES = (
         "take another -d, or -z 1",
     ),
 )
-
-
-# What llm.c does and this program understands but cannot do yet, by the option that asks for it.
-NOT_BUILT = {
-    "zero_stage": Rule(
-        lambda c: c.zero_stage == 3,
-        "it would split the weights over the devices too. To go on, write -z 2: the results are the same, with more "
-        "memory per device",
-    ),
-}
 
 
 def _changed(config: TrainConfig, name: str) -> bool:
@@ -184,8 +179,7 @@ def validate(config: TrainConfig) -> list[str]:
     wrong = ((about, field_problem(about, getattr(config, about.name))) for about in OPTIONS)
     # what follows counts on sane values
     raise_problems(f"{_given(config, about.name)}: {about.noun} {words}" for about, words in wrong if words)
-    not_built = [rule._replace(words=f"{{{name}}}: not built yet; {rule.words}") for name, rule in NOT_BUILT.items()]
-    problems = [*_total_batch(config, max(1, config.num_processes)), *_said(config, [*CONTRADICTIONS, *not_built])]
+    problems = [*_total_batch(config, max(1, config.num_processes)), *_said(config, CONTRADICTIONS)]
     if problems and (shape := described(config.model)):
         check_model_fit(config, shape, problems)  # both limits of -t at once
     raise_problems(problems or _of_devices(config))

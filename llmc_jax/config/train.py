@@ -6,7 +6,7 @@ values (presets.py). Imports nothing heavy: `--help` is instant.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Self
 
 from llmc_jax.base.errors import raise_problems
@@ -560,3 +560,13 @@ def differing(then: TrainConfig, now: TrainConfig) -> Iterator[tuple[Option, str
         a, b = getattr(then, about.name), getattr(now, about.name)
         if a != b:
             yield about, f"{about.flags[0]} {about.show(a)} -> {about.show(b)}"
+
+
+def of_test(config: TrainConfig) -> TrainConfig:
+    """Return the configuration that a learning-rate range test runs with; that of any other run as it is.
+
+    A test looks at training losses alone, and leaves no model. A loss that is not finite ends it, and an update that is
+    an outlier is what it looks for.
+    """
+    off = {about.name: about.type() for about in OPTIONS if about.off_in_test}
+    return replace(config, **off, max_steps=config.find_lr_steps) if config.find_lr else config

@@ -19,7 +19,6 @@ from llmc_jax.base.text import wrapped
 from llmc_jax.checkpoint import store
 from llmc_jax.checkpoint.contents import Counters
 from llmc_jax.cluster.agreement import of_all, of_first
-from llmc_jax.config.find_lr import as_asked
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.data import tables
 from llmc_jax.logs.files import LOCK, config_file, rank_log
@@ -190,8 +189,8 @@ def begun_log(setup: Setup, held: Held, made: list[Path]) -> RunLog:
         saves = config.saves_at_end or config.checkpoint_every > 0
         if saves and cluster.here().size == 1:  # several do without orbax
             store.probe(held.folder)
-        # the number of devices as it was asked for: 0 is all that there are at the next start, too
-        options = as_asked(config, setup.asked)
+        # the number of devices as it was asked for, where 0 is all that there are at the next start, too; -b auto found
+        options = setup.asked.to_json() | {"batch_size": config.batch_size}
         used = {**setup.device._asdict(), "used": setup.plan.parallel.devices}
         fitted = {} if setup.fitted is None else {"batch_size": setup.fitted.to_json()}
         table = {} if setup.metadata.tokenizer is None else {"tokenizer": setup.metadata.tokenizer._asdict()}

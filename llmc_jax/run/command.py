@@ -19,18 +19,14 @@ from llmc_jax.base.commands import COMMAND, in_environment, typed
 from llmc_jax.base.errors import EXIT_MEANINGS, InputError
 from llmc_jax.base.kit import WIDTH, examples, option_lines, run_words, two_columns
 from llmc_jax.base.options import Option, show_value
-from llmc_jax.config.checks import NOT_BUILT, validate
+from llmc_jax.config.checks import validate
 from llmc_jax.config.flags import SHOW_ALONE, Given, given_options
 from llmc_jax.config.presets import PRESETS
 from llmc_jax.config.train import AUTO_BATCH, BY_NAME, OPTIONS, TrainConfig, differing
 from llmc_jax.machine.jax_setup import restart_with_huge_pages
 
 FLAG_COLUMN = 36
-NOT_YET = " (not built yet)"
-SHOWN = [  # of an option whose meaning says it of one value, the others are built
-    about._replace(meaning=about.meaning.removesuffix(NOT_YET) + NOT_YET if about.name in NOT_BUILT else about.meaning)
-    for about in (OPTIONS[0], *SHOW_ALONE, *OPTIONS[1:])
-]
+SHOWN = (OPTIONS[0], *SHOW_ALONE, *OPTIONS[1:])
 GROUPS = {group: list(members) for group, members in groupby(SHOWN, attrgetter("group"))}
 
 EXAMPLES = (

@@ -1,7 +1,7 @@
 """A learning-rate range test: what each rate made of the loss, when it has exploded, and which rate that suggests.
 
 All follows from the losses of the steps, which lie in each checkpoint and are the same in every process. Leaves out the
-rates (training/schedule.py), the configuration (config/find_lr.py) and what a test writes (find_lr_files.py).
+rates (training/schedule.py), the configuration (`of_test`, config/train.py) and what a test writes (find_lr_files.py).
 """
 
 import math

@@ -4,6 +4,7 @@ matplotlib is imported when the picture is drawn, and used without pyplot.
 """
 
 import json
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from llmc_jax import cluster
 from llmc_jax.base.commands import typed
 from llmc_jax.base.files import plain, write_atomic
 from llmc_jax.base.pictures import PALETTE, save_figure
-from llmc_jax.config.find_lr import flags_with_rate
+from llmc_jax.config.flags import given_options
+from llmc_jax.config.train import OPTIONS, TrainConfig
 from llmc_jax.logs.curves import Curve, finite, loss_range
 from llmc_jax.run.curves import show_range
 from llmc_jax.run.find_lr import RangeTest
@@ -22,6 +24,7 @@ from llmc_jax.run.state import Progress, Run
 
 FIND_LR, PICTURE = "find_lr.json", "find_lr.png"
 EACH, MEAN, CHOSEN = PALETTE[0], PALETTE[0], PALETTE[1]
+REPLACED = ("preset", "learning_rate", "find_lr", "find_lr_range", "find_lr_steps")  # in the command that uses a rate
 
 
 def figures(run: Run, test: RangeTest) -> dict[str, Any]:
@@ -98,3 +101,15 @@ def words_on_test(run: Run, progress: Progress) -> Iterator[str]:
     yield f"suggestion:   -l {test.suggestion:g}, where the loss fell fastest"
     flags = flags_with_rate(run.setup.asked, f"{test.suggestion:g}")
     yield f"to use it:    {typed('train')} {flags}"
+
+
+def flags_with_rate(asked: TrainConfig, learning_rate: str) -> str:
+    """Return the flags of the run that a test was made for, with a learning rate."""
+    base = given_options(["--preset", asked.preset]).config if asked.preset else TrainConfig()
+    words = ["--preset", asked.preset] if asked.preset else []
+    for about in OPTIONS:
+        value = getattr(asked, about.name)
+        if value != getattr(base, about.name) and about.name not in REPLACED and not about.of_this_start:
+            shown = value if about.type is str else about.show(value)
+            words += [about.flags[0]] if about.switch else [about.flags[0], shown]
+    return shlex.join([*words, "-l", learning_rate])

@@ -18,10 +18,9 @@ from llmc_jax.checkpoint.store import Checkpoint
 from llmc_jax.cluster.agreement import alike
 from llmc_jax.cluster.launchers import devices_asked
 from llmc_jax.config.checks import check_model_fit, with_devices
-from llmc_jax.config.find_lr import of_test
 from llmc_jax.config.flags import models_not_asked_for
 from llmc_jax.config.model import ModelConfig, described, parse_descriptor, where_published
-from llmc_jax.config.train import BY_NAME, TrainConfig
+from llmc_jax.config.train import BY_NAME, TrainConfig, of_test
 from llmc_jax.data import tables
 from llmc_jax.data.corpora import Corpus, stdlib_corpus
 from llmc_jax.data.items import Item, check_fit

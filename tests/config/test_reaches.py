@@ -14,7 +14,7 @@ from llmc_jax.config.train import BY_NAME, OPTIONS, TrainConfig
 from llmc_jax.data.tokenfile import write_token_file
 from llmc_jax.plan.compiled import arguments, plan_here
 from llmc_jax.plan.plan import step_numbers
-from llmc_jax.run.prepare import open_data
+from llmc_jax.run.inputs import open_data
 from llmc_jax.training.step import train_step
 
 TINY = TrainConfig(model="L1-NH2-C16-V32-T16", batch_size=1, sequence_length=8, devices=1)

@@ -15,7 +15,7 @@ from llmc_jax.config.checks import validate
 from llmc_jax.config.flags import Given, given_options, parse_args
 from llmc_jax.config.presets import PRESETS
 from llmc_jax.config.train import AUTO_BATCH, OPTIONS, TrainConfig
-from llmc_jax.machine.jax_setup import train_command
+from llmc_jax.base.commands import typed
 from llmc_jax.run.command import EXAMPLES, continued, flags_markdown, help_text, main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -235,7 +235,7 @@ def test_bad_input_ends_before_the_trainer_with_status_2(
 
 @pytest.mark.parametrize(
     ("word", "text"),
-    [("--help", f"usage: {train_command()}"), ("--help-markdown", "# Flags of train.py"), ("--version", "llmc-jax ")],
+    [("--help", f"usage: {typed('train')}"), ("--help-markdown", "# Flags of train.py"), ("--version", "llmc-jax ")],
 )
 def test_texts_are_printed_and_nothing_runs(
     word: str, text: str, trainer: SimpleNamespace, capsys: pytest.CaptureFixture[str]
