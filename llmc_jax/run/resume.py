@@ -32,7 +32,6 @@ from llmc_jax.machine.versions import git_state, versions
 from llmc_jax.plan.plan import Plan, Repeat, parallel_of
 from llmc_jax.training.parallel.stage import Parallel
 
-
 # ----- which checkpoint -----------------------------------------------------------------------------------------------
 
 

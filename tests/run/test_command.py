@@ -10,12 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from llmc_jax.base.commands import typed
 from llmc_jax.base.errors import ExitCode, FormatError, InputError
 from llmc_jax.config.checks import validate
 from llmc_jax.config.flags import Given, given_options, parse_args
 from llmc_jax.config.presets import PRESETS
 from llmc_jax.config.train import AUTO_BATCH, OPTIONS, TrainConfig
-from llmc_jax.base.commands import typed
 from llmc_jax.run.command import EXAMPLES, continued, flags_markdown, help_text, main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -250,7 +250,7 @@ def test_the_command_has_its_own_name_in_messages(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["/usr/bin/llmc-jax", "-b", "0"])
     assert main() == 2
-    assert capsys.readouterr().err == "llmc-jax: -b 0: batch size must be at least 1, or auto\n"
+    assert capsys.readouterr().err == "llmc-jax train: -b 0: batch size must be at least 1, or auto\n"
 
 
 def test_help_imports_nothing_that_takes_long() -> None:
