@@ -1,7 +1,7 @@
 """The file operations of a run, one by one: where it may be killed, lose its power, or meet an error.
 
 `watched` tells of each operation in a folder before it happens, and half way in a write. A point is named by the
-operation and the path. What happens inside of `.state_*.tmp`, mostly in C++, is one class and not told.
+operation and the path. What happens inside of `.state_*.tmp` is one class and not told; tests/checkpoint looks at it.
 
 `Recorder` copies the folder aside at each point, and beside it what a power cut there would leave. `opened` opens such
 a copy as a start of the program would, `trained` trains, both in this process. tests/test_crashes.py judges.
@@ -20,7 +20,7 @@ import shutil
 import stat
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +29,6 @@ from unittest import mock
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import path_of
 from llmc_jax.base.streams import Output
-from llmc_jax.checkpoint import store
 from llmc_jax.checkpoint.manifest import MANIFEST
 from llmc_jax.config.checks import validate
 from llmc_jax.config.flags import parse_args
@@ -452,34 +451,6 @@ def logs_digest(run: Path) -> str:
         if event["event"] in OF_THE_RUN:
             digest.update(json.dumps({key: event[key] for key in event if key not in WALL_CLOCK}).encode())
     return digest.hexdigest()
-
-
-@contextmanager
-def quick_arrays() -> Iterator[None]:
-    """Within the block the files of arrays are those that orbax would write, in a twentieth of the time.
-
-    For runs of which what happens inside of `.state_*.tmp` is not looked at. The first save of arrays of each shape is
-    orbax's; of the later ones all files but the chunks are taken from there, and of the chunks the index at their end.
-    """
-    real, known = store.write_arrays, dict[tuple[Any, ...], dict[str, bytes]]()
-
-    def save(folder: Path, arrays: Mapping[str, Any]) -> None:
-        shapes = tuple((name, array.shape, array.dtype.name) for name, array in arrays.items())
-        if shapes not in known:
-            real(folder, arrays)
-            files = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
-            known[shapes] = {name: path.read_bytes() for name, path in files.items()}
-            return
-        for name, data in known[shapes].items():
-            path = folder / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if match := re.fullmatch(r"tensors/([^/]+)/c(/.*)?", name):
-                values = arrays[match[1].replace(".", "/")].tobytes()
-                data = values + data[len(values) :]
-            path.write_bytes(data)
-
-    with mock.patch.object(store, "write_arrays", save):
-        yield
 
 
 def failing(place: str, code: int, lasting: bool) -> Callable[[Point], None]:

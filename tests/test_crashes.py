@@ -33,7 +33,6 @@ from tests.crash_points import (
     failing,
     opened,
     promised,
-    quick_arrays,
     trained,
     watched,
 )
@@ -266,7 +265,7 @@ def record(folder: Path, name: str, start: Copy | None = None, until: str = "", 
         return not over
 
     recorder = Recorder(base, run, folder / name / "aside", wanted)
-    with quick_arrays(), recorder.recording():
+    with recorder.recording():
         ended = trained([*words(folder, run), *more])
     assert ended.status == 0, ended
     return Recording(folder, run, recorder.points, recorder.copies, recorder.found)
@@ -407,7 +406,7 @@ def test_an_error_at_every_place(recorded: Recording, error: str, monkeypatch: p
     whole = recorded.folder / error / "whole"
     whole.mkdir(parents=True)
     points: list[Point] = []
-    with quick_arrays(), watched(whole, points.append):
+    with watched(whole, points.append):
         assert trained([*words(recorded.folder, whole / "new" / "run"), *fewer]).status == 0
     wrong, copies = [], []
     places = dict.fromkeys(point.place for point in points)
@@ -416,7 +415,7 @@ def test_an_error_at_every_place(recorded: Recording, error: str, monkeypatch: p
         run = base / "new" / "run"
         base.mkdir(parents=True)
         at = failing(place, ERRORS[error], lasting=error == "ENOSPC")
-        with quick_arrays(), watched(base, at):
+        with watched(base, at):
             try:
                 ended = trained([*words(recorded.folder, run), *fewer])
             except Exception as problem:
@@ -457,15 +456,15 @@ def no_tracer() -> str:
         ("open,openat", "EACCES", STEPS),
     ],
 )
-def test_an_error_inside_tensorstore(recorded: Recording, calls: str, error: str, step: int) -> None:
-    """A save in which a system call of tensorstore's fails costs that checkpoint alone; the last one is an error."""
+def test_an_error_inside_a_save(recorded: Recording, calls: str, error: str, step: int) -> None:
+    """A save in which a system call fails costs that checkpoint alone; the last one is an error."""
     if why := no_tracer():
         pytest.skip(why)
     base = recorded.folder.resolve() / f"{error} in {step}"
     run, report = base / "new" / "run", base / "strace.txt"
     base.mkdir()
     tensor = run / f".state_{step:08d}.00000000.tmp" / "tensors" / "params"
-    paths = [f"{tensor}/{name}" for name in ("c/0", "c/0.__lock", "zarr.json", "zarr.json.__lock")]
+    paths = [f"{tensor}/{name}" for name in ("c/0", "zarr.json")]
     tracer = ["strace", "-f", "-qq", "-o", str(report), *(word for path in paths for word in ("-P", path))]
     tracer += ["-e", f"trace={calls}", "-e", f"inject={calls}:error={error}"]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
@@ -483,7 +482,7 @@ def test_an_error_inside_tensorstore(recorded: Recording, calls: str, error: str
         assert step not in steps_of(run, "DONE")
     else:
         assert leftovers(run) == []
-        check_continued(recorded.folder, [Copy(Point(calls, "tensorstore"), False, base, promised(run))], recorded.run)
+        check_continued(recorded.folder, [Copy(Point(calls, "a save"), False, base, promised(run))], recorded.run)
 
 
 # ----- kills at random moments ----------------------------------------------------------------------------------------
@@ -491,7 +490,7 @@ def test_an_error_inside_tensorstore(recorded: Recording, calls: str, error: str
 
 @pytest.mark.slow
 def test_a_run_killed_twenty_times(tmp_path: Path) -> None:
-    """At ten points of what orbax writes, and at random; its cache is its own, which a kill may hit too."""
+    """At ten points of a save, and at random; its cache is its own, which a kill may hit too."""
     kinds = [*["start-up"] * 5, *["step"] * 3, *["save"] * 10, *["done"] * 2]
     random.Random(1).shuffle(kinds)
     died, _ = check_killed_run(tmp_path, kinds, steps=120, seed=2, cache=tmp_path / "cache")

@@ -1,18 +1,13 @@
-"""The files of a checkpoint's arrays: written by orbax (zarr 3, not compressed) or as it writes them, read without it.
+"""The files of a checkpoint's arrays, as zarr 3 has them, not compressed: orbax can read them, and nothing else need.
 
-As orbax is told to write here, an array is one chunk in one file: its bytes, and then (zarr's sharding) 20 more that
-say where they lie. So reading takes no library, and a part of an array is a part of its file. Orbax's own reading
-brings the same bytes, but opens an event loop with threads for each array, and that beside a training that goes on. It
-can read the files by itself all the same.
-
+An array is one chunk in one file: its bytes, and then (zarr's sharding) 20 more that say where they lie. So reading and
+writing take no library, a part of an array is a part of its file, and every write is one that can be seen and tested.
 Where several processes write a checkpoint, each block of a flat buffer is such a chunk in a file of its own, so that no
-two processes write to one file, and everything is written by hand: orbax would ask JAX's runtime about the others.
+two processes write to one file.
 
 Leaves out which arrays there are, and what a damaged one means (store.py).
 """
 
-import functools
-import importlib.util
 import json
 import os
 import struct
@@ -23,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from llmc_jax.base.errors import FormatError, InputError
+from llmc_jax.base.errors import FormatError
 from llmc_jax.checkpoint.manifest import THREADS, Tensor, digest_of_block, dtype_of, in_threads, opened_regular
 
 TENSORS = "tensors"  # the folder of the arrays
@@ -132,38 +127,57 @@ def damaged_blocks(
     return [k for found in in_threads(damaged, shares) for k in found]
 
 
-def sync_and_drop(descriptor: int) -> None:
-    """Bring an open file to the disk and out of memory, so that reading it back reads the disk."""
-    os.fsync(descriptor)
-    if hasattr(os, "posix_fadvise"):  # Linux; an advice: some file systems ignore it
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+# ----- writing ------------------------------------------------------------------------------------------------------
 
 
-# ----- written by hand ----------------------------------------------------------------------------------------------
+def write_array(folder: Path, name: str, tensor: Tensor, array: np.ndarray) -> None:
+    """Write an array that has one file into a state folder, where `describe_arrays` has been. Raises OSError."""
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+    with open(folder / array_file(name, tensor), "xb") as file:
+        file.write(data)
+        file.write(_index(len(data)))
 
 
-def write_block(folder: Path, name: str, tensor: Tensor, part: int, block: np.ndarray) -> None:
-    """Write a part of an array to the disk. block: its elements, contiguous. Raises OSError, as where it is there."""
-    with open(folder / array_file(name, tensor, part), "xb") as file:
+def write_block(folder: Path, name: str, tensor: Tensor, k: int, block: np.ndarray) -> None:
+    """Write the k-th block of an array. block: its elements, contiguous. Each block once, in any order.
+
+    Raises OSError.
+    """
+    in_a_file = len(tensor.sha256) // tensor.parts
+    flags = os.O_WRONLY | os.O_CREAT | (os.O_EXCL if in_a_file == 1 else 0)
+    path = folder / file_of_block(name, tensor, k)
+    with open(path, "wb", opener=lambda name, _: os.open(name, flags, 0o666)) as file:
+        file.seek(k % in_a_file * block.nbytes)
         file.write(block.reshape(-1).view(np.uint8).data)
-        file.write(_index(block.nbytes))
-        file.flush()
-        sync_and_drop(file.fileno())
+        if (k + 1) % in_a_file == 0:
+            file.write(_index(in_a_file * block.nbytes))
 
 
-def write_all_but_blocks(folder: Path, small: Mapping[str, np.ndarray], tensors: Mapping[str, Tensor]) -> None:
-    """Write what `write_arrays` writes, without orbax, and of arrays of several parts only the folders of these.
+def sync_blocks(folder: Path, name: str, tensor: Tensor, blocks: Iterable[int]) -> None:
+    """Bring the files of some blocks to the disk and out of memory. Raises OSError."""
+    in_threads(sync_file, sorted({folder / file_of_block(name, tensor, k) for k in blocks}))
 
-    For where other processes run: orbax asks JAX's runtime about them. Orbax alone can read what comes of it.
-    small: the arrays that have one file; tensors: all arrays, in the order that they have there.
+
+def sync_file(path: Path) -> None:
+    """Bring a file to the disk and out of memory, so that reading it back reads the disk. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+        if hasattr(os, "posix_fadvise"):  # Linux; an advice: some file systems ignore it
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)
+
+
+def describe_arrays(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Make the folders of arrays, with what zarr and orbax say of them, by which orbax alone can read them.
+
+    tensors: all arrays of a checkpoint. Raises OSError.
     """
     for name, tensor in tensors.items():
-        path = folder / array_file(name, tensor)
-        path.parent.mkdir(parents=True)
+        (folder / array_file(name, tensor)).parent.mkdir(parents=True)
         (folder / TENSORS / name.replace("/", ".") / "zarr.json").write_bytes(_zarr_description(tensor))
-        if tensor.parts == 1:
-            data = np.ascontiguousarray(small[name]).tobytes()
-            path.write_bytes(data + _index(len(data)))
+    (folder / TENSORS).mkdir(exist_ok=True)
     (folder / TENSORS / "_METADATA").write_bytes(_orbax_description(tensors))
 
 
@@ -196,75 +210,3 @@ def _orbax_description(names: Iterable[str]) -> bytes:
     }
     flags = {"use_ocdbt": False, "use_zarr3": True, "store_array_data_equal_to_fill_value": True}
     return json.dumps({"tree_metadata": tree, **flags, "custom_metadata": None}).encode()
-
-
-# ----- written by orbax ---------------------------------------------------------------------------------------------
-
-
-def require_orbax() -> None:
-    """Raise InputError where orbax is not installed. Takes no time: orbax itself is imported at the first save."""
-    if importlib.util.find_spec("orbax") is None or importlib.util.find_spec("orbax.checkpoint") is None:
-        raise InputError("checkpoints need the package orbax-checkpoint: pip install 'orbax-checkpoint>=0.12.3'")
-
-
-def write_arrays(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write named arrays into a state folder. Raises what orbax raises, which is not documented."""
-    target = folder / TENSORS
-    target.mkdir()
-    if arrays:
-        from etils import epath
-
-        handler, arguments = _orbax()
-        tree = _tree({name: array.view(_Shared) for name, array in arrays.items()})
-        handler.save(epath.Path(os.path.abspath(target)), args=arguments(tree))  # it refuses paths that begin with ..
-
-
-def _tree(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return {"params/wte": x} as {"params": {"wte": x}}, which orbax files under params.wte."""
-    tree: dict[str, Any] = {}
-    for name, value in values.items():
-        *path, last = name.split("/")
-        branch = tree
-        for word in path:
-            branch = branch.setdefault(word, {})
-        branch[last] = value
-    return tree
-
-
-class _Shared(np.ndarray):
-    """An array that a copy does not copy: orbax takes deep copies, a second state in memory, of what it writes."""
-
-    def __deepcopy__(self, memo: dict[int, Any] | None) -> "_Shared":
-        return self
-
-
-@functools.cache
-def _orbax() -> tuple[Any, Any]:
-    """Import orbax; return a handler, and what makes its arguments. Its log lines, some at every save, are dropped."""
-    import logging
-
-    require_orbax()
-    import orbax.checkpoint as ocp
-
-    logging.getLogger("absl").addFilter(lambda record: f"{os.sep}orbax{os.sep}" not in record.pathname)
-
-    class OneByOne(ocp.type_handlers.NumpyHandler):
-        """Writes one array after the other. All at once, as orbax does, a failure would leave the others being written
-        while we go on.
-        """
-
-        async def serialize(self, values: Any, infos: Any, args: Any = None) -> list[Any]:
-            for i in range(len(values)):
-                one = await super().serialize(values[i : i + 1], infos[i : i + 1], args[i : i + 1] if args else None)
-                for future in one:
-                    future.result()
-            return []
-
-    handler = ocp.PyTreeCheckpointHandler(
-        use_ocdbt=False,  # plain files, a folder for each array
-        use_zarr3=True,
-        use_compression=False,  # weights do not compress
-        enable_pinned_host_transfer=False,
-        type_handler_registry=ocp.type_handlers.create_type_handler_registry((np.ndarray, OneByOne())),
-    )
-    return handler, ocp.args.PyTreeSave

@@ -8,13 +8,11 @@ import hashlib
 import os
 import secrets
 import shutil
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,6 +22,7 @@ from llmc_jax.checkpoint import hugging_face, llmc, llmc_state, store
 from llmc_jax.checkpoint.contents import Identity, Metadata
 from llmc_jax.checkpoint.llmc import bf16_to_fp32, fp32_to_bf16
 from llmc_jax.checkpoint.llmc_state import OurState
+from llmc_jax.checkpoint.manifest import dtype_of
 from llmc_jax.checkpoint.reading import chunks, not_finite
 from llmc_jax.checkpoint.source import Slice, Source, SpecialTokens, slices, slices_of
 from llmc_jax.checkpoint.sources import open_source
@@ -32,6 +31,7 @@ from llmc_jax.data import tables
 from llmc_jax.data.hf_tokenizer import FILES as TOKENIZER_FILES
 from llmc_jax.data.tokenizers import Choice, Tokenizer, drawable, known_eot
 from llmc_jax.models.gpt2.tensors import flat_size, num_parameters, tensor_specs
+from llmc_jax.models.tensors import BLOCKS
 
 DIFFERS = "not written: what was read back differs from what was written; is the disk sound?"
 NO_SPECIAL = (
@@ -324,13 +324,13 @@ def to_state(source: Source, run: Path, dtype: str, tokenizer: Choice, force: bo
         raise InputError(f"{run}: is not a folder; give the folder of a run, new or not")
     try:
         run.mkdir(exist_ok=True)
-        with tempfile.TemporaryFile(dir=run) as scratch:
-            arrays = spooled(found, scratch)
-            writing = store.begin(run, step, arrays, metadata.to_json())
-            del arrays
+        small = {"step": np.array(step, np.int32), "updates": np.array(found.updates, np.int32)}
+        buffers = {group: (flat_size(source.config), dtype.name) for group, dtype in dtypes_of(found).items()}
+        writing = store.begin(run, step, small, metadata.to_json(), buffers)
         try:
+            digests = {group: write_buffer(writing.folder, group, found) for group in buffers}
             tables.keep(run, tokenizer.tokenizer)
-            entry = store.seal(writing)
+            entry = store.seal(writing, digests=[digests])
         finally:
             store.abandon(writing)
     except OSError as error:
@@ -347,32 +347,52 @@ def to_state(source: Source, run: Path, dtype: str, tokenizer: Choice, force: bo
     return Outcome(wrote, checked, found.warnings + final.warnings(), final.digest)
 
 
-def spooled(state: OurState, scratch: BinaryIO) -> dict[str, np.ndarray]:
-    """Return the arrays of a checkpoint of ours, moved to a file a slice at a time and mapped: they may be large.
+def dtypes_of(state: OurState) -> dict[str, np.dtype]:
+    """Return the dtype of each flat buffer of a state, in the order in which llm.c's files have them."""
+    source, groups = state.source, {*state.source.groups, *state.blank}
+    in_order = sorted(groups, key=("m", "v", "params", "copy").index)
+    return {g: dtype_of("bfloat16" if source.stored_dtype(g) == "bf16" else "float32") for g in in_order}
 
-    scratch: a file without a name, which nobody can shorten; the system would end a program that looks beyond a mapped
-    file's end. The zeros of a state that begins are not among them: memory that was never written to takes no room.
-    """
-    import ml_dtypes
 
-    source, size = state.source, flat_size(state.source.config)
-    groups = [group for group in source.groups if group not in state.blank]
-    dtypes = {g: np.dtype(ml_dtypes.bfloat16 if source.stored_dtype(g) == "bf16" else np.float32) for g in groups}
-    starts = dict(zip(groups, accumulate((size * dtypes[g].itemsize for g in groups), initial=0), strict=False))
-    order = [(group, spec) for spec in tensor_specs(source.config) for group in groups]
-    if source.kind == "llmc-state":
-        order.sort(key=lambda pair: ("m", "v", "params", "copy").index(pair[0]))  # as in its files
-    for group, spec in order:
-        scratch.seek(starts[group] + spec.offset * dtypes[group].itemsize)
+def write_buffer(folder: Path, group: str, state: OurState) -> dict[int, str]:
+    """Write a flat buffer of a state, a block at a time, and read it back; return the digests of its blocks."""
+    digests: dict[int, str] = {}
+    for k, block in enumerate(blocks_of(state, group)):
+        digests |= store.write_blocks(folder, group, {k: block})
+    store.read_back(folder, group, (flat_size(state.source.config), block.dtype.name), digests)
+    return digests
+
+
+def blocks_of(state: OurState, group: str) -> Iterator[np.ndarray]:
+    """Yield the blocks of a flat buffer, each (flat_size / BLOCKS,); the next one overwrites it."""
+    dtype, config = dtypes_of(state)[group], state.source.config
+    block = np.zeros(flat_size(config) // BLOCKS, dtype)
+    values: Iterable[np.ndarray] = () if group in state.blank else _values(state.source, group, dtype)
+    filled, count = 0, 0
+    for part in values:
+        while part.size:
+            taken = min(part.size, block.size - filled)
+            block[filled : filled + taken], part = part[:taken], part[taken:]
+            filled += taken
+            if filled == block.size:
+                yield block
+                filled, count = 0, count + 1
+    block[filled:] = 0  # the padding
+    for _ in range(count, BLOCKS):
+        yield block
+        block[:] = 0
+
+
+def _values(source: Source, group: str, dtype: np.dtype) -> Iterator[np.ndarray]:
+    """Yield the elements of a group's tensors, a slice at a time, each 1-D, bit for bit as they are stored."""
+    for spec in tensor_specs(source.config):
         for piece in slices_of(spec):
-            bits = source.read(group, piece.tensor, piece.layer).view(np.uint32)
-            if dtypes[group].itemsize == 2:
-                bits = np.right_shift(bits, 16, out=np.empty(bits.shape, np.uint16), casting="unsafe")
-            scratch.write(bits.data)
-    scratch.truncate(size * sum(dtype.itemsize for dtype in dtypes.values()))  # the padding, too, is there now: zeros
-    found: dict[str, np.ndarray] = {g: np.memmap(scratch, dtypes[g], "r", starts[g], (size,)) for g in groups}
-    found |= {group: np.zeros(size, np.float32) for group in state.blank}
-    return found | {"step": np.array(state.metadata.step, np.int32), "updates": np.array(state.updates, np.int32)}
+            values = np.ascontiguousarray(source.read(group, piece.tensor, piece.layer)).reshape(-1)
+            if dtype.itemsize == 4:
+                yield values
+            else:
+                bits = values.view(np.uint32)
+                yield np.right_shift(bits, 16, out=np.empty(bits.shape, np.uint16), casting="unsafe").view(dtype)
 
 
 def to_llmc_state(

@@ -17,20 +17,8 @@ if TYPE_CHECKING:
     from llmc_jax.training.state import TrainState
 
 
-def named_arrays(
-    state: "TrainState", model: ModelConfig, on_host: Callable[[Any], np.ndarray] = np.asarray
-) -> dict[str, np.ndarray]:
-    """Return the arrays by name, as format 2 has them: `params`, `m`, …, each (flat_size,), and `step`, `updates`, …
-
-    on_host: returns a flat buffer (flat_size,) of the state, wherever it lies. By default, on a CPU, that is a view.
-    """
-    arrays = {name: on_host(buffer) for name, buffer in state.flat.items()}
-    assert all(array.shape == (flat_size(model),) for array in arrays.values())
-    return arrays | small_arrays(state)
-
-
 def flat_buffers(state: "TrainState", model: ModelConfig) -> dict[str, tuple[int, str]]:
-    """Return elements and dtype of each flat buffer by name, in the order of `named_arrays`."""
+    """Return elements and dtype of each flat buffer by name: `params`, `m`, …"""
     return {name: (flat_size(model), buffer.dtype.name) for name, buffer in state.flat.items()}
 
 

@@ -1,32 +1,31 @@
 """Checkpoints of a training state: folders of named arrays and metadata, in which one flipped bit is found.
 
     <run>/state_00000100/          step 100
-        tensors/                   the arrays, written by orbax (zarr 3, not compressed); orbax alone can read it
+        tensors/                   the arrays (zarr 3, not compressed); orbax alone can read it
         run.json                   the metadata
         MANIFEST.json              digests of every array, block by block, of every other file and of itself
     <run>/DONE_00000100            empty; says what the folder's name says too, as llm.c does
 
-The digests of the arrays are taken from memory before anything is written. The folder gets its name once every array
+The digests of an array are taken from memory before it is written. The folder gets its name once every array
 was read back from the disk and agreed, and everything is synced. So a named folder whose digests hold is a checkpoint,
 whether its DONE_ file is there or was lost in a copy. Which arrays and metadata there are is the caller's. Leaves out
 writing beside the training, and llm.c's files.
 
-Several processes may write one checkpoint together: one begins and seals it, each writes its blocks of the flat
-buffers, which then have a file each (`begin_shared`, `write_blocks`). It is read like any other.
+One process writes a checkpoint as several do together: one begins and seals it, each writes its blocks of the flat
+buffers and reads them back; of several processes' checkpoint each block has a file.
 
 Format 2, which is written, has a model's tensors in flat buffers: `params`, `m`, `v`, `copy`. Format 1 had each tensor
 by itself: `params/wte`, … `Checkpoint` gives tensors, buffers and parts of buffers out of either.
 
-Checking and reading need neither orbax nor JAX. Writing imports orbax, which imports JAX.
+Needs neither orbax nor JAX.
 """
 
-import errno
 import functools
 import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -43,11 +42,12 @@ from llmc_jax.checkpoint.arrays import (
     array_files,
     check_sizes,
     damaged_blocks,
+    describe_arrays,
     file_of_block,
     file_size,
-    sync_and_drop,
-    write_all_but_blocks,
-    write_arrays,
+    sync_blocks,
+    sync_file,
+    write_array,
     write_block,
 )
 from llmc_jax.checkpoint.contents import FORMAT, Metadata
@@ -137,27 +137,62 @@ def hidden_model(run: Path, step: int) -> Path:
 # ----- writing ------------------------------------------------------------------------------------------------------
 
 
-def begin(run: str | Path, step: int, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, Any]) -> Writing:
-    """Take the digests of the arrays and write them, with the metadata, to a hidden folder of the run folder.
+def begin(
+    run: str | Path,
+    step: int,
+    arrays: Mapping[str, np.ndarray],
+    metadata: Mapping[str, Any],
+    buffers: Mapping[str, tuple[int, str]] | None = None,
+    parts: int = 1,
+) -> Writing:
+    """Begin a checkpoint in a hidden folder of the run folder: write everything but the blocks of the flat buffers.
 
-    arrays: by name (words joined by /), of a dtype in DTYPES and any shape, but not empty. metadata: what JSON can
-    hold, with "format" 2 and "step". When it returns, nothing refers to the arrays any more and they may change. Takes
-    no memory beside them but some megabytes. The checkpoint does not exist before `seal`.
+    arrays: by name (words joined by /), of a dtype in DTYPES and any shape, but not empty; their digests are taken from
+    memory before they are written. metadata: what JSON can hold, with "format" 2 and "step". buffers: elements and
+    dtype of each flat buffer, whose blocks `write_blocks` writes, here or in other processes. parts: files of each
+    buffer, 1, or BLOCKS where several processes write. Nothing refers to the arrays any more when it returns. The
+    checkpoint does not exist before `seal`.
 
-    Raises InputError if it cannot be written; the hidden folder is removed then.
+    Raises InputError if it cannot be written, or if there is no room for all of it; the hidden folder is removed then.
     """
-    arrays = _checked(arrays)
-    tensors = {name: describe(array) for name, array in arrays.items()}
-    return _begin(Path(run), step, tensors, metadata, lambda folder: write_arrays(folder, arrays))
+    assert metadata["format"] == FORMAT and metadata["step"] == step >= 0, (metadata["format"], metadata["step"], step)
+    run, arrays, words = Path(run), _checked(arrays), dump(metadata)
+    tensors = {name: _buffer(name, size, dtype, parts) for name, (size, dtype) in (buffers or {}).items()}
+    tensors |= {name: describe(array) for name, array in arrays.items()}
+    _check_room(run, step, sum(tensor.parts * file_size(tensor) for tensor in tensors.values()))
+    writing = Writing(run, step, _hidden(run, step, "tmp"), tensors, val_loss_of(metadata), {})
+    return writing._replace(small=_attempt(writing, lambda: _begin(writing, arrays, words)))
+
+
+def _buffer(name: str, size: int, dtype: str, parts: int, digests: Mapping[int, str] | None = None) -> Tensor:
+    """Return what the manifest says of a flat buffer. digests: of its blocks, "" where one is not known here."""
+    assert NAME.fullmatch(name) and dtype in DTYPES and size > 0 == size % FLAT_MULTIPLE, (name, size, dtype)
+    return Tensor((size,), dtype, tuple((digests or {}).get(k, "") for k in range(BLOCKS)), parts)
+
+
+def _begin(writing: Writing, arrays: Mapping[str, np.ndarray], words: bytes) -> dict[str, File]:
+    """Write all but blocks and manifest; return the digests of the small files."""
+    folder = writing.folder
+    folder.mkdir()
+    describe_arrays(folder, writing.tensors)
+    plans = _digests(folder, sizes_in(folder))
+    for name, array in arrays.items():
+        write_array(folder, name, writing.tensors[name], array)
+    folder.joinpath(METADATA).write_bytes(words)
+    _sync_folders(folder)  # other processes, which write blocks, may be on other machines
+    sync(folder.parent)
+    return {METADATA: digest_of_bytes(words), **plans}
 
 
 def probe(run: Path) -> None:
     """Write a small array to a hidden folder of a run folder as `begin` does, and read it back. Raises InputError."""
     array, folder = np.zeros(1, np.uint32), _hidden(run, 0, "tmp")
+    tensor = describe(array)
     try:
         folder.mkdir()
-        write_arrays(folder, {"probe": array})
-        if damaged_blocks(folder, "probe", describe(array)):
+        describe_arrays(folder, {"probe": tensor})
+        write_array(folder, "probe", tensor, array)
+        if damaged_blocks(folder, "probe", tensor):
             raise _differs("an array")
     except Exception as error:
         raise InputError(f"{run}: checkpoints cannot be written there: {_cause(error)}; choose another -o") from None
@@ -175,17 +210,6 @@ def _checked(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _begin(
-    run: Path, step: int, tensors: dict[str, Tensor], metadata: Mapping[str, Any], write: Callable[[Path], None]
-) -> Writing:
-    """Write arrays, as told, and the metadata to a hidden folder. write: is given the folder, and writes the arrays."""
-    assert metadata["format"] == FORMAT and metadata["step"] == step >= 0, (metadata["format"], metadata["step"], step)
-    words = dump(metadata)
-    _check_room(run, step, sum(tensor.parts * file_size(tensor) for tensor in tensors.values()))
-    writing = Writing(run, step, _hidden(run, step, "tmp"), tensors, val_loss_of(metadata), {})
-    return writing._replace(small=_attempt(writing, lambda: _write(writing, words, write)))
-
-
 def _check_room(run: Path, step: int, size: int) -> None:
     """Refuse to begin what the disk cannot hold: a full one would stop whoever else writes to it, such as the logs."""
     try:
@@ -200,16 +224,6 @@ def _check_room(run: Path, step: int, size: int) -> None:
         )
 
 
-def _write(writing: Writing, words: bytes, write: Callable[[Path], None]) -> dict[str, File]:
-    """Write all but the manifest; return the digests of the small files."""
-    folder = writing.folder
-    folder.mkdir()
-    write(folder)
-    plans = _digests(folder, sizes_in(folder).keys() - _sizes_of(writing.tensors).keys())
-    folder.joinpath(METADATA).write_bytes(words)
-    return {METADATA: digest_of_bytes(words), **plans}
-
-
 def _sizes_of(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     """Return the files that hold arrays, and the bytes of each."""
     return {path: file_size(tensor) for name, tensor in tensors.items() for path in array_files(name, tensor)}
@@ -221,34 +235,6 @@ def _digests(folder: Path, paths: Iterable[str]) -> dict[str, File]:
     return dict(zip(paths, in_threads(digest_of_file, [folder / path for path in paths]), strict=True))
 
 
-def begin_shared(
-    run: str | Path,
-    step: int,
-    buffers: Mapping[str, tuple[int, str]],
-    small: Mapping[str, np.ndarray],
-    metadata: Mapping[str, Any],
-) -> Writing:
-    """Begin a checkpoint that several processes write to one folder, each its blocks; called by one of them.
-
-    buffers: elements and dtype of each flat buffer. small, metadata: as the arrays and the metadata of `begin`. When it
-    returns, everything but the blocks is there, and each process may call `write_blocks` with `Writing.folder`.
-
-    Raises InputError if it cannot be written, or if there is no room for the blocks.
-    """
-    small, tensors = _checked(small), {}
-    for name, (size, dtype) in buffers.items():
-        assert NAME.fullmatch(name) and dtype in DTYPES and size > 0 == size % FLAT_MULTIPLE, (name, size, dtype)
-        tensors[name] = Tensor((size,), dtype, ("",) * BLOCKS, BLOCKS)
-    tensors |= {name: describe(array) for name, array in small.items()}
-
-    def write(folder: Path) -> None:
-        write_all_but_blocks(folder, small, tensors)
-        _sync_folders(folder)  # the other processes may be on other machines
-        sync(folder.parent)
-
-    return _begin(Path(run), step, tensors, metadata, write)
-
-
 def own_blocks(process: int, processes: int) -> range:
     """Return the blocks of each flat buffer that a process writes: a fair share, of more than BLOCKS processes none."""
     writers = min(processes, BLOCKS)
@@ -257,40 +243,66 @@ def own_blocks(process: int, processes: int) -> range:
     )
 
 
-def write_blocks(folder: Path, name: str, blocks: Mapping[int, np.ndarray]) -> dict[int, str]:
-    """Write blocks of a flat buffer to the folder that `begin_shared` made; return the digest of each.
+def write_blocks(folder: Path, name: str, blocks: Mapping[int, np.ndarray], parts: int = 1) -> dict[int, str]:
+    """Write blocks of a flat buffer to the folder that `begin` made; return the digest of each, taken from memory.
 
-    blocks: by number, each (buffer's elements / BLOCKS,), of the buffer's dtype. The digests are taken from memory
-    before anything is written; then every block is synced, read back and compared. Several processes, and threads, may
-    write at a time, but each block once. When it returns, nothing refers to the blocks any more.
+    blocks: by number, each (buffer's elements / BLOCKS,), of the buffer's dtype; parts: as `begin` had it. Several
+    processes may write at a time, to files of their own, but each block once. When it returns, nothing refers to the
+    blocks any more. `read_back` follows.
 
-    Raises InputError if they cannot be written, or are read back differently. The folder stays: whoever began it
-    abandons it once no process writes any more.
+    Raises InputError if they cannot be written. The folder stays: whoever began it abandons it once no process writes
+    any more.
     """
+    blocks = _checked_blocks(blocks)
+    if not blocks:
+        return {}
+    first = next(iter(blocks.values()))
+
+    def write() -> dict[int, str]:
+        digests = dict(zip(blocks, in_threads(digest_of_block, blocks.values()), strict=True))
+        tensor = _buffer(name, first.size * BLOCKS, first.dtype.name, parts, digests)
+        in_threads(lambda k: write_block(folder, name, tensor, k, blocks[k]), blocks)
+        return digests
+
+    return _explained(folder.parent, _step_of(folder), write)
+
+
+def read_back(folder: Path, name: str, buffer: tuple[int, str], digests: Mapping[int, str], parts: int = 1) -> None:
+    """Sync the blocks of a flat buffer that `write_blocks` wrote, read them from the disk, and compare.
+
+    buffer: its elements and dtype. digests: what `write_blocks` returned. Raises InputError where a block is read back
+    differently, or not at all.
+    """
+    tensor = _buffer(name, *buffer, parts, digests)
+
+    def read() -> None:
+        sync_blocks(folder, name, tensor, digests)
+        for run in _runs(sorted(digests)):
+            if damaged_blocks(folder, name, tensor, run.start * tensor.block, run.stop * tensor.block):
+                raise _differs(name)
+
+    _explained(folder.parent, _step_of(folder), read)
+
+
+def _runs(numbers: Sequence[int]) -> list[range]:
+    """Return ascending numbers as ranges."""
+    starts = [k for k in numbers if k - 1 not in numbers]
+    ends = [k + 1 for k in numbers if k + 1 not in numbers]
+    return [range(*pair) for pair in zip(starts, ends, strict=True)]
+
+
+def _step_of(folder: Path) -> int:
     found = _LEFTOVER.fullmatch(folder.name)
-    assert found and all(k in range(BLOCKS) and block.ndim == 1 for k, block in blocks.items()), (folder, list(blocks))
-    return _explained(folder.parent, int(found[1]), lambda: _write_blocks(folder, name, _checked_blocks(blocks)))
+    assert found, folder
+    return int(found[1])
 
 
 def _checked_blocks(blocks: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
     """Return the blocks in one piece each; they must be alike."""
+    assert all(k in range(BLOCKS) and block.ndim == 1 for k, block in blocks.items()), list(blocks)
     assert len({(block.size, block.dtype) for block in blocks.values()}) <= 1
     assert all(block.dtype == dtype_of(block.dtype.name) for block in blocks.values())
     return {k: np.ascontiguousarray(block) for k, block in blocks.items()}
-
-
-def _write_blocks(folder: Path, name: str, blocks: dict[int, np.ndarray]) -> dict[int, str]:
-    digests = dict(zip(blocks, in_threads(digest_of_block, blocks.values()), strict=True))
-
-    def write(k: int) -> None:
-        size, dtype = blocks[k].size, blocks[k].dtype.name
-        tensor = Tensor((size * BLOCKS,), dtype, tuple(digests.get(i, "") for i in range(BLOCKS)), BLOCKS)
-        write_block(folder, name, tensor, k, blocks[k])
-        if damaged_blocks(folder, name, tensor, k * size, (k + 1) * size):
-            raise _differs(name)
-
-    in_threads(write, blocks)
-    return digests
 
 
 def _differs(what: str) -> InputError:
@@ -301,8 +313,8 @@ def seal(writing: Writing, model: Path | None = None, digests: Iterable[Mapping[
     """Make a checkpoint of what was written: read it back, compare, write the manifest, sync, give it its name.
 
     model: an exported model, under the name that `hidden_model` gave; it gets its own beside the checkpoint.
-    digests: after `begin_shared`, from each process what `write_blocks` gave it, by buffer; each has then read back its
-    own blocks, and here only their sizes are looked at. JSON makes words of the blocks' numbers; these will do.
+    digests: from each process what `write_blocks` gave it, by buffer; each has then read back its own blocks, and here
+    only their sizes are looked at. JSON makes words of the blocks' numbers; these will do.
     A checkpoint of the same step that is there already is replaced. Takes the memory of a few blocks of an array.
 
     Raises InputError if what is read back differs, if a block was not written exactly once, or if anything cannot be
@@ -310,7 +322,8 @@ def seal(writing: Writing, model: Path | None = None, digests: Iterable[Mapping[
     """
 
     def action() -> int:
-        return _seal(writing._replace(tensors=_with_digests(writing.tensors, digests)), model)
+        own = {name: tensor for name, tensor in writing.tensors.items() if "" not in tensor.sha256}
+        return _seal(writing._replace(tensors=_with_digests(writing.tensors, digests)), own, model)
 
     return Entry(
         writing.step, state_folder(writing.run, writing.step), _attempt(writing, action), writing.val_loss, None
@@ -322,7 +335,7 @@ def _with_digests(
 ) -> dict[str, Tensor]:
     """Return the arrays with the digests of their blocks. Raises InputError if a block has none, or several."""
     told: dict[tuple[str, int], list[str]] = {
-        (name, k): [] for name, tensor in tensors.items() if tensor.parts > 1 for k in range(tensor.parts)
+        (name, k): [] for name, tensor in tensors.items() if "" in tensor.sha256 for k in range(BLOCKS)
     }
     for process in digests:
         for name, blocks in process.items():
@@ -332,22 +345,20 @@ def _with_digests(
         if len(found) != 1:
             raise InputError(f"block {k} of {name} was written by {len(found) or 'no'} processes; expected one")
     return {
-        name: tensor._replace(sha256=tuple(told[name, k][0] for k in range(BLOCKS))) if tensor.parts > 1 else tensor
+        name: tensor._replace(sha256=tuple(told[name, k][0] for k in range(BLOCKS))) if "" in tensor.sha256 else tensor
         for name, tensor in tensors.items()
     }
 
 
-def _seal(writing: Writing, model: Path | None) -> int:
-    """Return the bytes of all files."""
+def _seal(writing: Writing, own: Mapping[str, Tensor], model: Path | None) -> int:
+    """Return the bytes of all files. own: the arrays that nobody has read back yet."""
     folder, tensors = writing.folder, writing.tensors
-    alone = {
-        name: tensor for name, tensor in tensors.items() if tensor.parts == 1
-    }  # the others: by those who wrote them
-    _sync_files(folder, [*_sizes_of(alone), *writing.small])
+    for path in (*_sizes_of(own), *writing.small):
+        sync_file(folder / path)
     written = _sizes_of(tensors) | {path: file.size for path, file in writing.small.items()}
     if misfits := _misfits(sizes_in(folder), written):
         raise InputError(misfits[0])
-    for name, tensor in alone.items():
+    for name, tensor in own.items():
         if damaged_blocks(folder, name, tensor):
             raise _differs(name)
     files = _digests(folder, writing.small)
@@ -427,12 +438,7 @@ def _cause(error: BaseException) -> str:
         return str(error)
     if isinstance(error, OSError):
         return f"{error.filename}: {reason(error)}" if error.filename else reason(error)
-    text = str(error)  # of orbax, it names the file and much else in a thousand characters
-    for code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO,
-                 errno.ENOENT, errno.ENOTDIR, errno.EMFILE, errno.ENFILE, errno.ENAMETOOLONG):  # fmt: skip
-        if os.strerror(code) in text:
-            return os.strerror(code)
-    return f"{type(error).__name__}: {text.partition(' [')[0].splitlines()[0][:300] if text else 'no reason given'}"
+    return f"{type(error).__name__}: {error}"
 
 
 def _hidden(run: Path, step: int, kind: str) -> Path:
@@ -450,16 +456,6 @@ def _remove(folder: Path) -> None:
 def _is_ours(folder: Path) -> bool:
     """Return whether nothing but a checkpoint's files is lost if a state folder, or a link to one, is removed."""
     return folder.is_symlink() or (folder.is_dir() and {MANIFEST, METADATA, ARRAYS}.issuperset(os.listdir(folder)))
-
-
-def _sync_files(folder: Path, paths: Iterable[str]) -> None:
-    """Bring files to the disk and out of memory, so that reading them back reads the disk."""
-    for path in paths:
-        descriptor = os.open(folder / path, os.O_RDONLY)
-        try:
-            sync_and_drop(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def _sync_folders(folder: Path) -> None:

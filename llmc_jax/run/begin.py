@@ -187,7 +187,7 @@ def begun_log(setup: Setup, held: Held, made: list[Path]) -> RunLog:
     kind, step = ("start", 0) if setup.earlier is None else ("resume", setup.earlier.step)
     with leaving_nothing(held, made):
         saves = config.saves_at_end or config.checkpoint_every > 0
-        if saves and cluster.here().size == 1:  # several do without orbax
+        if saves and cluster.here().rank == 0:
             store.probe(held.folder)
         # the number of devices as it was asked for, where 0 is all that there are at the next start, too; -b auto found
         options = setup.asked.to_json() | {"batch_size": config.batch_size}

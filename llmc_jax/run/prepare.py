@@ -11,7 +11,6 @@ import numpy as np
 
 from llmc_jax import cluster
 from llmc_jax.base.errors import InputError
-from llmc_jax.checkpoint.arrays import require_orbax
 from llmc_jax.cluster.agreement import Agreed, alike
 from llmc_jax.config.train import AUTO_BATCH, TrainConfig
 from llmc_jax.machine.device import devices_of
@@ -38,8 +37,6 @@ def prepare(config: TrainConfig, notes: list[str]) -> tuple[Setup, TrainState]:
 
     Raises InputError for whatever cannot be used.
     """
-    if config.save or config.checkpoint_every:
-        require_orbax()
     require_trackers(config)
     own = introduced(config)
     available = here.available_devices() if own is None else (own.devices, own.platform)

@@ -6,13 +6,14 @@ A step is given the state's buffers to overwrite. Whoever still holds one of the
 it instead, without a word: the step then needs the memory of two states. So a save must let go of the state before the
 next step, in one of two ways: it copies the state on the device, or it has written everything by then.
 
-Several processes write a checkpoint together. Each brings its share of the state to its host, which lets go of the
-state, and writes that beside the training; process 0 writes the rest, and says when the checkpoint counts.
+Processes write a checkpoint together, and one process is a group of one. Of several each brings its blocks of the state
+to its host, which lets go of the state, and writes them beside the training. Process 0 begins the checkpoint and seals
+it.
 """
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass
@@ -28,11 +29,12 @@ from llmc_jax.base.errors import InputError
 from llmc_jax.checkpoint import store
 from llmc_jax.checkpoint.contents import Metadata
 from llmc_jax.checkpoint.llmc import write_model
-from llmc_jax.checkpoint.state import flat_buffers, named_arrays, small_arrays
+from llmc_jax.checkpoint.state import flat_buffers, small_arrays
 from llmc_jax.cluster.agreement import of_all, of_first
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.machine.device import full_memory
 from llmc_jax.models.gpt2.tensors import num_parameters
+from llmc_jax.models.tensors import BLOCKS
 from llmc_jax.training.parallel.placement import Placement
 from llmc_jax.training.state import TrainState
 
@@ -51,13 +53,13 @@ def room_for_copy(state_bytes: int, step_bytes: int, free: int | None) -> bool:
     return state_bytes <= (SHARE * step_bytes if free is None else GPU_SHARE * free)
 
 
-class Share(NamedTuple):
-    """What one of several processes has of a state, on its host."""
+class Given(NamedTuple):
+    """What is saved of a state: this process's share."""
 
     buffers: dict[str, tuple[int, str]]  # elements and dtype of each flat buffer
-    blocks: dict[str, dict[int, np.ndarray]]  # of each, those that this process writes, by number
     small: dict[str, np.ndarray]  # all else
-    model: np.ndarray | None  # weights (N,) that process 0 exports
+    blocks: Callable[[str], Mapping[int, np.ndarray]]  # of a buffer, those that this process writes, by number
+    model: Callable[[], np.ndarray | None]  # weights (N,) that process 0 exports
 
 
 def _exported(state: TrainState) -> jax.Array:
@@ -127,29 +129,49 @@ class Saver:
         self._join()
         self._saves += 1
         if cluster.here().size > 1:
-            share = self._share(state)
-            self._under_way = self._pool.submit(self._save_together, share, metadata, start, prune)
-            self._waited = time.perf_counter() - start
-            return
-        if self._copies is None and not last:
-            on_a_device = sum(leaf.addressable_data(0).nbytes for leaf in jax.tree.leaves(state))
-            self._copies = room_for_copy(on_a_device, step_bytes, free)
-        copy = self._copied(state) if self._copies and not last else None
-        given, written = [state if copy is None else copy], threading.Event()
-        self._under_way = self._pool.submit(self._save, given, metadata, start, prune, written)
-        if copy is None:
+            given, released = self._share(state), True
+        else:
+            copy = None if last else self._copied(state, step_bytes, free)
+            given, released = self._whole(state if copy is None else copy), copy is not None
+        written = threading.Event()
+        self._under_way = self._pool.submit(self._save, [given], metadata, start, prune, written)
+        del given
+        if not released:
             written.wait()
         self._waited = time.perf_counter() - start
 
-    def _copied(self, state: TrainState) -> TrainState | None:
-        """Return a copy; None where none fits."""
+    def _copied(self, state: TrainState, step_bytes: int, free: int | None) -> TrainState | None:
+        """Return a copy; None where none fits, or it would take too much memory."""
+        if self._copies is None:
+            on_a_device = sum(leaf.addressable_data(0).nbytes for leaf in jax.tree.leaves(state))
+            self._copies = room_for_copy(on_a_device, step_bytes, free)
         try:
-            return jax.block_until_ready(copied(state))
+            return jax.block_until_ready(copied(state)) if self._copies else None
         except jax.errors.JaxRuntimeError as error:
             if full_memory(error) is None:
                 raise
             self._copies = False
             return None
+
+    def _whole(self, state: TrainState) -> Given:
+        """Return the state, all of which one process writes: each buffer is brought to the host when it is written."""
+        on_host = np.asarray if self.place is None else self.place.host
+
+        def blocks(name: str) -> dict[int, np.ndarray]:
+            return dict(enumerate(np.split(on_host(state.flat[name]), BLOCKS)))
+
+        def model() -> np.ndarray | None:
+            return on_host(_exported(state)) if self.export else None
+
+        return Given(flat_buffers(state, self.model), small_arrays(state), blocks, model)
+
+    def _share(self, state: TrainState) -> Given:
+        """Return this process's share of the state, on its host. All processes call it at the same place."""
+        assert self.place is not None
+        numbers = store.own_blocks(cluster.here().rank, cluster.here().size)
+        blocks = {name: self.place.blocks(buffer, numbers) for name, buffer in state.flat.items()}
+        model = self.place.whole(_exported(state)) if self.export else None
+        return Given(flat_buffers(state, self.model), small_arrays(state), blocks.__getitem__, lambda: model)
 
     def finished(self) -> list[Saved]:
         """Return the saves that have ended since this was last asked."""
@@ -174,32 +196,17 @@ class Saver:
             self._ended.append(saved._replace(waited=min(self._waited, saved.seconds)))
 
     def _save(
-        self, given: list[TrainState], metadata: Metadata, start: float, prune: bool, written: threading.Event
+        self, given: list[Given], metadata: Metadata, start: float, prune: bool, written: threading.Event
     ) -> Saved:
-        """Write a checkpoint, in the thread. What goes wrong ends it, and harms nothing saved before.
+        """Write a checkpoint, in the thread, and say how that ended. What goes wrong harms nothing saved before.
 
-        given: the state, in a list that gives it away; written: set once nothing refers to it any more.
+        given: what is saved, in a list that gives it away; written: set once nothing refers to it any more.
         """
-
-        def write(undo: ExitStack) -> None:
-            writing, model = self._write(given.pop(), metadata, undo)
-            written.set()
-            self.check()
-            self.sync()
-            store.seal(writing, model)
-
-        try:
-            return self._ended_save(write, metadata.step, start, prune)
-        finally:
-            written.set()
-
-    def _ended_save(self, write: Callable[[ExitStack], None], step: int, start: float, prune: bool) -> Saved:
-        """Write a checkpoint and say how that ended. write: writes it; what it wrote is undone where it fails."""
-        problem: str | None = None
+        step, problem = metadata.step, None
         pruned: tuple[tuple[int, ...], str | None] = (), None
         try:
             with ExitStack() as undo:
-                write(undo)
+                self._write(given.pop(), metadata, written, undo)
                 undo.pop_all()
             self._good.add(step)
             if prune:
@@ -207,69 +214,48 @@ class Saver:
         except (InputError, OSError, MemoryError) as error:
             place = f"{self.folder}: the checkpoint of step {step} cannot be written: "
             problem = place + (str(error) or type(error).__name__).replace(place, "")  # each process says it, too
+        finally:
+            written.set()
         return Saved(step, store.state_folder(self.folder, step), problem, 0.0, time.perf_counter() - start, *pruned)
 
-    # ----- of several processes -----
-
-    def _share(self, state: TrainState) -> Share:
-        """Return this process's share of the state, on its host. All processes call it at the same place."""
-        assert self.place is not None
-        numbers = store.own_blocks(cluster.here().rank, cluster.here().size)
-        blocks = {name: self.place.blocks(buffer, numbers) for name, buffer in state.flat.items()}
-        model = self.place.whole(_exported(state)) if self.export else None
-        return Share(flat_buffers(state, self.model), blocks, small_arrays(state), model)
-
-    def _save_together(self, share: Share, metadata: Metadata, start: float, prune: bool) -> Saved:
-        """Write this process's share of a checkpoint, in the thread, and learn how the others' went."""
-        step = metadata.step
-        name = f"save {self._saves}"
+    def _write(self, given: Given, metadata: Metadata, written: threading.Event, undo: ExitStack) -> None:
+        """Begin, write blocks, seal: with the other processes of the run. undo: removes on an error what is written."""
+        name, parts = f"save {self._saves}", 1 if cluster.here().size == 1 else BLOCKS
         begun: list[tuple[store.Writing, Path | None]] = []
+        buffers = given.buffers
 
-        def write(undo: ExitStack) -> None:
-            def begin() -> str:
-                begun.append(self._begin(share, metadata, undo))
-                return begun[0][0].folder.name
+        def begin() -> str:
+            self.check()
+            writing = store.begin(self.folder, metadata.step, given.small, metadata.to_json(), buffers, parts)
+            undo.callback(store.abandon, writing)
+            begun.append((writing, self._export(given.model(), metadata.step, undo)))
+            return writing.folder.name
 
-            def written() -> dict[str, dict[int, str]]:
-                return {buffer: store.write_blocks(folder, buffer, each) for buffer, each in share.blocks.items()}
+        def write() -> dict[str, dict[int, str]]:
+            nonlocal given
+            digests = {each: store.write_blocks(folder, each, given.blocks(each), parts) for each in buffers}
+            del given
+            written.set()
+            for each, found in digests.items():
+                store.read_back(folder, each, buffers[each], found, parts)
+            return digests
 
-            def seal() -> None:
-                self.check()
-                self.sync()
-                writing, model = begun[0]
-                store.seal(writing, model, digests)
+        def seal() -> None:
+            self.check()
+            self.sync()
+            store.seal(*begun[0], digests)
 
-            folder = self.folder / of_first(f"{name} begins", begin)
-            digests = of_all(f"{name} is written", written)
-            of_first(f"{name} ends", seal)
+        folder = self.folder / of_first(f"{name} begins", begin)
+        digests = of_all(f"{name} is written", write)
+        of_first(f"{name} ends", seal)
 
-        return self._ended_save(write, step, start, prune)
+    def _export(self, weights: np.ndarray | None, step: int, undo: ExitStack) -> Path | None:
+        """Write weights (flat_size,) as a model in llm.c's format, of a hidden name until the checkpoint counts.
 
-    def _begin(self, share: Share, metadata: Metadata, undo: ExitStack) -> tuple[store.Writing, Path | None]:
-        """Write what is process 0's of a checkpoint, and the model where it is exported; `_write` of one process."""
-        self.check()
-        stored = metadata.to_json()
-        writing = store.begin_shared(self.folder, metadata.step, share.buffers, share.small, stored)
-        undo.callback(store.abandon, writing)
-        return writing, None if share.model is None else self._export(share.model, metadata.step, undo)
-
-    # ----- of one process -----
-
-    def _write(self, state: TrainState, metadata: Metadata, undo: ExitStack) -> tuple[store.Writing, Path | None]:
-        """Write everything that needs the state's buffers: the arrays, and the model where it is exported.
-
-        The model has a hidden name until the checkpoint counts; of bf16 weights it is of version 5, else of version 3.
-        undo: removes on an error what is written.
+        Of bf16 weights it is of version 5, else of version 3.
         """
-        self.check()
-        stored = metadata.to_json()
-        on_host = np.asarray if self.place is None else self.place.host
-        writing = store.begin(self.folder, metadata.step, named_arrays(state, self.model, on_host), stored)
-        undo.callback(store.abandon, writing)
-        return writing, self._export(on_host(_exported(state)), metadata.step, undo) if self.export else None
-
-    def _export(self, weights: np.ndarray, step: int, undo: ExitStack) -> Path:
-        """Write weights (flat_size,) as a model in llm.c's format, of a hidden name."""
+        if weights is None:
+            return None
         path = store.hidden_model(self.folder, step)
         undo.callback(lambda: path.unlink(missing_ok=True))
         values = weights[: num_parameters(self.model)].astype(np.float32, copy=False)

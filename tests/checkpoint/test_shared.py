@@ -56,13 +56,16 @@ def blocks_of(name: str, numbers: Sequence[int], arrays: dict[str, np.ndarray] =
 
 
 def begin(run: Path, flat: Sequence[str] = FLAT) -> store.Writing:
-    return store.begin_shared(run, 7, {name: BUFFERS[name] for name in flat}, SMALL, METADATA)
+    return store.begin(run, 7, SMALL, METADATA, {name: BUFFERS[name] for name in flat}, 64)
 
 
 def write(folder: Path, process: int, processes: int, flat: Sequence[str] = FLAT) -> dict[str, dict[int, str]]:
     """What one process does; returns what it tells the one that seals."""
     own = store.own_blocks(process, processes)
-    return {name: store.write_blocks(folder, name, blocks_of(name, own)) for name in flat}
+    digests = {name: store.write_blocks(folder, name, blocks_of(name, own), 64) for name in flat}
+    for name, found in digests.items():
+        store.read_back(folder, name, BUFFERS[name], found, 64)
+    return digests
 
 
 def save_shared(run: Path, processes: int, order: Sequence[int] = (), flat: Sequence[str] = FLAT) -> Path:
@@ -146,6 +149,23 @@ def test_each_block_has_one_process(processes: int) -> None:
         assert all(k * processes // 64 == p for p, share in enumerate(shares) for k in share)
 
 
+def write_by_orbax(folder: Path, arrays: dict[str, np.ndarray]) -> None:
+    """Write named arrays as orbax does when it is told to leave them as they are."""
+    import orbax.checkpoint as ocp
+    from etils import epath
+
+    tree: dict[str, Any] = {}
+    for name, array in arrays.items():
+        *path, last = name.split("/")
+        branch = tree
+        for word in path:
+            branch = branch.setdefault(word, {})
+        branch[last] = array
+    folder.mkdir()
+    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_zarr3=True, use_compression=False)
+    handler.save(epath.Path(folder), args=ocp.args.PyTreeSave(tree))
+
+
 def test_what_is_written_by_hand_is_what_orbax_writes(alone: Path, tmp_path: Path) -> None:
     """Byte by byte: an array in one file, of every dtype, number of axes and depth of name, and what says so."""
     arrays = {
@@ -156,9 +176,11 @@ def test_what_is_written_by_hand_is_what_orbax_writes(alone: Path, tmp_path: Pat
     arrays = {name: array for name, array in arrays.items() if not any(o.startswith(f"{name}/") for o in arrays)}
     orbax, hand = tmp_path / "orbax", tmp_path / "hand"
     orbax.mkdir()
-    array_files.write_arrays(orbax, arrays)
+    write_by_orbax(orbax / "tensors", arrays)
     tensors = {name: manifest.describe(array) for name, array in arrays.items()}
-    array_files.write_all_but_blocks(hand, arrays, tensors)
+    array_files.describe_arrays(hand, tensors)
+    for name, array in arrays.items():
+        array_files.write_array(hand, name, tensors[name], array)
     assert manifest.sizes_in(hand) == manifest.sizes_in(orbax) and len(manifest.sizes_in(hand)) == 2 * len(arrays) + 1
     for path in manifest.sizes_in(hand):
         assert (hand / path).read_bytes() == (orbax / path).read_bytes(), path
@@ -194,13 +216,14 @@ run, process = Path(sys.argv[1]), int(sys.argv[2])
 values = np.arange(65_536, dtype=np.float32)
 if process == 0:
     small = {"step": np.array(3, np.int32)}
-    writing = store.begin_shared(run, 3, {"params": (values.size, "float32")}, small, {"format": 2, "step": 3})
+    writing = store.begin(run, 3, small, {"format": 2, "step": 3}, {"params": (values.size, "float32")}, 64)
     folder = writing.folder
     print(folder, flush=True)
 else:
     folder = Path(input())
 own = {k: values[k * 1024 : (k + 1) * 1024] for k in store.own_blocks(process, 2)}
-digests = {"params": store.write_blocks(folder, "params", own)}
+digests = {"params": store.write_blocks(folder, "params", own, 64)}
+store.read_back(folder, "params", (values.size, "float32"), digests["params"], 64)
 if process == 1:
     print(json.dumps(digests))
 else:
@@ -226,6 +249,21 @@ def test_two_processes(tmp_path: Path) -> None:
     np.testing.assert_array_equal(store.open_checkpoint(entry.folder).read("params"), np.arange(65_536))
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_blocks_of_one_file_make_the_same_checkpoint(alone: Path, tmp_path: Path, order: int) -> None:
+    """As one process writes them: byte for byte what is written whole, whichever block comes first."""
+    writing = store.begin(tmp_path, 7, SMALL, METADATA, BUFFERS)
+    digests: dict[str, dict[int, str]] = {name: {} for name in FLAT}
+    for name in FLAT:
+        for half in (range(32), range(32, 64))[::order]:
+            digests[name] |= store.write_blocks(writing.folder, name, blocks_of(name, half[::order]))
+        store.read_back(writing.folder, name, BUFFERS[name], digests[name])
+    folder = store.seal(writing, digests=[digests]).folder
+    sizes = manifest.sizes_in(alone)
+    assert manifest.sizes_in(folder) == sizes and store.check(folder) is None
+    assert all((folder / path).read_bytes() == (alone / path).read_bytes() for path in sizes)
+
+
 def test_a_manifest_of_one_process_says_nothing_of_parts(alone: Path) -> None:
     said = manifest_of(alone)
     assert all(list(tensor) == ["shape", "dtype", "sha256"] for tensor in said["tensors"].values())
@@ -242,7 +280,7 @@ def test_blocks_may_change_once_they_are_written(tmp_path: Path) -> None:
     for k in range(64):
         wide = np.stack([arrays[name][k * BLOCK : (k + 1) * BLOCK].astype(np.float32) for name in FLAT], 1)
         own = {"params": wide[:, 0], "m": wide[:, 1], "copy": wide[:, 2].astype(ml_dtypes.bfloat16)}
-        said.append({name: store.write_blocks(writing.folder, name, {k: block}) for name, block in own.items()})
+        said.append({name: store.write_blocks(writing.folder, name, {k: block}, 64) for name, block in own.items()})
         wide[:] = 0
     folder = store.seal(writing, digests=said).folder
     for name, array in ARRAYS.items():
@@ -253,7 +291,7 @@ def test_a_block_that_is_written_twice_or_never_is_named(tmp_path: Path) -> None
     writing = begin(tmp_path)
     said = [write(writing.folder, p, 2) for p in range(2)]
     with pytest.raises(InputError, match=r"^.*step 7 cannot be written: .*tensors/m/c/40: File exists$"):
-        store.write_blocks(writing.folder, "m", blocks_of("m", [40]))
+        store.write_blocks(writing.folder, "m", blocks_of("m", [40]), 64)
     with pytest.raises(
         InputError, match=r"the checkpoint of step 7 cannot be written: block 32 of params was written by n"
     ):
@@ -295,7 +333,8 @@ def test_a_block_that_is_read_back_differently(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(store, "write_block", spoil)
     with pytest.raises(InputError, match=r"^.*the checkpoint of step 7 cannot be written: m reads back differently"):
-        store.write_blocks(writing.folder, "m", blocks_of("m", [3, 4]))
+        found = store.write_blocks(writing.folder, "m", blocks_of("m", [3, 4]), 64)
+        store.read_back(writing.folder, "m", BUFFERS["m"], found, 64)
     assert writing.folder.is_dir()  # others may be writing
 
 
@@ -305,7 +344,7 @@ def test_where_nothing_can_be_written(tmp_path: Path) -> None:
     writing = begin(tmp_path)
     store.abandon(writing)
     with pytest.raises(InputError, match=rf"^{tmp_path}: the checkpoint of step 7 cannot be written: .*No such file"):
-        store.write_blocks(writing.folder, "m", blocks_of("m", [3]))
+        store.write_blocks(writing.folder, "m", blocks_of("m", [3]), 64)
 
 
 def test_there_must_be_room_for_all_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

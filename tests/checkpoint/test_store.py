@@ -235,13 +235,13 @@ def test_begin_leaves_no_reference_to_the_arrays(tmp_path: Path) -> None:
 
 
 def test_a_failed_begin_leaves_no_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error may be kept; it holds nothing of orbax's frames."""
+    """The error may be kept; it holds nothing of the frames that had the array."""
 
-    def fail(folder: Path, arrays: Any) -> None:
-        mine = [array.view() for array in arrays.values()]
-        raise ValueError(f"No space left on device, with {len(mine)} arrays in this frame")
+    def fail(folder: Path, name: str, tensor: Any, array: np.ndarray) -> None:
+        mine = array.view()
+        raise ValueError(f"No space left on device, with {mine.size} elements in this frame")
 
-    monkeypatch.setattr(store, "write_arrays", fail)
+    monkeypatch.setattr(store, "write_array", fail)
     array = np.ones(4, np.float32)
     count = sys.getrefcount(array)
     kept: list[BaseException] = []
@@ -275,16 +275,17 @@ def test_a_device_buffer_can_be_donated_after_begin(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["params/wte", "v"])
-def test_what_orbax_writes_wrongly_never_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_what_is_written_wrongly_never_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """The digests are of what was in memory: a value that changes on its way to the disk is noticed."""
-    real = store.write_arrays
+    real = store.write_array
 
-    def spoil(folder: Path, arrays: Any) -> None:
-        wrong = {name: np.array(array) for name, array in arrays.items()}
-        wrong[name].view(np.uint8).reshape(-1)[-1] ^= 1
-        real(folder, wrong)
+    def spoil(folder: Path, each: str, tensor: Any, array: np.ndarray) -> None:
+        wrong = np.array(array)
+        if each == name:
+            wrong.view(np.uint8).reshape(-1)[-1] ^= 1
+        real(folder, each, tensor, wrong)
 
-    monkeypatch.setattr(store, "write_arrays", spoil)
+    monkeypatch.setattr(store, "write_array", spoil)
     writing = store.begin(tmp_path, 5, arrays_of(5), facts_of(5))
     with pytest.raises(InputError, match=rf"step 5 .*{name} reads back differently"):
         store.seal(writing)

@@ -19,7 +19,7 @@ from llmc_jax.checkpoint import store
 from llmc_jax.checkpoint.contents import Counters, Identity, Metadata
 from llmc_jax.checkpoint.llmc import read_header
 from llmc_jax.checkpoint.sources import flat_parameters, open_source
-from llmc_jax.checkpoint.state import named_arrays
+from llmc_jax.checkpoint.state import small_arrays
 from llmc_jax.config.model import parse_descriptor
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.models.gpt2.init import random_parameters
@@ -80,7 +80,8 @@ def bits(arrays: dict[str, np.ndarray]) -> dict[str, tuple[str, tuple[int, ...],
 
 def in_memory(state: TrainState) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
     """The bits of a state, from a copy of it, so that nothing holds its own buffers."""
-    return bits(named_arrays(jax.tree.map(jnp.copy, state), MODEL))
+    copy = jax.tree.map(jnp.copy, state)
+    return bits({name: np.asarray(buffer) for name, buffer in copy.flat.items()} | small_arrays(copy))
 
 
 def stored(run: Path, step: int) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
