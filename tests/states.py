@@ -1,14 +1,9 @@
-"""Arrays of training states that tests make up, and a run that the first version of this program left."""
-
-import tarfile
-from pathlib import Path
+"""Arrays of training states that tests make up."""
 
 import numpy as np
 
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.models.gpt2.tensors import flat_size, tensor_specs
-
-FORMAT_1 = Path(__file__).parent / "golden" / "state_format_1.tar.xz"
 
 
 def joined(arrays: dict[str, np.ndarray], model: ModelConfig) -> dict[str, np.ndarray]:
@@ -23,10 +18,3 @@ def joined(arrays: dict[str, np.ndarray], model: ModelConfig) -> dict[str, np.nd
         flat = found.setdefault(buffer, np.zeros(flat_size(model), array.dtype))
         flat[specs[part].offset :][: array.size] = array.reshape(-1)
     return found
-
-
-def unpack_format_1(folder: Path) -> Path:
-    """Unpacks that run's folder, with its data and losses beside it, and returns it."""
-    with tarfile.open(FORMAT_1) as archive:
-        archive.extractall(folder, filter="data")
-    return folder / "run"

@@ -15,7 +15,6 @@ from llmc_jax.config.model import ModelConfig
 from llmc_jax.data.tokenizers import Named
 
 FORMAT = 2  # of the metadata and of the manifest beside it, as they are written
-FORMATS = (1, FORMAT)  # that are read; for ever, since a run may be continued years later
 DTYPES = ("fp32", "bf16", "fp16")  # in which a model computes
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 OURS: Mapping[str, Any] = MappingProxyType({"kind": "llmc-jax"})  # origin of a state that began here

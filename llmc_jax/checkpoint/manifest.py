@@ -1,7 +1,7 @@
 """The manifest of a checkpoint: digests of every array, of every other file and of itself; and the metadata beside it.
 
 Format 2 has digests of BLOCKS equal blocks of an array of a flat buffer's size, whatever devices held it, and one of
-any other array. These cover the arrays' files. Format 1 had one digest of each array, and one of each array's file.
+any other array. These cover the arrays' files.
 
 Reads and checks what it says. Leaves out the arrays' files (arrays.py) and what makes a checkpoint complete (store.py).
 Needs neither orbax nor JAX.
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from llmc_jax.base.errors import FormatError
-from llmc_jax.checkpoint.contents import FORMAT, FORMATS
+from llmc_jax.checkpoint.contents import FORMAT
 from llmc_jax.models.tensors import BLOCKS, FLAT_MULTIPLE
 
 MANIFEST, METADATA = "MANIFEST.json", "run.json"
@@ -64,7 +64,7 @@ class File(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """A checked manifest. files: by path relative to the state folder, with /; those of arrays in format 1 alone."""
+    """A checked manifest. files: by path relative to the state folder, with /; those of arrays are not among them."""
 
     step: int
     tensors: dict[str, Tensor]
@@ -193,12 +193,13 @@ def parse_manifest(raw: bytes) -> Manifest:
     if not sound:
         raise FormatError(f"{MANIFEST}: damaged: it does not agree with the digest of itself that it holds")
     form = data.get("format")
-    if type(form) is not int or form not in FORMATS:
-        known = " and ".join(map(str, FORMATS))
-        raise FormatError(f"{MANIFEST}: format {form!r:.80}; this program reads formats {known}")
+    if type(form) is not int or form != FORMAT:
+        old = ", which no released version wrote: resume it with the one that made it, which saves in format 2"
+        advice = old if type(form) is int and form == 1 else f"; this program reads format {FORMAT}"
+        raise FormatError(f"{MANIFEST}: format {form!r:.80}{advice}")
     try:
         _demand(_is_size(data["step"]))
-        tensors = {name: _tensor_facts(name, facts, form) for name, facts in data["tensors"].items()}
+        tensors = {name: _tensor_facts(name, facts) for name, facts in data["tensors"].items()}
         files = {path: _file_facts(path, facts) for path, facts in data["files"].items()}
         _demand(METADATA in files and MANIFEST not in files)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -215,15 +216,14 @@ def _is_size(value: object) -> bool:
     return type(value) is int and 0 <= value < 2**63
 
 
-def _tensor_facts(name: str, facts: dict[str, Any], form: int) -> Tensor:
+def _tensor_facts(name: str, facts: dict[str, Any]) -> Tensor:
     _demand(NAME.fullmatch(name) and facts["dtype"] in DTYPES)
     _demand(isinstance(facts["shape"], list) and len(facts["shape"]) <= 32 and all(map(_is_size, facts["shape"])))
     _demand(0 not in facts["shape"])
-    shape, found = tuple(facts["shape"]), facts["sha256"]
-    digests = [found] if form == 1 else found
-    _demand(isinstance(digests, list) and len(digests) == (1 if form == 1 else blocks_of(shape)))
+    shape, digests = tuple(facts["shape"]), facts["sha256"]
+    _demand(isinstance(digests, list) and len(digests) == blocks_of(shape))
     _demand(all(map(_DIGEST.fullmatch, digests)))
-    if "parts" not in facts or form == 1:
+    if "parts" not in facts:
         return Tensor(shape, facts["dtype"], tuple(digests))
     _demand(type(facts["parts"]) is int and facts["parts"] == len(digests) == BLOCKS and len(shape) == 1)
     return Tensor(shape, facts["dtype"], tuple(digests), BLOCKS)

@@ -207,7 +207,8 @@ def _state_source(folder: Path, warnings: tuple[str, ...] = ()) -> Source:
     metadata = checkpoint.metadata
     config, dtype = metadata.identity.model, metadata.identity.dtype
     groups = tuple(group for group in ("params", "m", "v", "copy") if checkpoint.holds(group))
-    for name in (name for group in groups or ("params",) for name in checkpoint.parts(group)):
+    for name in groups or ("params",):
+        checkpoint.check_buffer(name)
         if (found := checkpoint.manifest.tensors[name].dtype) not in ("float32", "bfloat16", "float16"):
             raise FormatError(f"{folder}: {name} is of {found}; expected float32, bfloat16 or float16")
     kept: dict[str, np.ndarray] = {}

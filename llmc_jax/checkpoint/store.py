@@ -14,8 +14,8 @@ writing beside the training, and llm.c's files.
 One process writes a checkpoint as several do together: one begins and seals it, each writes its blocks of the flat
 buffers and reads them back; of several processes' checkpoint each block has a file.
 
-Format 2, which is written, has a model's tensors in flat buffers: `params`, `m`, `v`, `copy`. Format 1 had each tensor
-by itself: `params/wte`, … `Checkpoint` gives tensors, buffers and parts of buffers out of either.
+A model's tensors are stored in flat buffers: `params`, `m`, `v`, `copy`. `Checkpoint` gives tensors, buffers and parts
+of buffers.
 
 Needs neither orbax nor JAX.
 """
@@ -74,7 +74,7 @@ from llmc_jax.checkpoint.manifest import (
 )
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.logs.files import LOCK, METRICS
-from llmc_jax.models.gpt2.tensors import TENSORS, flat_size, tensor_specs
+from llmc_jax.models.gpt2.tensors import flat_size, tensor_specs
 from llmc_jax.models.tensors import BLOCKS, FLAT_MULTIPLE
 
 ROOM = 16 << 20  # bytes that a save leaves free on the disk, for the logs
@@ -510,72 +510,51 @@ class Checkpoint:
         return Metadata.from_json(self.stored, self.folder)
 
     def holds(self, name: str) -> bool:
-        """Return whether there is an array of this name, or a flat buffer stored as its tensors."""
-        return name in self.manifest.tensors or f"{name}/{TENSORS[0].name}" in self.manifest.tensors
+        """Return whether there is an array of this name."""
+        return name in self.manifest.tensors
 
     @property
     def _model(self) -> ModelConfig:
         return self.metadata.identity.model
 
     def read(self, name: str) -> np.ndarray:
-        """Return one array, with its digests compared: a stored one, a tensor (`params/wte`), a flat buffer (`params`).
+        """Return one array, with its digests compared: a stored one, or a tensor (`params/wte`) of a flat buffer.
 
-        A tensor has the model's shape, a buffer (flat_size,), whichever of them is stored. Raises FormatError if it is
-        not there, or not what was saved. Nothing is allocated by a size that is not that of the file.
+        A tensor has the model's shape. Raises FormatError if it is not there, or not what was saved. Nothing is
+        allocated by a size that is not that of the file.
         """
         tensors = self.manifest.tensors
         buffer, _, part = name.partition("/")
         if name in tensors:
-            return self._gathered({name: 0}, 0, tensors[name].size).reshape(tensors[name].shape)
-        if part and buffer in tensors:
-            for spec in tensor_specs(self._model):
-                if spec.name == part:
-                    return self.elements(buffer, spec.offset, spec.offset + spec.size).reshape(spec.shape)
-        elif not part and self.holds(name):
-            return self.elements(name, 0, flat_size(self._model))
+            return self._read(name, 0, tensors[name].size).reshape(tensors[name].shape)
+        for spec in tensor_specs(self._model) if buffer in tensors else ():
+            if spec.name == part:
+                return self.elements(buffer, spec.offset, spec.offset + spec.size).reshape(spec.shape)
         known = ", ".join(tensors) or "none"
         raise FormatError(f"{self.folder}: it holds no array {name}; its arrays are {known}")
 
     def elements(self, buffer: str, start: int, stop: int) -> np.ndarray:
         """Return elements [start, stop) of a flat buffer, with the digests of the blocks that they touch compared."""
         assert 0 <= start < stop <= flat_size(self._model), (start, stop)
-        return self._gathered(self.parts(buffer), start, stop)
+        self.check_buffer(buffer)
+        return self._read(buffer, start, stop)
 
-    def parts(self, buffer: str) -> dict[str, int]:
-        """Return the arrays that a flat buffer is stored in, with the first element of each: itself, or its tensors.
+    def check_buffer(self, name: str) -> None:
+        """Raise FormatError if there is no such flat buffer, or it is not what the model demands."""
+        tensor, shape = self.manifest.tensors.get(name), (flat_size(self._model),)
+        if tensor is None:
+            raise FormatError(f"{self.folder}: it holds no array {name}")
+        if tensor.shape != shape:
+            raise FormatError(f"{self.folder}: {name} has shape {tensor.shape}; by run.json it must be {shape}")
 
-        Raises FormatError if one is missing, or is not what the model demands.
-        """
-        model, tensors = self._model, self.manifest.tensors
-        expected: dict[str, tuple[int, tuple[int, ...]]] = {buffer: (0, (flat_size(model),))}
-        if buffer not in tensors:
-            expected = {f"{buffer}/{spec.name}": (spec.offset, spec.shape) for spec in tensor_specs(model)}
-        for name, (_, shape) in expected.items():
-            if name not in tensors:
-                raise FormatError(f"{self.folder}: it holds no array {name}")
-            if tensors[name].shape != shape:
-                raise FormatError(
-                    f"{self.folder}: {name} has shape {tensors[name].shape}; by run.json it must be {shape}"
-                )
-        if len(dtypes := {tensors[name].dtype for name in expected}) > 1:
-            raise FormatError(f"{self.folder}: the tensors of {buffer} are of {' and '.join(sorted(dtypes))}")
-        return {name: offset for name, (offset, _) in expected.items()}
-
-    def _gathered(self, parts: Mapping[str, int], start: int, stop: int) -> np.ndarray:
-        """Return elements [start, stop) of what arrays make up, each from its first element on; zeros between them."""
-        touched = []
-        for name, offset in parts.items():
-            tensor = self.manifest.tensors[name]
-            if (first := max(start, offset)) < (last := min(stop, offset + tensor.size)):
-                touched.append((name, tensor, offset, first, last))
+    def _read(self, name: str, start: int, stop: int) -> np.ndarray:
+        """Return elements [start, stop) of an array."""
+        tensor = self.manifest.tensors[name]
         with _naming(self.folder):
-            for name, tensor, offset, first, last in touched:
-                check_sizes(self.folder, name, tensor, first - offset, last - offset)
-            found = np.zeros(stop - start, dtype_of(self.manifest.tensors[next(iter(parts))].dtype))
-            for name, tensor, offset, first, last in touched:
-                out = found[first - start : last - start]
-                if blocks := damaged_blocks(self.folder, name, tensor, first - offset, last - offset, out):
-                    raise FormatError(f"{name}: {self._damage(name, blocks)}")
+            check_sizes(self.folder, name, tensor, start, stop)
+            found = np.empty(stop - start, dtype_of(tensor.dtype))
+            if blocks := damaged_blocks(self.folder, name, tensor, start, stop, found):
+                raise FormatError(f"{name}: {self._damage(name, blocks)}")
         return found
 
     def _damage(self, name: str, blocks: list[int]) -> str:
@@ -621,11 +600,6 @@ def _misfits(sizes: Mapping[str, int], written: Mapping[str, int]) -> list[str]:
     return sorted(misfits)
 
 
-def _arrays_of(manifest: Manifest) -> dict[str, Tensor]:
-    """Return the arrays whose files the manifest does not name; format 1 names them."""
-    return manifest.tensors if manifest.format > 1 else {}
-
-
 def _damages(checkpoint: Checkpoint, deep: bool, share: tuple[int, int]) -> list[str]:
     """Return every file that is missing, not known, or not what it was; share: as `entry` has it."""
     folder, manifest = checkpoint.folder, checkpoint.manifest
@@ -634,7 +608,7 @@ def _damages(checkpoint: Checkpoint, deep: bool, share: tuple[int, int]) -> list
         sizes = sizes_in(folder)
         sizes.pop(MANIFEST, None)
         written = {path: file.size for path, file in manifest.files.items()}
-        damages = _misfits(sizes, _sizes_of(_arrays_of(manifest)) | written)
+        damages = _misfits(sizes, _sizes_of(manifest.tensors) | written)
     if damages or not deep:
         return damages
     return (_damaged_files(checkpoint) if share[0] == 0 else []) + _damaged_arrays(checkpoint, own_blocks(*share))
@@ -650,7 +624,7 @@ def _damaged_files(checkpoint: Checkpoint) -> list[str]:
 def _damaged_arrays(checkpoint: Checkpoint, own: range) -> list[str]:
     """Return what is wrong with these blocks of the flat buffers; whoever has block 0 reads the other arrays too."""
     damages = []
-    for name, tensor in _arrays_of(checkpoint.manifest).items():
+    for name, tensor in checkpoint.manifest.tensors.items():
         mine = own if len(tensor.sha256) == BLOCKS else range(int(0 in own))
         try:
             found = damaged_blocks(checkpoint.folder, name, tensor, mine.start * tensor.block, mine.stop * tensor.block)

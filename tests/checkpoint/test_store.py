@@ -724,7 +724,7 @@ def test_a_huge_manifest_is_not_read(run: Path) -> None:
 def test_another_format_is_named(run: Path) -> None:
     for other in (3, 0, True, "2"):
         resign(run / "state_00000100", lambda body, other=other: body.update(format=other))
-        problem = f"MANIFEST.json: format {other!r}; this program reads formats 1 and 2"
+        problem = f"MANIFEST.json: format {other!r}; this program reads format 2"
         assert store.check(run / "state_00000100") == problem
 
 

@@ -32,8 +32,7 @@ from llmc_jax.run.command import main
 from llmc_jax.run.figures import StepFigures
 from llmc_jax.run.folder import RunLog, locked
 from llmc_jax.run.resume import check_fits, find_earlier, repeated
-from tests.same_run import Result, arrays, check_same, events, healthy, leftovers, steps_of, write_shards
-from tests.states import joined, unpack_format_1
+from tests.same_run import Result, arrays, check_same, healthy, leftovers, steps_of, write_shards
 
 pytestmark = pytest.mark.usefixtures("nothing_lasts")
 
@@ -607,26 +606,6 @@ def test_where_no_checkpoint_is_good_nothing_is_begun_anew(train: Train, copy: P
     assert refused.code == 2 and "Traceback" not in refused.err
     assert f"llmc-jax checkpoint verify {copy}" in refused.err and "another -o" in refused.err
     assert snapshot(copy) == before
-
-
-def test_a_checkpoint_of_format_1_is_continued(tmp_path: Path) -> None:
-    """As by the version that wrote it, up to what another machine rounds; to the bits of the same state in format 2."""
-    runs = [unpack_format_1(tmp_path / name) for name in ("old", "new")]
-    first = store.open_checkpoint(runs[1] / "state_00000003")
-    held = joined({name: first.read(name) for name in first.manifest.tensors}, first.metadata.identity.model)
-    store.seal(store.begin(runs[1], 3, held, first.metadata.to_json()))
-    for run, found in zip(runs, (1, 2), strict=True):
-        assert store.open_checkpoint(run / "state_00000003").manifest.format == found
-        words = f"-e L1-NH1-C4-V31-T8 -b 2 -t 8 -l 1e-2 -v 2 -m 2 -x 6 -n 3 --dtype bf16 -g 4 -sl 100 -y 1 -o {run}"
-        data = ["-i", str(run.parent / "train.bin"), "-j", str(run.parent / "val.bin")]
-        assert main([*words.split(), *data]) == 0
-        assert store.open_checkpoint(run / "state_00000006").manifest.format == 2
-    check_same(runs[0], runs[1])
-    expected = json.loads((tmp_path / "old" / "losses.json").read_text())
-    for event in ("train", "val"):
-        losses = {each["step"]: each["loss"] for each in events(runs[0]) if each["event"] == event}
-        later = {step: loss for step, loss in expected[event] if step >= 3}
-        assert losses == pytest.approx(later, rel=5e-3)
 
 
 def test_a_copy_without_its_empty_files_goes_on(train: Train, copy: Path, unbroken: Path) -> None:
