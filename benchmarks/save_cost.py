@@ -5,8 +5,8 @@
 The arrays are those of an fp32 run: parameters, m and v, three flat buffers of random values. begin: the
 digests from memory, and writing; the arrays may change after it. seal: reading back from the disk and comparing,
 digests of the files, syncing. Beside them one file of the same bytes, written and synced, which is what the disk takes
-at least. Memory: the most that a part needs beyond what the process held before it (Linux); the first import of orbax
-comes before. It costs what is on the disk at FOLDER, by default the system's temporary folder.
+at least. Memory: the most that a part needs beyond what the process held before it (Linux).
+The disk is that of FOLDER, by default of the system's temporary folder.
 """
 
 import argparse
@@ -16,7 +16,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -119,13 +118,13 @@ def main() -> None:
     meter = Meter()
     with tempfile.TemporaryDirectory(dir=options.dir) as folder:
         first = {"x": np.ones(1, np.float32)}
-        store.seal(store.begin(Path(folder), 0, first, {"format": FORMAT, "step": 0}))  # imports orbax
+        store.seal(store.begin(Path(folder), 0, first, {"format": FORMAT, "step": 0}))
         for _ in range(options.rounds):
             measure(meter, Path(folder), arrays)
         stored = store.entry(Path(folder), 1).bytes
     print(
         f"{machine_line()}, "
-        f"orbax-checkpoint {version('orbax-checkpoint')}. {options.model}, fp32: N={num_parameters(config):,}, "
+        f"{options.model}, fp32: N={num_parameters(config):,}, "
         f"{nbytes / 1e6:,.1f} MB of arrays, {stored / 1e6:,.1f} MB in the folder.\n"
     )
     print("| part | seconds, median | least | most | MB/s | memory, MB |\n|---|---|---|---|---|---|")

@@ -4,8 +4,8 @@
 
 Every process does what it would do in a run, but one after the other, in one process of this machine: so the seconds
 of one process are those of a process that has the disk for itself. The arrays are those of an fp32 run: parameters, m
-and v, three flat buffers of random values, and two small ones. "alone" is the layout of a run of one process, in which
-orbax writes; the others have a file for each of the 64 blocks of each buffer.
+and v, three flat buffers of random values, and two small ones. "alone" is the layout of a run of one process, a file
+for each buffer; the others have a file for each of the 64 blocks of each buffer.
 
 What the first process does alone: the folder, the small arrays and the metadata (begin), then, once all have told it
 their digests, the sizes of all files, the manifest, syncing and renaming (seal). The slowest of the others: its blocks
@@ -75,17 +75,25 @@ def write_together(
     """Save as several processes do."""
     buffers = {name: (arrays[name].size, arrays[name].dtype.name) for name in FLAT}
     small = {name: array for name, array in arrays.items() if name not in FLAT}
-    writing, begin = seconds(lambda: store.begin_shared(run, 1, buffers, small, facts))
+    writing, begin = seconds(lambda: store.begin(run, 1, small, facts, buffers, BLOCKS))
     told, slowest = [], 0.0
     for process in range(processes):
         own = store.own_blocks(process, processes)
-        said, took = seconds(
-            lambda own=own: {n: store.write_blocks(writing.folder, n, blocks(arrays[n], own)) for n in FLAT}
-        )
+        said, took = seconds(lambda own=own: write_own(writing.folder, arrays, buffers, own))
         told.append(said)
         slowest = max(slowest, took)
     entry, seal = seconds(lambda: store.seal(writing, digests=told))
     return entry.folder, {"begin": begin, "blocks": slowest, "seal": seal}
+
+
+def write_own(
+    folder: Path, arrays: dict[str, np.ndarray], buffers: dict[str, tuple[int, str]], own: range
+) -> dict[str, dict[int, str]]:
+    """Write a process's blocks and read them back; return their digests."""
+    digests = {name: store.write_blocks(folder, name, blocks(arrays[name], own), BLOCKS) for name in buffers}
+    for name, found in digests.items():
+        store.read_back(folder, name, buffers[name], found, BLOCKS)
+    return digests
 
 
 def blocks(buffer: np.ndarray, own: range) -> dict[int, np.ndarray]:
@@ -166,8 +174,6 @@ def _number(column: str, value: float) -> str:
 
 def page(rounds: int, place: Path | None) -> str:
     """Return the tables, with where they come from."""
-    with tempfile.TemporaryDirectory(dir=place) as folder:  # imports orbax
-        write_alone(Path(folder), {"x": np.ones(1, np.float32)}, {"format": 2, "step": 1})
     head = (
         "# A checkpoint that many processes write together\n\n"
         f"`python benchmarks/shared_checkpoint.py --rounds {rounds} --write`\n\n"

@@ -6,6 +6,7 @@ formats themselves.
 
 import hashlib
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,7 +19,7 @@ import numpy as np
 
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import reason, refuse_existing, sync
-from llmc_jax.checkpoint import hugging_face, llmc, llmc_state, store
+from llmc_jax.checkpoint import exchange, hugging_face, llmc, llmc_state, store
 from llmc_jax.checkpoint.contents import Identity, Metadata
 from llmc_jax.checkpoint.llmc import bf16_to_fp32, fp32_to_bf16
 from llmc_jax.checkpoint.llmc_state import OurState
@@ -39,6 +40,7 @@ NO_SPECIAL = (
     "--tokenizer FILE, or set them in config.json and generation_config.json"
 )
 OUR_FILES = frozenset({"config.json", "generation_config.json", "model.safetensors", *TOKENIZER_FILES})
+ORBAX_FILES = re.compile(r"_METADATA|_CHECKPOINT_METADATA|commit_success\.txt|manifest\.ocdbt|ocdbt\.process_0|d")
 
 
 class Outcome(NamedTuple):
@@ -203,6 +205,19 @@ def to_hugging_face(source: Source, out: Path, dtype: str, tokenizer: TokenizerF
     return Outcome(wrote, checked, warnings, passage.digest)
 
 
+def to_orbax(source: Source, out: Path, dtype: str, force: bool) -> Outcome:
+    """Write a checkpoint that orbax reads, of the model's named tensors. Needs the memory of the weights, twice."""
+    passage = Passage(source, dtype)
+    with new_folder(out, force) as temporary:
+        exchange.write_folder(
+            temporary, source.config, dtype_of("bfloat16" if dtype == "bf16" else "float32"), passage.take
+        )
+        check_written(passage, open_source(temporary), out, padding=True)
+        total = sum(path.stat().st_size for path in temporary.rglob("*") if path.is_file())
+    wrote = f"{out}: orbax checkpoint ({dtype}), {total:,} bytes"
+    return Outcome(wrote, f"{out}: read back, {passage.words()}", passage.warnings(), passage.digest)
+
+
 def special_tokens(source: Source, tokenizer: Tokenizer | None, named: bool = False) -> SpecialTokens:
     """Return the ids that begin and end a text: the source's, else the tokenizer's, else by the vocabulary's size.
 
@@ -233,7 +248,7 @@ def _lost_tokens(source: Source) -> tuple[str, ...]:
 def new_folder(out: Path, force: bool) -> Iterator[Path]:
     """Yield a hidden folder beside `out` that takes its place, synced, if the block ends without an error.
 
-    With force, a folder that holds nothing but a model of Hugging Face's is replaced. Raises InputError.
+    With force, a folder that holds nothing but what a conversion wrote there is replaced. Raises InputError.
     """
     refuse_existing(out, force)
     out = out.absolute()
@@ -247,7 +262,7 @@ def new_folder(out: Path, force: bool) -> Iterator[Path]:
         temporary.mkdir()
         try:
             yield temporary
-            for path in (*temporary.iterdir(), temporary):
+            for path in (*temporary.rglob("*"), temporary):
                 sync(path)
             if os.path.lexists(out):
                 out.rename(aside)
@@ -268,7 +283,9 @@ def new_folder(out: Path, force: bool) -> Iterator[Path]:
 def _check_replaceable(out: Path) -> None:
     if out.is_symlink() or not out.is_dir():
         raise InputError(f"{out}: is not a folder; remove it, or give another name")
-    others = sorted(path.name for path in out.iterdir() if path.name not in OUR_FILES)
+    others = sorted(
+        path.name for path in out.iterdir() if path.name not in OUR_FILES and not ORBAX_FILES.fullmatch(path.name)
+    )
     if others:
         raise InputError(
             f"{out}: holds {others[0]!r}, which no conversion wrote; --force replaces whole folders, so remove it, or "

@@ -38,6 +38,7 @@ llm.c training state     a folder: model_*, state_*_* of each rank, DONE_*  yes 
 llmc-jax training state  a run's folder, or a state_%08d in it              yes             --to state
 Hugging Face GPT-2       config.json, safetensors in one file or more       F32, BF16, F16  --to hf: F32, BF16
 nanoGPT                  ckpt.pt; needs PyTorch, runs no pickle             weights         no
+orbax                    a folder of named tensors, for other JAX programs  yes             --to orbax
 random weights           a model's shape: d12, L4-NH4-C128-V257-T128        yes             no
 llm.c debug state        one batch's logits, loss and gradients             compare         debug-state
 tokenizer                gpt2_tokenizer.bin, a folder of Hugging Face's     --tokenizer     --to hf, --to state
@@ -54,6 +55,7 @@ TARGETS = {
     "llmc-state": "a folder with a training state of llm.c",
     "state": "a run folder with a training state of llmc-jax",
     "hf": "a folder of Hugging Face's transformers",
+    "orbax": "a checkpoint of orbax's, for other JAX programs",
 }
 KINDS = {
     "llmc-model": "llm.c model",
@@ -61,6 +63,7 @@ KINDS = {
     "state": "training state of llmc-jax",
     "hugging-face": "Hugging Face GPT-2",
     "nanogpt": "nanoGPT checkpoint",
+    "orbax": "orbax checkpoint",
     "random": "random weights",
 }
 
@@ -339,6 +342,8 @@ def _write(
         settings = {name: config[name] for name in ("tokenizer_class",) if name in config}
         out = conversion.TokenizerFiles(files, special, settings)
         return conversion.to_hugging_face(source, args.out, dtype, out, args.force)
+    if target == "orbax":
+        return conversion.to_orbax(source, args.out, dtype, args.force)
     if target == "state":
         return conversion.to_state(source, args.out, dtype, choice, args.force)
     zero = None if args.zero is None else bool(args.zero)

@@ -20,7 +20,16 @@ import numpy as np
 from llmc_jax.base import magics
 from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.base.files import Stamp, complete_file, opened, reason, refuse_irregular, stamp_of
-from llmc_jax.checkpoint.reading import HEADER_BYTES, HEADER_INTS, Stored, Summed, chunks, not_finite, read_header_ints
+from llmc_jax.checkpoint.reading import (
+    HEADER_BYTES,
+    HEADER_INTS,
+    Stored,
+    Summed,
+    chunks,
+    fp16_to_fp32,
+    not_finite,
+    read_header_ints,
+)
 from llmc_jax.config.model import ModelConfig, pad_vocab
 from llmc_jax.models.gpt2.tensors import BY_NAME, num_parameters, tensor_specs, views
 
@@ -109,6 +118,14 @@ def with_padding(wte: np.ndarray, config: ModelConfig) -> np.ndarray:
 def bf16_to_fp32(bits: np.ndarray) -> np.ndarray:
     """Return float32 values of bfloat16 bit patterns (uint16, any shape). Exact: one is a float32's upper half."""
     return (np.asarray(bits, np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def widened(values: np.ndarray) -> np.ndarray:
+    """Return a float32, bfloat16 or float16 array as float32, exactly and on the bits; float32 as it is."""
+    if values.dtype == np.float32:
+        return values
+    bits = np.ascontiguousarray(values).view(np.uint16)
+    return fp16_to_fp32(bits) if values.dtype == np.float16 else bf16_to_fp32(bits)
 
 
 def fp32_to_bf16(values: np.ndarray) -> np.ndarray:

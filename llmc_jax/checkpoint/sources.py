@@ -16,10 +16,9 @@ import numpy as np
 from llmc_jax.base import magics
 from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.base.files import opened, reason
-from llmc_jax.checkpoint import store
-from llmc_jax.checkpoint.llmc import ModelFile, bf16_to_fp32, open_model
+from llmc_jax.checkpoint import exchange, store
+from llmc_jax.checkpoint.llmc import ModelFile, open_model, widened
 from llmc_jax.checkpoint.llmc_state import open_llmc_state
-from llmc_jax.checkpoint.reading import fp16_to_fp32
 from llmc_jax.checkpoint.source import Source, SpecialTokens, slices
 from llmc_jax.config.model import ModelConfig, described, where_published
 from llmc_jax.config.train import TrainConfig
@@ -37,9 +36,9 @@ def open_source(path: str | Path, *, v2_order: str = "auto", step: int | None = 
     """Open a checkpoint of any format that is known here; what it is, is seen from what it holds.
 
     A file of llm.c, a .safetensors file beside its config.json, a nanoGPT ckpt.pt or the folder that it is in; a folder
-    of Hugging Face's, a training state of ours (its own folder, or a run's, whose newest good one is taken), a folder
-    with training states of llm.c (the newest complete one); a descriptor (d12): random weights. v2_order: for version 2
-    of llm.c's model files, see llmc.open_model. step: takes this step out of a folder that may hold several.
+    of Hugging Face's or orbax's, a training state of ours (its own folder, or a run's, whose newest good one is taken),
+    a folder with training states of llm.c (the newest complete one); a descriptor (d12): random weights. v2_order: for
+    version 2 of llm.c's model files, see llmc.open_model. step: takes this step out of a folder that may hold several.
 
     Raises InputError (FormatError for bad bytes) if it is none of them, with what was found.
     """
@@ -92,7 +91,7 @@ def _random_source(path: Path, config: ModelConfig) -> Source:
 
 
 FILES = "llm.c's model_*.bin, .safetensors files beside their config.json, nanoGPT's ckpt.pt"
-FOLDERS = "those of training states of llm.c or llmc-jax, of Hugging Face's GPT-2, and nanoGPT's out_dir"
+FOLDERS = "those of training states of llm.c or llmc-jax, of Hugging Face's GPT-2, of orbax, and nanoGPT's out_dir"
 
 
 def _names(folder: Path) -> set[str]:
@@ -125,6 +124,11 @@ def is_pytorch(path: Path) -> bool:
 def is_hugging_face(folder: Path) -> bool:
     """Return whether a folder is one of Hugging Face's. Raises FormatError if it cannot be read."""
     return _is_hugging_face(_names(folder))
+
+
+def is_orbax(folder: Path) -> bool:
+    """Return whether a folder is one of orbax's. Raises FormatError if it cannot be read."""
+    return bool(_names(folder) & exchange.FILES)
 
 
 def flat_parameters(source: Source) -> np.ndarray:
@@ -163,6 +167,8 @@ def _open_folder(folder: Path, step: int | None) -> Source:
         return open_llmc_state(folder, step)
     if NANOGPT in names:
         return open_source(folder / NANOGPT, step=step)
+    if names & exchange.FILES:
+        return exchange.open_folder(folder)
     models = sorted(name for name in names if LLMC_MODEL.fullmatch(name))
     if models:
         raise InputError(f"{folder}: holds models, but no training state; name one of them: {folder / models[-1]}")
@@ -229,14 +235,6 @@ def stored_special(origin: Mapping[str, Any]) -> SpecialTokens | None:
     """Return the ids that the model had in Hugging Face's folder, if it came from one."""
     found = origin.get("special")
     return SpecialTokens(found.get("bos"), found.get("eos")) if isinstance(found, Mapping) else None
-
-
-def widened(values: np.ndarray) -> np.ndarray:
-    """Return a float32, bfloat16 or float16 array as float32, exactly and on the bits; float32 as it is."""
-    if values.dtype == np.float32:
-        return values
-    bits = np.ascontiguousarray(values).view(np.uint16)
-    return fp16_to_fp32(bits) if values.dtype == np.float16 else bf16_to_fp32(bits)
 
 
 def _model_source(model: ModelFile) -> Source:

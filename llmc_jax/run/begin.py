@@ -36,7 +36,6 @@ from llmc_jax.run.folder import (
     Kept,
     RunLog,
     ShortLog,
-    check_path,
     config_record,
     create_run_folder,
     cut_logs,
@@ -233,7 +232,6 @@ def lock_of(config: TrainConfig) -> Iterator[Held | None]:
 
     Of several processes the first one has it.
     """
-    check_path(config.output_dir)
     folder = Path(config.output_dir)
     there = cluster.here().rank == 0 and config.output_dir and folder.is_dir()
     with locked(folder) if there else nullcontext() as held:

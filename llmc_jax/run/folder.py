@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.base.files import complete_file, leads_to, path_of, plain, reason, refusing, sync, try_lock, write_atomic
-from llmc_jax.base.options import show_value, without_credentials
+from llmc_jax.base.options import without_credentials
 from llmc_jax.data.tables import IN_RUN
 from llmc_jax.logs.files import CONFIG, KERNELS, LOCK, MAIN_LOG, METRICS, SAMPLES, parse_event, rank_log, read_bytes
 from llmc_jax.logs.state import RUNNING, Seen, is_there, own_process, run_state
@@ -31,16 +31,6 @@ from llmc_jax.machine.versions import environment, git_state, versions
 from llmc_jax.run.figures import StepFigures
 
 BEAT = 10.0  # seconds between two touches of a lock file; one silent for logs.state.SILENCE may be of a dead process
-
-
-def check_path(output_dir: str) -> None:
-    """Raise InputError for a run folder in whose path orbax could not write a checkpoint, or would write elsewhere."""
-    path = os.path.abspath(output_dir or "runs")
-    if "\\" in path or os.fsencode(path).decode(errors="replace") != path:
-        raise InputError(
-            f"-o {show_value(output_dir)}: {show_value(path)} has a backslash or is not UTF-8 text, so checkpoints "
-            "cannot be written there; choose another -o"
-        )
 
 
 def _remove_empty(folders: Iterable[Path]) -> None:

@@ -145,7 +145,7 @@ def _open_weights(flag: str, name: str, config: TrainConfig, report: Callable[[s
                 f"{name}: a file of PyTorch, as nanoGPT writes; `python convert_checkpoint.py convert {words}` makes a "
                 "file of it that -e takes"
             )
-        if not path.is_file() and not (path.is_dir() and sources.is_hugging_face(path)):
+        if not path.is_file() and not (path.is_dir() and (sources.is_hugging_face(path) or sources.is_orbax(path))):
             if flag == "--init-from":
                 return find_named(path, report)
             if path.is_dir() and ((path / MAIN_LOG).exists() or not (path / "config.json").exists()):
