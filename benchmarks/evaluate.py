@@ -27,10 +27,10 @@ from llmc_jax.checkpoint.convert import main as convert
 from llmc_jax.data.items import Item
 from llmc_jax.data.tasks import read_items
 from llmc_jax.data.tokenizers import load_tokenizer
-from llmc_jax.evaluate import scorer as scoring
 from llmc_jax.evaluate.choices import answers, rows_of_items
-from llmc_jax.evaluate.scorer import Scorer, batches, score, scorer_of
+from llmc_jax.generate import scorer as scoring
 from llmc_jax.generate.model import open_model
+from llmc_jax.generate.scorer import Scorer, batches, score, scorer_of
 
 PAGE = Path(__file__).parent / "results/evaluate.md"
 HEADING = "## Questions a second"

@@ -29,8 +29,9 @@ from llmc_jax.generate import heads
 from llmc_jax.generate.engine import Drawn, Request, generate
 from llmc_jax.generate.model import Model, flat_weights, open_model
 from llmc_jax.generate.sampling import Sampling
+from llmc_jax.generate.scorer import scores_of_batch
 from llmc_jax.models.gpt2.decode import separated
-from llmc_jax.models.gpt2.model import Execution, forward, loss_fn, mean_loss
+from llmc_jax.models.gpt2.model import Execution, forward, loss_fn
 from llmc_jax.models.gpt2.tensors import Params, views
 from llmc_jax.plan.plan import step_numbers
 from llmc_jax.training.adamw import ADAMW
@@ -149,7 +150,11 @@ def loss(model: Model, ids: Ids) -> float:
     n is 2 to T + 1. Raises InputError for ids that the model cannot take.
     Source: llm.c train_gpt2.c, `crossentropy_forward`.
     """
-    return float(_loss(model.weights, np.atleast_2d(_rows(model, ids, 2)), model.config, model.execution))
+    rows = np.atleast_2d(_rows(model, ids, 2))
+    inputs, targets = rows[:, :-1], rows[:, 1:]
+    all_of_them = np.array([0, targets.size], np.int32)
+    losses, *_ = scores_of_batch(model.weights, inputs, targets, all_of_them, model.config, model.execution)
+    return float(jnp.mean(losses))
 
 
 def loss_and_gradient(model: Model, ids: Ids) -> tuple[float, Params]:
@@ -172,11 +177,6 @@ def attention_weights(model: Model, ids: Sequence[int] | np.ndarray | jax.Array,
     Source: llm.c train_gpt2.c, `attention_forward`.
     """
     return heads.attention_weights(model, _rows(model, ids, 1, (1,)).tolist(), layer)
-
-
-@partial(jax.jit, static_argnames=("config", "execution"))
-def _loss(weights: Params, rows: jax.Array, config: ModelConfig, execution: Execution) -> jax.Array:
-    return mean_loss(flat_weights(weights, config), rows[:, :-1], rows[:, 1:], config, execution)
 
 
 @partial(jax.jit, static_argnames=("config", "execution"))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from llmc_jax.data.items import Item
-from llmc_jax.evaluate.scorer import Row, Scored
+from llmc_jax.generate.scorer import Row, Scored
 
 
 class Answer(NamedTuple):
@@ -63,7 +63,7 @@ def answers(items: Sequence[Item], scored: Iterable[Scored]) -> list[Answer]:
 
 def _answer(label: int, scored: Sequence[Scored]) -> Answer:
     losses = tuple(float(each.losses.sum(dtype=np.float64)) for each in scored)
-    written = tuple(bool(each.best.all()) for each in scored if each.best is not None)
+    written = tuple(not each.rank.any() for each in scored if each.rank is not None)
     return Answer(label, losses, tuple(len(each.losses) for each in scored), written or None)
 
 

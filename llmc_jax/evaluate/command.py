@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from rich.progress import Task
 
     from llmc_jax.evaluate.report import Subject
-    from llmc_jax.evaluate.scorer import Scorer
     from llmc_jax.evaluate.subjects import Cut, Questions, Reader, Result, Text, Told
+    from llmc_jax.generate.scorer import Scorer
 
 
 def program(argv: Sequence[str] | None = None) -> NoReturn:
@@ -163,9 +163,9 @@ def number_of_devices(asked: int) -> int:
 
 def evaluate(flags: SimpleNamespace, asked: Asked) -> Evaluated:
     """Open one model after the other, and ask it."""
-    from llmc_jax.evaluate.scorer import scorer_of
     from llmc_jax.evaluate.subjects import work_of
     from llmc_jax.generate.model import open_model
+    from llmc_jax.generate.scorer import scorer_of
 
     models, results = [], []
     began = time.monotonic()

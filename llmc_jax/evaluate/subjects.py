@@ -23,9 +23,9 @@ from llmc_jax.data.tasks import TASKS, read_items
 from llmc_jax.data.tokenizers import Tokenizer
 from llmc_jax.evaluate import choices, texts
 from llmc_jax.evaluate.figures import Figure, exponential, mean
-from llmc_jax.evaluate.scorer import Scorer, score
 from llmc_jax.evaluate.texts import Piece, Positions, Span
 from llmc_jax.generate.model import end_of_text
+from llmc_jax.generate.scorer import Asked, Scorer, score
 
 Told = Callable[[int], None]  # is called with the positions that were computed
 
@@ -208,7 +208,7 @@ def questions(reader: Reader, word: str, positions: int, limit: int | None, crop
 def questions_result(scorer: Scorer, asked: Questions, told: Told = lambda tokens: None) -> Result:
     """Return what a model answers to the items of a task."""
     greedy = TASKS[asked.name].greedy
-    scored = told_of(score(scorer, choices.rows_of_items(asked.items), greedy=greedy), told)
+    scored = told_of(score(scorer, choices.rows_of_items(asked.items), Asked(rank=greedy)), told)
     found = choices.answers(asked.items, scored)
     facts: dict[str, Any] = {"file": str(asked.file), "items": len(found)}
     if not greedy:

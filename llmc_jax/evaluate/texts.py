@@ -14,7 +14,7 @@ import numpy as np
 from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.data.tokenfile import TokenFile, expand_pattern, open_token_file
 from llmc_jax.evaluate.figures import Figure, exponential, ratio, scaled
-from llmc_jax.evaluate.scorer import Row, Scorer, score
+from llmc_jax.generate.scorer import Row, Scorer, cut, score
 
 
 class Piece(NamedTuple):
@@ -107,15 +107,7 @@ def spans(pieces: Sequence[Piece], positions: int, stride: int | None = None) ->
     id but a piece's first is scored once, in the first row that has it as a target.
     """
     stride = stride or positions
-    assert 1 <= stride <= positions
-    found: list[Span] = []
-    for number, piece in enumerate(pieces):
-        start, done = 0, 1
-        while done < piece.tokens:
-            end = min(start + positions + 1, piece.tokens)
-            found.append(Span(number, start, done - start, end))
-            start, done = start + stride, end
-    return found
+    return [Span(at, *each) for at, piece in enumerate(pieces) for each in cut(piece.tokens, positions, stride)]
 
 
 def first_batches(pieces: Sequence[Piece], positions: int, rows: int, batches: int) -> list[Span]:

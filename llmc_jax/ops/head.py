@@ -13,7 +13,6 @@ and the logits of the whole batch never exist. With one chunk this is llm.c's or
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -37,30 +36,18 @@ def head_losses(
     lnf: jax.Array, wte: jax.Array, targets: jax.Array, vocab_size: int, forward: ClassifierForward, limit: int = 0
 ) -> jax.Array:
     """Cross-entropy (n,) in nats of targets (n,) given lnf (n, C) and wte (Vp, C); at most `limit` rows at a time."""
-    return map_logits(lnf, wte, targets, lambda logits, aims: forward(logits, aims, vocab_size)[0], limit)
-
-
-def map_logits(
-    lnf: jax.Array, wte: jax.Array, targets: jax.Array, of_rows: Callable[[jax.Array, jax.Array], Any], limit: int = 0
-) -> Any:
-    """Apply a function to the logits, at most `limit` rows (0: all of them) of which exist at a time.
-
-    lnf (n, C), wte (Vp, C), targets (n,) int32. of_rows: takes logits (m, Vp) and their targets (m,), and returns an
-    array, or a tree of arrays, of m rows. Returns the same of n rows.
-    """
     size = rows_per_chunk(lnf.shape[0], limit)
 
-    def of_chunk(chunk: tuple[jax.Array, jax.Array]) -> Any:
+    def of_chunk(chunk: tuple[jax.Array, jax.Array]) -> jax.Array:
         rows, targets = chunk  # (size, C), (size,)
         with jax.named_scope("head"):
             logits = linear_forward(rows, wte, None)  # (size, Vp)
         with jax.named_scope("classifier"):
-            return of_rows(logits, targets)
+            return forward(logits, targets, vocab_size)[0]
 
     if size == lnf.shape[0]:
         return of_chunk((lnf, targets))
-    chunks = jax.lax.map(of_chunk, (lnf.reshape(-1, size, lnf.shape[-1]), targets.reshape(-1, size)))
-    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), chunks)
+    return jax.lax.map(of_chunk, (lnf.reshape(-1, size, lnf.shape[-1]), targets.reshape(-1, size))).reshape(-1)
 
 
 def head_gradients(

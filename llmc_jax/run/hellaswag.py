@@ -6,8 +6,8 @@ Leaves out the questions (data/), how the likeliest completion is found (evaluat
 from llmc_jax import cluster
 from llmc_jax.config.train import attention_computed
 from llmc_jax.evaluate.choices import answers, rows_of_items
-from llmc_jax.evaluate.scorer import TOKENS_ON_CPU, TOKENS_ON_GPU, Scored, Scorer, score
 from llmc_jax.generate.model import RELU
+from llmc_jax.generate.scorer import TOKENS_ON_CPU, TOKENS_ON_GPU, Scored, Scorer, score
 from llmc_jax.models.gpt2.model import PLAIN
 from llmc_jax.run.setup import Setup
 from llmc_jax.run.state import Progress, Run

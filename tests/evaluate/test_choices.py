@@ -13,7 +13,7 @@ from llmc_jax.data.tasks import read_items
 from llmc_jax.data.tokenizers import gpt2_tokenizer
 from llmc_jax.evaluate import subjects
 from llmc_jax.evaluate.choices import Answer, answers, rows_of_items
-from llmc_jax.evaluate.scorer import Scored, Scorer, score
+from llmc_jax.generate.scorer import Asked, Scored, Scorer, score
 from llmc_jax.machine.device import devices_of
 from llmc_jax.models.gpt2.model import PLAIN
 from llmc_jax.models.gpt2.tensors import flat_size
@@ -70,7 +70,7 @@ def test_answers_are_the_plain_models_item_by_item() -> None:
 
 def test_what_the_model_would_write_is_the_plain_models_item_by_item() -> None:
     asked = [*items(6, 1), *(written_by_the_model(context, 3) for context in [(1, 2), (200,), (5,) * 20])]
-    found = answers(asked, score(scorer(), rows_of_items(asked), greedy=True))
+    found = answers(asked, score(scorer(), rows_of_items(asked), Asked(rank=True)))
     for item, answer in zip(asked, found, strict=True):
         best = item_losses(item, item.completions[0])[1]
         assert answer.written == (tuple(best) == item.completions[0],)
@@ -102,9 +102,9 @@ def test_hand_made_items() -> None:
 def test_hand_made_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second would have been written but for its last token; perplexity is that of whole words: 2 and 8."""
     asked = subjects.Questions("lambada", Path("file"), [Item("a", (1,), ((2,),), 0), Item("b", (1,), ((2, 3),), 0)])
-    told = [[math.log(2.0)], [math.log(2.0), math.log(4.0)]], [[True], [True, False]]
-    made = [Scored(row, np.array(losses), np.array(best)) for row, (losses, best) in enumerate(zip(*told, strict=True))]
-    monkeypatch.setattr(subjects, "score", lambda *_, greedy: made if greedy else None)
+    told = [[math.log(2.0)], [math.log(2.0), math.log(4.0)]], [[0], [0, 7]]
+    made = [Scored(row, np.array(losses), np.array(rank)) for row, (losses, rank) in enumerate(zip(*told, strict=True))]
+    monkeypatch.setattr(subjects, "score", lambda scorer, rows, wanted: made if wanted.rank else None)
     found = subjects.questions_result(scorer(), asked)
     accuracy, perplexity = found.figures
     assert (accuracy.value, accuracy.error) == (0.5, 0.5)

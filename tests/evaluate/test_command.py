@@ -24,9 +24,9 @@ from llmc_jax.evaluate.figures import Mean
 from llmc_jax.evaluate.flags import DEFAULTS, NEEDED, make_parser, parse
 from llmc_jax.evaluate.report import plain_data, shown
 from llmc_jax.evaluate.report import table as table_of
-from llmc_jax.evaluate.scorer import scorer_of
 from llmc_jax.evaluate.subjects import Cut, choice_figures, open_reader, text_of_file, text_result
 from llmc_jax.generate.model import open_model
+from llmc_jax.generate.scorer import scorer_of
 from tests.generate import plain
 
 A, B, C = "L2-NH2-C16-V257-T32", "L1-NH2-C16-V257-T48", "L1-NH2-C16-V258-T32"  # random weights; the tokens are bytes

@@ -14,8 +14,8 @@ from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.data.loader import TokenLoader
 from llmc_jax.data.tokenfile import write_token_file
 from llmc_jax.evaluate import texts
-from llmc_jax.evaluate.scorer import Scorer
 from llmc_jax.evaluate.texts import Losses, Piece, Span
+from llmc_jax.generate.scorer import Scorer
 from llmc_jax.machine.device import devices_of
 from llmc_jax.models.gpt2.model import PLAIN
 from llmc_jax.training.parallel.placement import placement

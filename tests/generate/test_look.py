@@ -19,9 +19,11 @@ from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import plain as plain_json
 from llmc_jax.config.model import parse_descriptor
 from llmc_jax.data.tokenizers import bytes_tokenizer, sample_text
-from llmc_jax.generate import heads, look, probabilities
-from llmc_jax.generate.look import Seen, Window
+from llmc_jax.generate import heads, look, probabilities, scorer
+from llmc_jax.generate.engine import kept_after_drop
+from llmc_jax.generate.look import Seen
 from llmc_jax.generate.model import Model
+from llmc_jax.models.gpt2.model import PLAIN
 from llmc_jax.models.gpt2.tensors import BY_NAME, Params, flat_size, views
 from llmc_jax.training.state import DTYPES
 from tests import plain_model
@@ -34,7 +36,7 @@ TEXT = np.random.default_rng(3).integers(0, V, 2 * T + 17).tolist()
 
 @pytest.fixture(autouse=True, scope="module")
 def _few_rows() -> Iterator[None]:
-    """Seven rows of logits at a time: neither the rows of a program nor of a window are a multiple of it."""
+    """Four rows of logits at a time: what is asked for begins and ends within such a chunk."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(look, "LOGIT_BYTES", 7 * Vp * 4)
         yield
@@ -114,29 +116,39 @@ def test_bytes_of_a_text_are_those_of_its_tokens() -> None:
 def test_equal_logits_are_ranked_by_id() -> None:
     logits = np.zeros((3, 8), np.float32)
     logits[1, 2], logits[2, 5:] = 300, 1e9  # a certainty; padding that must not count
-    rows = jax.jit(look.rows_of_logits, static_argnums=(2, 3))(logits, np.array([3, 2, 4]), 5, 3)
-    assert rows.rank.tolist() == [3, 0, 4]
-    assert rows.ids.tolist() == [[0, 1, 2], [2, 0, 1], [0, 1, 2]]
-    np.testing.assert_allclose(rows.logprob, [-math.log(5), 0, -math.log(5)], rtol=1e-6)
-    np.testing.assert_allclose(rows.entropy, [math.log(5), 0, math.log(5)], rtol=1e-6, atol=1e-30)
-    np.testing.assert_allclose(rows.logprobs[1], [0, -300, -300], rtol=1e-6)
+    asked = scorer.Asked(rank=True, candidates=3)
+    losses, rank, entropy, ids, logprobs = jax.jit(scorer.scores_of_logits, static_argnums=(2, 3, 4))(
+        logits, np.array([3, 2, 4]), 5, PLAIN, asked
+    )
+    assert rank.tolist() == [3, 0, 4]
+    assert ids.tolist() == [[0, 1, 2], [2, 0, 1], [0, 1, 2]]
+    np.testing.assert_allclose(losses, [math.log(5), 0, math.log(5)], rtol=1e-6)
+    np.testing.assert_allclose(entropy, [math.log(5), 0, math.log(5)], rtol=1e-6, atol=1e-30)
+    np.testing.assert_allclose(logprobs[1], [0, -300, -300], rtol=1e-6)
+
+
+def test_a_token_whose_logit_is_nan_never_ranks_first() -> None:
+    logits = np.array([[np.nan] * 8, [0, np.nan, *[0] * 6], [0, np.nan, *[0] * 6]], np.float32)
+    targets = np.array([0, 1, 0])
+    _, rank, *_ = scorer.scores_of_logits(jnp.asarray(logits), targets, 5, PLAIN, scorer.Asked(rank=True))
+    assert rank.tolist() == [5, 5, 1]
 
 
 @pytest.mark.parametrize("positions", [1, 2, 5, 32])
-@pytest.mark.parametrize("length", [1, 31, 32, 33, 100])
+@pytest.mark.parametrize("length", [0, 1, 31, 32, 33, 100])
 def test_windows_take_each_position_once_with_half_of_T_before_it(length: int, positions: int) -> None:
-    found = list(look.windows(length, replace(CONFIG, max_seq_len=positions)))
-    taken = [place for window in found for place in range(window.first, window.end)]
-    assert taken == list(range(length))
-    assert all(window.end - window.start <= positions for window in found)
-    assert found[0].start == 0
+    stride = positions + 1 - kept_after_drop(replace(CONFIG, max_seq_len=positions))
+    found = list(scorer.cut(1 + length, positions, stride))
+    assert [place for start, first, end in found for place in range(start + first, end)] == list(range(1, 1 + length))
+    assert all(end - start <= positions + 1 for start, _, end in found)
+    assert [start for start, *_ in found[:1]] == [0][:length]
     # with itself: the token that follows has so many before it
-    assert all(window.first + 1 - window.start == positions - positions // 2 for window in found[1:])
+    assert all(first == positions - positions // 2 for _, first, _ in found[1:])
 
 
 def test_a_text_that_fits_is_one_window() -> None:
-    assert list(look.windows(T, CONFIG)) == [Window(0, 0, T)]
-    assert list(look.windows(0, CONFIG)) == [] == look.look(model(), [])
+    assert list(scorer.cut(1 + T, T, 1)) == [(0, 1, 1 + T)]
+    assert look.look(model(), []) == []
 
 
 @pytest.mark.parametrize("bad", [V, -1])  # V is an id of the padding

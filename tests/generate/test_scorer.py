@@ -11,7 +11,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmc_jax.evaluate.scorer import SHORTEST, Row, Scorer, batches, padded_length, rows_of, score
+from llmc_jax.generate.scorer import SHORTEST, Asked, Row, Scorer, batches, padded_length, rows_of, score
 from llmc_jax.machine.device import devices_of
 from llmc_jax.models.gpt2.model import PLAIN
 from llmc_jax.models.gpt2.tensors import separate
@@ -34,29 +34,29 @@ def rows() -> list[Row]:
 
 @cache
 def of_one_device() -> tuple[np.ndarray, np.ndarray]:
-    """Losses and whether each token is the likeliest, row after row."""
-    found = sorted(score(scorer(), rows(), greedy=True), key=lambda each: each.row)
+    """Losses and ranks, row after row."""
+    found = sorted(score(scorer(), rows(), Asked(rank=True)), key=lambda each: each.row)
     assert [each.row for each in found] == list(range(len(rows())))
-    return np.concatenate([each.losses for each in found]), np.concatenate([each.best for each in found])
+    return np.concatenate([each.losses for each in found]), np.concatenate([each.rank for each in found])
 
 
 def test_losses_against_the_plain_model() -> None:
-    losses, best = [], []
+    losses, ranks = [], []
     for ids, first in texts():
         logits, _ = plain.forward(flat(), ids[:-1], CONFIG, "softmax")
         own = plain.log_softmax(logits)[range(len(ids) - 1), ids[1:]]
         losses.append(-own[first - 1 :])
-        best.append((logits.argmax(1) == ids[1:])[first - 1 :])
+        ranks.append(np.sum(own[:, None] < plain.log_softmax(logits)[:, : CONFIG.vocab_size], axis=1)[first - 1 :])
     found = of_one_device()
     np.testing.assert_allclose(found[0], np.concatenate(losses), atol=2e-5)
-    np.testing.assert_array_equal(found[1], np.concatenate(best))
-    assert 0 < found[1].sum() < len(found[1])  # so both are there
+    np.testing.assert_array_equal(found[1], np.concatenate(ranks))
+    assert 0 < np.sum(found[1] == 0) < len(found[1])  # both are there: the likeliest, and others
 
 
-def test_weights_may_be_tensors_and_what_is_best_need_not_be_asked() -> None:
+def test_weights_may_be_tensors_and_ranks_need_not_be_asked() -> None:
     weights = separate(jnp.asarray(flat()), CONFIG)
     found = sorted(score(scorer(weights), rows()), key=lambda each: each.row)
-    assert all(each.best is None for each in found)
+    assert all(each.rank is None for each in found)
     np.testing.assert_allclose(np.concatenate([each.losses for each in found]), of_one_device()[0], atol=2e-6)
 
 
@@ -72,7 +72,7 @@ def test_several_devices_give_the_bits_of_one(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", code, "3", str(file)], cwd=ROOT, check=True)
     with np.load(file) as found:
         np.testing.assert_array_equal(found["losses"], of_one_device()[0])
-        np.testing.assert_array_equal(found["best"], of_one_device()[1])
+        np.testing.assert_array_equal(found["rank"], of_one_device()[1])
 
 
 def test_stop_ends_between_two_batches() -> None:
