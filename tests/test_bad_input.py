@@ -20,11 +20,11 @@ from llmc_jax.checkpoint.llmc import write_model
 from llmc_jax.config.model import parse_descriptor
 from llmc_jax.data.tokenfile import write_token_file
 from llmc_jax.data.tokenizers import bytes_tokenizer, write_tokenizer_bin
-from llmc_jax.logs.files import read_metrics
 from llmc_jax.models.gpt2.init import random_parameters
 from llmc_jax.models.gpt2.tensors import tensor_specs
 from llmc_jax.run import begin, curves, inputs
 from llmc_jax.run.command import main
+from tests.metrics import read_metrics
 
 TINY = "L1-NH1-C16-V257-T16"
 

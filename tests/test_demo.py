@@ -10,7 +10,7 @@ import pytest
 from llmc_jax.checkpoint import store
 from llmc_jax.config.flags import parse_args
 from llmc_jax.data.corpora import stdlib_corpus
-from llmc_jax.logs.files import read_metrics
+from tests.metrics import read_metrics
 
 ROOT = Path(__file__).resolve().parents[1]
 STEPS = parse_args(["--preset", "demo"]).max_steps

@@ -26,10 +26,10 @@ from llmc_jax.data.documents import refuse_utf16
 from llmc_jax.data.tokenfile import open_token_file
 from llmc_jax.evaluate import flags as evaluate_flags
 from llmc_jax.generate import flags as generate_flags
-from llmc_jax.logs.files import read_metrics
 from llmc_jax.plan import flags as plan_flags
 from llmc_jax.profile import flags as profile_flags
 from llmc_jax.trials import command as kernels
+from tests.metrics import read_metrics
 
 pytestmark = pytest.mark.usefixtures("nothing_lasts")
 

@@ -6,7 +6,7 @@ A damaged file gives what can be read of it, and a note about the rest. Leaves o
 import json
 import math
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
@@ -17,16 +17,20 @@ import numpy as np
 from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.base.files import reason
 from llmc_jax.logs.curves import Curve
-from llmc_jax.logs.files import NON_FINITE, event_in
+from llmc_jax.logs.files import (
+    LARGEST_NUMBER,
+    LARGEST_STEP,
+    LARGEST_TIME,
+    NON_FINITE,
+    event_in,
+    finite_number,
+    is_step,
+    whole_lines,
+)
 
 OF_ALL = frozenset({"event", "step", "time"})  # fields that every event has, and that are no figures
 STEP = "train"  # the kind of most events
 OF_STEPS = frozenset({STEP, "val", "eval", "gpu"})  # kinds of events that are kept as columns
-LONGEST_LINE = 1 << 22  # bytes; a sample takes a hundredth
-BATCH = 1 << 18  # bytes of lines that are parsed at once
-LARGEST_STEP = 10**12
-LARGEST_TIME = 1e11  # seconds since 1970
-LARGEST_NUMBER = 10**300  # a larger integer is no float
 MOST_OTHERS = 20_000  # events that are kept as they are
 ABSENT = math.nan  # a time that an event does not have
 
@@ -103,6 +107,7 @@ class Events:
     tables: dict[str, Table] = field(default_factory=dict)  # by the kinds in OF_STEPS
     others: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # what could not be read
+    first_bad: int | None = None  # the number of the first line that is no event
     first_time: float | None = None  # of the first event that has one
 
     def of(self, *kinds: str) -> list[dict[str, Any]]:
@@ -149,16 +154,18 @@ def read_events(path: Path) -> Events:
     """Return the events of a file of ours; lines that are none become a note. Raises InputError, naming the file."""
     try:
         with path.open("rb") as file:
-            return _read(path, file)
+            return events_in(path, file)
     except OSError as error:
         raise InputError(f"{path}: cannot read it: {reason(error)}") from error
 
 
-def _read(path: Path, file: BinaryIO) -> Events:
+def events_in(path: Path, file: BinaryIO) -> Events:
+    """Return the events of an open file of ours. path: what notes name. Raises OSError."""
     events, bad = Events(), array("Q")
-    for first, lines in _batches(file, events.notes):
+    for first, lines in whole_lines(file, events.notes):
         _take_all(events, _parsed(lines), first, bad)
     if bad:
+        events.first_bad = bad[0]
         words = f"line {bad[0]} is no event" if len(bad) == 1 else f"{len(bad):,} lines are no events, first {bad[0]}"
         events.notes.append(f"{path.name}: {words}; left out")
     if len(events.others) == MOST_OTHERS:
@@ -187,7 +194,7 @@ def _take(events: Events, event: dict[str, Any] | None) -> None:
         raise FormatError("an event is a JSON object with a kind")
     kind, step, time = event["event"], event.get("step"), _time(event.get("time"))
     if kind in OF_STEPS:
-        if type(step) is not int or not 0 <= step <= LARGEST_STEP:
+        if not is_step(step):
             raise FormatError("its step is a whole number from 0")
         events.tables.setdefault(kind, Table()).put(step, time, event)
     elif len(events.others) < MOST_OTHERS:
@@ -195,7 +202,8 @@ def _take(events: Events, event: dict[str, Any] | None) -> None:
 
 
 def _time(value: Any) -> float:
-    return float(value) if type(value) in (int, float) and 0 <= value < LARGEST_TIME else ABSENT
+    seconds = finite_number(value, 0, LARGEST_TIME)
+    return ABSENT if seconds is None else float(seconds)
 
 
 def _parsed(lines: Sequence[bytes]) -> list[dict[str, Any] | None]:
@@ -210,15 +218,3 @@ def _parsed(lines: Sequence[bytes]) -> list[dict[str, Any] | None]:
     except (ValueError, RecursionError):
         pass
     return [event_in(line) for line in lines]
-
-
-def _batches(file: BinaryIO, notes: list[str]) -> Iterator[tuple[int, list[bytes]]]:
-    """Yield the lines, many at a time, with the number of the first; of one that is too long its end, no event."""
-    first, rest = 1, b""
-    while data := file.read(BATCH):
-        *lines, rest = (rest + data).split(b"\n")
-        rest = rest[-LONGEST_LINE:]
-        yield first, lines
-        first += len(lines)
-    if rest:
-        notes.append("the last line has no end (still being written, or cut off) and is left out")

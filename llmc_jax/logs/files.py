@@ -5,8 +5,9 @@ Leaves out writing them (run/folder.py), and other programs' logs (reading.py).
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, TypeGuard
 
 from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.base.files import reason
@@ -19,6 +20,9 @@ LOCK = ".lock"  # whose run it is, where the file system has no locks
 REPORT = "report.html"
 KERNELS = "kernels.json"  # which implementation of each operation the run has
 LARGEST = 1 << 24  # bytes that the last two are read up to
+LONGEST_LINE = 1 << 22  # bytes, of a log; a sample in metrics.jsonl takes a hundredth
+BATCH = 1 << 18  # bytes of lines that are read at once
+LARGEST_NUMBER, LARGEST_STEP, LARGEST_TIME = 1e300, 10**12, 1e11  # of events; the last in seconds since 1970
 
 # JSON has no number for these; they are written as strings and read back as floats, in the fields that hold numbers
 NON_FINITE = ("nan", "inf", "-inf")
@@ -44,14 +48,19 @@ def rank_of(path: Path) -> int | None:
     return int(match[1]) if match and rank_log(path.parent, int(match[1])) == path else None
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the events of a metrics.jsonl, in order; non-finite losses and norms come back as floats.
+def whole_lines(file: BinaryIO, notes: list[str]) -> Iterator[tuple[int, list[bytes]]]:
+    """Yield the lines of a log, many at a time, with the number of the first; of one that is too long its end.
 
-    A last line without its newline is dropped: the run was killed while it wrote.
-    Raises FormatError for any other line that is not a JSON object, InputError if the file cannot be read.
+    A last line without its newline is left out, which a note says.
     """
-    *lines, _torn = read_bytes(path).split(b"\n")
-    return [parse_event(f"{path}: line {number}", line) for number, line in enumerate(lines, start=1)]
+    first, rest = 1, b""
+    while data := file.read(BATCH):
+        *lines, rest = (rest + data).split(b"\n")
+        rest = rest[-LONGEST_LINE:]
+        yield first, lines
+        first += len(lines)
+    if rest:
+        notes.append("the last line has no end (still being written, or cut off) and is left out")
 
 
 def parse_event(where: str, line: bytes) -> dict[str, Any]:
@@ -75,6 +84,16 @@ def event_in(line: bytes) -> dict[str, Any] | None:
     except FormatError:
         return None
     return event if isinstance(event.get("event"), str) else None
+
+
+def finite_number(value: Any, least: float = -LARGEST_NUMBER, most: float = LARGEST_NUMBER) -> float | None:
+    """Return a number of an event if it is within limits; None for anything else, such as a damaged file may have."""
+    return value if type(value) in (int, float) and least <= value <= most else None
+
+
+def is_step(value: Any) -> TypeGuard[int]:
+    """Return whether a field of an event is a step."""
+    return type(value) is int and 0 <= value <= LARGEST_STEP
 
 
 def config_file(folder: Path) -> Path | None:

@@ -34,7 +34,7 @@ class Follower:
         self._inside = False  # the place is inside a line that is too long
 
     def new(self) -> list[dict[str, Any]]:
-        """Return the events since the last call, as `read_metrics` has them, of at most AT_ONCE bytes.
+        """Return the events since the last call, of at most AT_ONCE bytes.
 
         Nothing where there is no file now. Raises InputError where it cannot be read.
         """
@@ -128,7 +128,8 @@ def recent(path: str | Path, kinds: Iterable[str] = ()) -> Recent:
     """
     try:
         with open(path, "rb", buffering=0, opener=_open_at_once) as file:
-            end, lines = _lines_backwards(file)
+            lines = _lines_backwards(file)
+            end = file.seek(0, 2) - len(next(lines))
             events = [event_in(line) for line in _chosen(lines, kinds)]
     except FileNotFoundError:
         return Recent([])
@@ -158,31 +159,15 @@ def _beginning(kind: str) -> bytes:
     return b'{"event": "%s"' % kind.encode()
 
 
-def _lines_backwards(file: Any) -> tuple[int, Iterator[bytes]]:
-    """Return where the last whole line of a file ends, and the whole lines, the last one first."""
-    size = place = file.seek(0, 2)
-    torn = 0  # bytes of the last line, which has no end
-    while place:
-        place = max(0, place - TAIL)
-        file.seek(place)
-        data = _read_up_to(file, TAIL)
-        if b"\n" in data:
-            torn = size - place - data.rfind(b"\n") - 1
-            break
-    else:
-        torn = size
-    return size - torn, _before(file, size - torn)
-
-
-def _before(file: Any, end: int) -> Iterator[bytes]:
-    """Yield the lines before a place that a line ends at, the last one first; not those longer than AT_ONCE."""
-    rest = b""  # the end of a line whose beginning is in the piece before
-    place = end - 1 if end else 0  # without the last newline: each line's end is then the next one's beginning
+def _lines_backwards(file: Any) -> Iterator[bytes]:
+    """Yield the lines of a file, the last one first: it has no end, and is often empty. Of one that is longer than
+    AT_ONCE, the end.
+    """
+    rest, place = b"", file.seek(0, 2)  # the end of a line whose beginning is in the piece before
     while place:
         begin = max(0, place - TAIL)
         file.seek(begin)
         first, *lines = (_read_up_to(file, place - begin) + rest).split(b"\n")
         yield from reversed(lines)
         rest, place = first[-AT_ONCE:], begin
-    if end:
-        yield rest
+    yield rest

@@ -7,10 +7,9 @@ Leaves out comparing them.
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -18,12 +17,11 @@ from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.base.files import reason
 from llmc_jax.base.magics import MEANINGS
 from llmc_jax.logs.curves import Curve
-from llmc_jax.logs.files import MAIN_LOG, METRICS, parse_event
+from llmc_jax.logs.events import events_in, figures
+from llmc_jax.logs.files import MAIN_LOG, METRICS, whole_lines
 
-LONGEST_LINE = 1 << 22  # bytes; a sample in metrics.jsonl takes a hundredth
 LONGEST_TEXT = 1 << 12  # a longer line of text is none of a log's
 NOTHING_FOUND = 1 << 26  # bytes without any loss, after which a file is taken for something else
-LARGEST_STEP = 10**12
 NONE = Curve(np.zeros(0, np.int64), np.zeros(0))
 
 NUMBER = r"[+-]?(?:\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?|(?i:nan(?:\(\w*\))?|inf(?:inity)?))"
@@ -158,68 +156,29 @@ def _check_text(path: Path, head: bytes) -> None:
         raise FormatError(f"{path}: binary data; expected a log, which is text in UTF-8")
 
 
-def _lines(file: BinaryIO, found: Found) -> Iterator[bytes | None]:
-    """Yield the lines of a file in bounded memory: None for one too long to be a log's, a note for one without end."""
-    while text := file.readline(LONGEST_LINE):
-        rest = text
-        while len(rest) == LONGEST_LINE and not rest.endswith(b"\n"):
-            rest = file.readline(LONGEST_LINE)
-        if not rest.endswith(b"\n"):
-            found.notes.append("its last line has no end (still being written, or cut off) and is left out")
-            return
-        yield text if rest is text else None
-
-
 # ----- ours ---------------------------------------------------------------------------------------------------------
 
 
+OF_EVENTS = {  # kinds of events and their fields, by the names of the curves
+    "train": ("train", "loss"), "val": ("val", "loss"), "ms": ("train", "ms"), "speed": ("train", "tokens_per_second"),
+    "hellaswag": ("eval", "accuracy_norm"), "batches": ("val", "batches"), "norm": ("train", "norm"),
+    "lr": ("train", "lr"),
+}  # fmt: skip
+
+
 def _read_metrics(path: Path, file: Path, opened: BinaryIO) -> Log:
-    found = Found()
-    for number, text in enumerate(_lines(opened, found), 1):
-        where = f"{file}: line {number}"
-        if text is None:
-            raise FormatError(f"{where} has over {LONGEST_LINE:,} bytes; expected one event a line")
-        _take_event(found, where, parse_event(where, text))
-    if found.empty:
+    events = events_in(file, opened)
+    if events.first_bad:
+        raise FormatError(f"{file}: line {events.first_bad} is no event; expected one a line")
+    curves = dict.fromkeys(CURVES, NONE) | {name: figures(events, *at).curve for name, at in OF_EVENTS.items()}
+    if not len(curves["train"].steps) and not len(curves["val"].steps):
         raise FormatError(f"{file}: no losses in it; expected events 'train' or 'val', one a line")
-    return found.log(path, f"{'run folder' if file != path else METRICS} of ours", None)
-
-
-def _take_event(found: Found, where: str, event: dict[str, Any]) -> None:
-    kind, step = event.get("event"), event.get("step")
-    if kind in ("start", "resume") and type(event.get("tokens_per_step")) is int:
-        found.tokens_per_step = event["tokens_per_step"]
-    if kind not in ("train", "val", "eval"):
-        return
-    if type(step) is not int or not 0 <= step <= LARGEST_STEP:
-        raise FormatError(f"{where}: the step of this {kind!r} is {_shown(step)}; expected a whole number from 0")
-    if kind == "eval":
-        found.put(step, hellaswag=_number(event.get("accuracy_norm"), where, "accuracy_norm"))
-        return
-    loss = _number(event.get("loss"), where, "loss")
-    if kind == "val":
-        batches = event.get("batches")
-        known = type(batches) is int and 0 < batches <= LARGEST_STEP
-        found.put(step, val=loss, batches=batches if known else None)
-    else:
-        names = {"ms": "ms", "speed": "tokens_per_second", "norm": "norm", "lr": "lr"}
-        present = {curve: name for curve, name in names.items() if event.get(name) is not None}
-        others = {curve: _number(event[name], where, name) for curve, name in present.items()}
-        found.put(step, train=loss, **{**dict.fromkeys(names), **others})
-
-
-def _number(value: Any, where: str, name: str) -> float:
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        try:
-            return float(value)
-        except OverflowError:
-            pass  # an integer of hundreds of digits
-    raise FormatError(f"{where}: {name} is {_shown(value)}; expected a number")
-
-
-def _shown(value: Any) -> str:
-    text = "missing" if value is None else repr(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."
+    starts = [each.get("tokens_per_step") for each in events.of("start", "resume")]
+    known = [each for each in starts if type(each) is int]
+    return Log(
+        str(path), f"{'run folder' if file != path else METRICS} of ours", **curves, decimals=None,
+        notes=tuple(events.notes), tokens_per_step=known[-1] if known else None,
+    )  # fmt: skip
 
 
 # ----- llm.c's, and what programs print -----------------------------------------------------------------------------
@@ -241,10 +200,11 @@ class Position:
 
 def _read_text(path: Path, file: Path, opened: BinaryIO) -> Log:
     found, position = Found(), Position()
-    for text in _lines(opened, found):
-        if text is not None and len(text) <= LONGEST_TEXT:
-            for part in text.decode("utf-8", "replace").split("\r"):  # a progress line is overwritten in place
-                _take_line(found, position, COLOURS.sub("", part).strip())
+    for _, lines in whole_lines(opened, found.notes):
+        for text in lines:
+            if len(text) <= LONGEST_TEXT:
+                for part in text.decode("utf-8", "replace").split("\r"):  # a progress line is overwritten in place
+                    _take_line(found, position, COLOURS.sub("", part).strip())
         if found.empty and opened.tell() > NOTHING_FOUND:
             break
     _place(found, position, None)

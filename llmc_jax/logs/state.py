@@ -11,14 +11,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from llmc_jax.logs.files import METRICS
+from llmc_jax.logs.files import LARGEST_STEP, LARGEST_TIME, METRICS, finite_number
 from llmc_jax.logs.follow import STARTS, recent
 
 RUNNING, DIED, UNKNOWN = "running", "died", "unknown"  # beside the outcomes that an `end` has: done, stopped, …
 SILENCE = 60.0  # seconds without an event that say nothing of any run
 COMPILING = 600.0  # and before its first step
 PAUSES = 5  # times the longest time between two events so far; a longer silence leaves the state unknown
-LATEST = 1e11  # seconds since 1970, in the year 5138
 COUNTING = (*STARTS, "train", "end")  # events that say how many steps are done
 CLOCK_ERROR = 2.0  # seconds by which the system's start of a process may be off: it counts from a whole second
 
@@ -81,9 +80,9 @@ def after(seen: Seen, events: Iterable[Mapping[str, Any]]) -> Seen:
 
 
 def _after(seen: Seen, event: Mapping[str, Any]) -> Seen:
-    kind, step, now = event.get("event"), _number(event.get("step")), _time(event)
+    kind, step, now = event.get("event"), finite_number(event.get("step"), 0, LARGEST_STEP), _time(event)
     if kind in STARTS:
-        steps = _number(event.get("steps"))
+        steps = finite_number(event.get("steps"), 0, LARGEST_STEP)
         seen = Seen(start=event, step=seen.step, steps=seen.steps if steps is None else int(steps))
     return Seen(
         start=seen.start,
@@ -102,16 +101,9 @@ def _outcome(event: Mapping[str, Any]) -> str:
     return outcome if isinstance(outcome, str) and outcome else UNKNOWN
 
 
-def _number(value: Any) -> float | None:
-    """Return a number that JSON holds, which a damaged file may have as something else; None for no finite one."""
-    good = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e15
-    return value if good else None
-
-
 def _time(event: Mapping[str, Any]) -> float | None:
     """Return the time of an event; None where it has none, or one that no clock shows."""
-    seconds = _number(event.get("time"))
-    return seconds if seconds is not None and 0 <= seconds < LATEST else None
+    return finite_number(event.get("time"), 0, LARGEST_TIME)
 
 
 def usual_silence(seen: Seen) -> float:
@@ -125,7 +117,7 @@ def run_state(seen: Seen, now: float | None = None, process_runs: "ProcessRuns |
     start = seen.start or {}
     silent = None if seen.time is None else max(0.0, now - seen.time)
     runs = None if seen.outcome else (process_runs or is_there)(start, now if seen.time is None else seen.time)
-    pid = _number(start.get("pid"))
+    pid = finite_number(start.get("pid"), 0, LARGEST_STEP)
     return RunState(
         state=seen.outcome or _state(runs, silent, seen),
         step=seen.step,

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from llmc_jax.base.streams import escaped
+from llmc_jax.logs.files import finite_number
 
 LONGEST = 500  # characters of such a line
 COMMON = ("event", "step", "time")  # what each event has
@@ -56,8 +57,8 @@ class _Value(NamedTuple):
     def __format__(self, form: str) -> str:
         if self.value is None:
             return "?"
-        number = isinstance(self.value, int | float) and not isinstance(self.value, bool) and abs(self.value) < 1e300
-        return format(float(self.value), form) if form and number else str(self.value)
+        number = finite_number(self.value) if form else None
+        return str(self.value) if number is None else format(float(number), form)
 
 
 class _Fields(dict[str, Any]):

@@ -11,6 +11,7 @@ import numpy as np
 from llmc_jax.base.options import show_value, without_credentials
 from llmc_jax.config.train import BY_NAME
 from llmc_jax.logs.curves import window_of
+from llmc_jax.logs.files import finite_number
 from llmc_jax.report.content import Rows, Status
 from llmc_jax.report.series import Axes, Figures, Series
 from llmc_jax.report.words import count, duration, gibibytes, number, plural, rate
@@ -28,8 +29,7 @@ def table_of(value: Any) -> dict[str, Any]:
 
 def positive(value: Any) -> float | None:
     """Return a number above 0; None for what is none."""
-    good = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e30
-    return float(value) if good else None
+    return finite_number(value, 0, 1e30) or None
 
 
 def settings(config: Config, kernels: Config) -> dict[str, dict[str, str]]:

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from llmc_jax.logs.events import LARGEST_STEP, LARGEST_TIME, Events, figures
+from llmc_jax.logs.events import Events, figures
+from llmc_jax.logs.files import LARGEST_TIME, finite_number, is_step
 from llmc_jax.logs.words import event_words
 from llmc_jax.report.content import Event
 from llmc_jax.report.series import Axes
@@ -38,7 +39,7 @@ def _event(kind: str, step: int, time: Any, axes: Axes, words: str) -> Event:
     """Return an event at its place. One of a step counts its update, as the step's figures do."""
     made = step + (kind in OF_STEP)
     tokens = None if axes.tokens is None else float(axes.tokens.at(np.array([float(made)]))[0])
-    known = axes.clock == "wall" and type(time) in (int, float) and 0 <= time < LARGEST_TIME
+    known = axes.clock == "wall" and finite_number(time, 0, LARGEST_TIME) is not None
     return Event(kind, step, tokens, round(time - axes.began, 3) if known else None, words)
 
 
@@ -46,7 +47,7 @@ def _told(events: Events, axes: Axes) -> Iterator[Event]:
     """Yield the events that are logged as such; samples have a place of their own."""
     for row in events.others:
         step = row.get("step")
-        if row["event"] != "sample" and type(step) is int and 0 <= step <= LARGEST_STEP:
+        if row["event"] != "sample" and is_step(step):
             yield _event(row["event"], step, row.get("time"), axes, event_words(row))
 
 

@@ -25,7 +25,18 @@ from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.base.files import complete_file, leads_to, path_of, plain, reason, refusing, sync, try_lock, write_atomic
 from llmc_jax.base.options import without_credentials
 from llmc_jax.data.tables import IN_RUN
-from llmc_jax.logs.files import CONFIG, KERNELS, LOCK, MAIN_LOG, METRICS, SAMPLES, parse_event, rank_log, read_bytes
+from llmc_jax.logs.files import (
+    CONFIG,
+    KERNELS,
+    LOCK,
+    MAIN_LOG,
+    METRICS,
+    SAMPLES,
+    event_in,
+    parse_event,
+    rank_log,
+    read_bytes,
+)
 from llmc_jax.logs.state import RUNNING, Seen, is_there, own_process, run_state
 from llmc_jax.machine.versions import environment, git_state, versions
 from llmc_jax.run.figures import StepFigures
@@ -263,14 +274,10 @@ def _main_log_step(line: bytes) -> tuple[str, int]:
 
 def _event_step(line: bytes) -> tuple[str, int]:
     """Return the kind and the step of an event. A GPU's figures come after their step."""
-    try:
-        event = parse_event("", line)
-    except FormatError:
+    event = event_in(line)
+    if event is None or not isinstance(event.get("step"), int):
         return "", 0
-    kind, step = event.get("event"), event.get("step")
-    if not isinstance(kind, str) or not isinstance(step, int):
-        return "", 0
-    return ("train" if kind == "gpu" else kind), step
+    return ("train" if event["event"] == "gpu" else event["event"]), event["step"]
 
 
 def _sample_text(step: int, text: str, tokens: int) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from llmc_jax.base.streams import escaped
+from llmc_jax.logs.files import finite_number
 from llmc_jax.logs.follow import STARTS
 from llmc_jax.logs.state import RunState, Seen, after
 from llmc_jax.logs.words import event_words
@@ -112,7 +113,7 @@ class Story:
     def utilization(self) -> str:
         """Return how well the devices are used, in words; empty where it is not known."""
         start, speed = self.seen.start or {}, self.tokens_per_second()
-        flops, peak = finite_number(start, "flops_per_token"), finite_number(start, "peak_flops")
+        flops, peak = finite_number(start.get("flops_per_token")), finite_number(start.get("peak_flops"))
         if flops is None or speed is None:
             return ""
         return escaped(utilization_text(flops * speed, peak or None, str(start.get("precision"))))
@@ -128,15 +129,7 @@ class Story:
 def number(event: Mapping[str, Any], name: str) -> float | None:
     """Return a field that is a number, NaN and the infinities among them; None of another one."""
     value = event.get(name)
-    if type(value) is int:
-        return value if abs(value) < LARGEST else None
-    return value if isinstance(value, float) else None
-
-
-def finite_number(event: Mapping[str, Any], name: str) -> float | None:
-    """Return a field that is a finite number, None of another one."""
-    value = number(event, name)
-    return value if value is not None and math.isfinite(value) else None
+    return value if type(value) is float else finite_number(value, -LARGEST, LARGEST)
 
 
 def _whole(event: Mapping[str, Any], name: str, more: int = 0) -> int | None:

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from llmc_jax.base.streams import escaped
 from llmc_jax.logs.curves import Curve, binned, loss_range, moving_mean, window_of
+from llmc_jax.logs.files import finite_number
 from llmc_jax.logs.state import DIED, RUNNING, UNKNOWN, RunState
 from llmc_jax.logs.words import event_words
 from llmc_jax.machine.device import gib
@@ -19,7 +20,7 @@ from llmc_jax.machine.nvml import GpuReading, gpu_line
 from llmc_jax.run.console import BarState, Column, bar, duration, fitting
 from llmc_jax.watch.load import Load
 from llmc_jax.watch.plot import LABEL, LOWEST, NARROWEST, ends_of, plot, step_axis
-from llmc_jax.watch.story import Story, Told, finite_number, number
+from llmc_jax.watch.story import Story, Told, number
 
 NARROWEST_VIEW, LOWEST_VIEW = 20, 6  # cells; a smaller terminal sees a part of the view
 STYLES = {RUNNING: "bold green", "done": "bold green", "stopped": "bold yellow", UNKNOWN: "bold yellow"}
@@ -201,7 +202,7 @@ def _named(form: str, event: Mapping[str, Any], name: str) -> str:
 
 
 def _memory(train: Mapping[str, Any]) -> str:
-    value = finite_number(train, "memory")
+    value = finite_number(train.get("memory"))
     return "" if value is None else f"memory {gib(int(value))}"
 
 
@@ -223,7 +224,7 @@ def _machine(moment: Moment, width: int) -> list[Text]:
         lines += [f"GPU {index}: {gpu_line(each).strip()}" for index, each in enumerate(load.gpus[:2])]
         lines += [_others(load.gpus)] if len(load.gpus) > 2 else []
     if reading is not None and not (load and load.gpus):
-        fields: dict[str, Any] = {name: finite_number(reading, name) for name in GpuReading._fields}
+        fields: dict[str, Any] = {name: finite_number(reading.get(name)) for name in GpuReading._fields}
         known = GpuReading(**{**fields, "cap": _cap(reading)})
         lines.append(f"GPU at step {reading.get('step')}: {gpu_line(known).strip()}")
     return [Text(escaped(line), "cyan") for line in lines]

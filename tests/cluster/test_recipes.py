@@ -23,8 +23,9 @@ from llmc_jax.base.errors import ExitCode
 from llmc_jax.cluster.launchers import Member, member_of
 from llmc_jax.config.checks import validate
 from llmc_jax.config.flags import given_options
-from llmc_jax.logs.files import METRICS, read_metrics
+from llmc_jax.logs.files import METRICS
 from llmc_jax.run.processes import free_port
+from tests.metrics import read_metrics
 from tests.same_run import write_shards
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,8 +12,8 @@ from llmc_jax.checkpoint import conversion, convert
 from llmc_jax.checkpoint.sources import open_source
 from llmc_jax.evaluate import command as evaluate
 from llmc_jax.generate import command as generate
-from llmc_jax.logs.files import read_metrics
 from llmc_jax.run import command as train
+from tests.metrics import read_metrics
 from tests.tied_heads import Spelling, spelled
 
 SPELLINGS = [

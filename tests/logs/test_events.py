@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from llmc_jax.base.errors import InputError
 from llmc_jax.logs import events as module
+from llmc_jax.logs import files
 from llmc_jax.logs.events import figures, read_events
 
 
@@ -84,8 +85,8 @@ def test_figures_of_all_steps_are_no_copies(tmp_path: Path) -> None:
 
 
 def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LONGEST_LINE", 1 << 10)
-    monkeypatch.setattr(module, "BATCH", 1 << 9)
+    monkeypatch.setattr(files, "LONGEST_LINE", 1 << 10)
+    monkeypatch.setattr(files, "BATCH", 1 << 9)
     monkeypatch.setattr(module, "MOST_OTHERS", 3)
     long = b'{"event": "x", "text": "%s"}' % (b"x" * (1 << 14))
     read = read_events(file_of(tmp_path / "m", train(0), long, train(1), *[{"event": "checkpoint", "step": 1}] * 5))
@@ -118,7 +119,7 @@ def test_events_read_together_are_those_read_one_by_one(tmp_path: Path, rows: li
     found = []
     for together in (True, False):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(module, "BATCH", batch if together else 1 << 20)
+            patch.setattr(files, "BATCH", batch if together else 1 << 20)
             if not together:
                 patch.setattr(module.Table, "put_alike", lambda table, events: False)
             found.append(read_events(file_of(tmp_path / "m", *rows)))

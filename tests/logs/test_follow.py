@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from llmc_jax.base.errors import InputError
 from llmc_jax.logs import follow
-from llmc_jax.logs.files import read_metrics
 from llmc_jax.logs.follow import Follower, Recent, recent
+from tests.metrics import read_metrics
 
 
 def line(step: int, **more: object) -> bytes:

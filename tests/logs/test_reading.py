@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from llmc_jax.base.errors import FormatError, InputError
-from llmc_jax.logs import reading
+from llmc_jax.logs import files, reading
 from llmc_jax.logs.reading import CURVES, read_log
 from llmc_jax.run.figures import StepFigures
 from llmc_jax.run.folder import RunLog
@@ -214,16 +214,15 @@ BAD = {
     "binary": (b"\x7fELF\x02\0\0\0" * 99, "binary data"),
     "utf-16": (("s:0 trl:1.0\n" * 9).encode("utf-16"), "binary data"),
     "no train": (b'{"event": "start"}\n', "no losses in it; expected events"),
-    "broken json": (b'{"event": "val", "step": 0, "loss": 1}\n{"event": \n', "line 2 is not a JSON object"),
-    "deep": (b'{"a":' * 100_000 + b"\n", "line 1 is not a JSON object"),
-    "no step": (b'{"event": "train", "loss": 1}\n', "line 1: the step of this 'train' is missing"),
-    "step -1": (b'{"event": "train", "loss": 1, "step": -1}\n', "is -1; expected a whole number"),
-    "step 1.0": (b'{"event": "train", "loss": 1, "step": 1.0}\n', "is 1.0; expected a whole number"),
-    "step 1e400": (b'{"event": "train", "loss": 1, "step": 1%s}\n' % (b"0" * 400), r"is 10+\.\.\.; expected a whole"),
-    "no loss": (b'{"event": "val", "step": 0}\n', "loss is missing; expected a number"),
-    "loss a word": (b'{"event": "val", "step": 0, "loss": "big"}\n', "loss is 'big'; expected a number"),
-    "loss huge": (b'{"event": "val", "step": 0, "loss": 1%s}\n' % (b"0" * 400), "expected a number"),
-    "ms a word": (b'{"event": "train", "step": 0, "loss": 1, "ms": "x"}\n', "ms is 'x'"),
+    "broken json": (b'{"event": "val", "step": 0, "loss": 1}\n{"event": \n', "line 2 is no event"),
+    "deep": (b'{"a":' * 100_000 + b"\n", "line 1 is no event"),
+    "no step": (b'{"event": "train", "loss": 1}\n', "line 1 is no event"),
+    "step -1": (b'{"event": "train", "loss": 1, "step": -1}\n', "line 1 is no event"),
+    "step 1.0": (b'{"event": "train", "loss": 1, "step": 1.0}\n', "line 1 is no event"),
+    "step 1e400": (b'{"event": "train", "loss": 1, "step": 1%s}\n' % (b"0" * 400), "line 1 is no event"),
+    "no loss": (b'{"event": "val", "step": 0}\n', "no losses in it"),
+    "loss a word": (b'{"event": "val", "step": 0, "loss": "big"}\n', "no losses in it"),
+    "loss huge": (b'{"event": "val", "step": 0, "loss": 1%s}\n' % (b"0" * 400), "no losses in it"),
 }  # fmt: skip
 
 
@@ -236,7 +235,7 @@ def test_what_is_no_log(name: str, tmp_path: Path) -> None:
 
 
 def test_lines_without_end_take_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "LONGEST_LINE", 1 << 12)
+    monkeypatch.setattr(files, "LONGEST_LINE", 1 << 12)
     rubbish = b"x" * (1 << 23)
     text = written(tmp_path / "log", b"s:0 trl:4.0\n" + rubbish + b"\ns:1 trl:3.0\n" + rubbish)
     tracemalloc.start()
@@ -245,12 +244,13 @@ def test_lines_without_end_take_no_memory(tmp_path: Path, monkeypatch: pytest.Mo
     tracemalloc.stop()
     assert peak < 1 << 20
     assert pairs(log.train) == [(0, 4.0), (1, 3.0)]
-    with pytest.raises(FormatError, match="line 2 has over 4,096 bytes"):
+    with pytest.raises(FormatError, match="line 2 is no event"):
         read_log(written(tmp_path / "log", b'{"event": "start"}\n{' + rubbish + b"}\n"))
 
 
 def test_a_large_file_of_something_else_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "NOTHING_FOUND", 1 << 12)
+    monkeypatch.setattr(files, "BATCH", 1 << 10)
     data = b"once upon a time\n" * 1000
     with pytest.raises(FormatError, match="no losses in it"):
         read_log(written(tmp_path / "log", data + b"s:0 trl:1.0\n"))

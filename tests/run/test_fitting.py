@@ -20,7 +20,6 @@ from llmc_jax.config.flags import parse_args
 from llmc_jax.config.model import parse_descriptor
 from llmc_jax.config.train import AUTO_BATCH, TrainConfig
 from llmc_jax.kernels import Machine
-from llmc_jax.logs.files import read_metrics
 from llmc_jax.plan.fits import DoesNotFit
 from llmc_jax.plan.plan import Plan, make_plan
 from llmc_jax.plan.search import MOST_ROWS, limit_of
@@ -28,6 +27,7 @@ from llmc_jax.run import fitting, inputs
 from llmc_jax.run.command import main
 from llmc_jax.run.fitting import Tried
 from llmc_jax.trials import here
+from tests.metrics import read_metrics
 from tests.same_run import check_same
 
 pytestmark = pytest.mark.usefixtures("nothing_lasts", "quick_compilation")

@@ -33,7 +33,6 @@ from llmc_jax.data.tokenizers import bytes_tokenizer, sample_text
 from llmc_jax.evaluate import command as evaluate
 from llmc_jax.generate import flags as generate_flags
 from llmc_jax.generate.llmc import generate
-from llmc_jax.logs.files import read_metrics
 from llmc_jax.machine import compiling
 from llmc_jax.machine.device import describe_device
 from llmc_jax.machine.nvml import GpuReading
@@ -45,6 +44,7 @@ from llmc_jax.run.command import main
 from llmc_jax.run.state import Progress
 from llmc_jax.training.step import Metrics, evaluate_loss
 from llmc_jax.trials import here
+from tests.metrics import read_metrics
 from tests.same_run import Result
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from llmc_jax.base.errors import ExitCode
-from llmc_jax.logs.files import METRICS, read_metrics
+from llmc_jax.logs.files import METRICS
+from tests.metrics import read_metrics
 from tests.questions import write_questions
 from tests.run.test_devices import FIXED, ROOT, start
 from tests.same_run import check_same, write_shards

@@ -17,7 +17,6 @@ from jax import export
 from jax.experimental.compilation_cache import compilation_cache
 
 from llmc_jax.config.flags import parse_args
-from llmc_jax.logs.files import read_metrics
 from llmc_jax.models.gpt2.tensors import flat_size
 from llmc_jax.plan.compiled import arguments, plan_here
 from llmc_jax.plan.plan import Plan, step_numbers
@@ -25,6 +24,7 @@ from llmc_jax.run import programs
 from llmc_jax.run.command import main
 from llmc_jax.run.weights import first_state
 from llmc_jax.trials.known import clear_programs, run_programs
+from tests.metrics import read_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 FLAGS = "-e L1-NH1-C16-V257-T16 -b 4 -t 16 -x 4 -v 0 -s 0 -n 2"

@@ -19,11 +19,12 @@ from llmc_jax.base.errors import ExitCode, InputError
 from llmc_jax.config.checks import validate
 from llmc_jax.config.flags import parse_args
 from llmc_jax.config.train import TrainConfig
-from llmc_jax.logs.files import METRICS, read_metrics
+from llmc_jax.logs.files import METRICS
 from llmc_jax.run.folder import RunLog
 from llmc_jax.run.trackers import Trackers, asked_trackers, require_trackers, tell_trackers
 from llmc_jax.trackers import child
 from llmc_jax.trackers.child import Status
+from tests.metrics import read_metrics
 from tests.trackers.fakes import fake_wandb, told
 
 PATIENCE = 60.0  # seconds that nothing here needs

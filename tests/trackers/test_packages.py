@@ -16,11 +16,12 @@ import numpy as np
 import pytest
 
 from llmc_jax.config.train import TrainConfig
-from llmc_jax.logs.files import METRICS, read_metrics
+from llmc_jax.logs.files import METRICS
 from llmc_jax.run.folder import Kept, RunLog, cut_logs
 from llmc_jax.run.trackers import Trackers
 from llmc_jax.trackers.child import Status
 from llmc_jax.trackers.rows import row_of
+from tests.metrics import read_metrics
 from tests.trackers.test_rows import FACTS
 
 PATIENCE = 60.0
