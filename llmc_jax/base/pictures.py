@@ -13,6 +13,7 @@ from typing import Any
 
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import refuse_irregular, write_atomic
+from llmc_jax.base.streams import escaped
 
 # Okabe and Ito's colours for every kind of colour vision, in an order in which the first few lie far apart; their
 # yellow is left out, which is hard to see on white.
@@ -61,6 +62,6 @@ def short_names(paths: Sequence[str]) -> list[str]:
         shared = os.path.commonpath([os.path.dirname(path) for path in paths])
     except ValueError:  # some absolute, some not
         shared = ""
-    names = ["".join(c if c.isprintable() and c != "$" else "?" for c in path) for path in paths]
+    names = [escaped(path, instead="?").replace("$", "?") for path in paths]
     names = [name[len(shared) :].lstrip("/") if shared else name for name in names]
     return [name if len(name) <= LONGEST_NAME else f"…{name[1 - LONGEST_NAME :]}" for name in names]

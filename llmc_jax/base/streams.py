@@ -10,14 +10,25 @@ import os
 import select
 import sys
 import threading
+import unicodedata
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TextIO
 
 
-def escaped(text: str, keep: str = "") -> str:
-    """Return text in which what a terminal would obey, or cannot show, is escaped; characters in keep stay."""
-    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
+def escaped(text: str, keep: str = "", instead: str | None = None) -> str:
+    """Return foreign text so that it can be shown: without what a terminal would obey or a font has no picture of.
+
+    keep: characters that stay, such as newlines; all spaces do. instead: what stands for each of the others; None: its
+    escape, as Python writes it.
+    """
+
+    def shown(c: str) -> str:
+        if c.isprintable() or c in keep or unicodedata.category(c) == "Zs":
+            return c
+        return c.encode("unicode_escape").decode() if instead is None else instead
+
+    return "".join(map(shown, text))
 
 
 def open_missing_streams() -> None:

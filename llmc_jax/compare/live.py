@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from llmc_jax.base.errors import ExitCode, InputError
 from llmc_jax.base.files import reason
+from llmc_jax.base.streams import escaped
 from llmc_jax.base.text import wrapped
 from llmc_jax.checkpoint.llmc import read_header
 from llmc_jax.compare import logs
@@ -247,7 +248,7 @@ def _failed(status: int, output: Path) -> str:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - (1 << 14)))
         text = file.read(1 << 14).decode("utf-8", "replace")
-    lines = ["".join(c if c.isprintable() else " " for c in line).rstrip() for line in text.splitlines()]
+    lines = [escaped(line, instead=" ").rstrip() for line in text.splitlines()]
     lines = [line[:400] for line in lines if line.strip()][-LAST_LINES:]
     for line in lines:
         print(f"    {line}", file=sys.stderr)

@@ -7,7 +7,6 @@ import itertools
 import math
 import os
 import time
-import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from datetime import timedelta
@@ -133,11 +132,6 @@ def duration(seconds: float) -> str:
     return str(time).removeprefix("0:").removeprefix("0")
 
 
-def printable(text: str) -> str:
-    """Return text without control characters but newline and tab: what a model wrote must not drive the terminal."""
-    return "".join(c for c in text if c in LINES or unicodedata.category(c) not in ("Cc", "Cf", "Cs"))
-
-
 # The corners and lines of llm.c's table: top, head, rule, rows, rule, rule, foot, bottom.
 _LLMC_BOX = Box("+-++\n| ||\n+-++\n| ||\n+-++\n+-++\n| ||\n+-++\n", ascii=True)
 TABLE_WIDTH = NAME_WIDTH + VALUE_WIDTH + 7
@@ -164,7 +158,7 @@ def format_table(sections: Iterable[Sequence[tuple[str, Any]]], width: int | Non
 
 def _cell(value: Any) -> Text:
     text = f"{value:g}" if isinstance(value, float) else str(value)
-    return Text(printable(text).replace("\n", " ").replace("\t", " ").strip())
+    return Text(escaped(text.replace("\n", " ").replace("\t", " "), instead="").strip())
 
 
 class BarState(NamedTuple):
@@ -331,7 +325,7 @@ class Console:
 
     def sample(self, text: str) -> None:
         """Show a sample, between llm.c's rules."""
-        self._print(f"generating:\n---\n{printable(text)}\n---")
+        self._print(f"generating:\n---\n{escaped(text, keep=LINES, instead='')}\n---")
 
     def close(self) -> None:
         """Take the bar away and give the terminal back. May be called twice."""

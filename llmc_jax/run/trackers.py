@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 
 from llmc_jax.base.commands import in_environment, under_uv
 from llmc_jax.base.errors import InputError
+from llmc_jax.base.streams import escaped
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.machine.jax_setup import ONE_THREAD, child_environment
-from llmc_jax.run.console import Console, printable
+from llmc_jax.run.console import Console
 from llmc_jax.run.folder import RunLog
 from llmc_jax.trackers.child import LIMIT, Request, Status
 from llmc_jax.trackers.sinks import KINDS
@@ -163,7 +164,7 @@ def tell_trackers(trackers: Trackers, warning: Callable[[str], None]) -> None:
     unstarted, trackers.unstarted = trackers.unstarted, []
     for name, problem in [*unstarted, *((each.name, each.look()) for each in trackers.running)]:
         if problem:
-            warning(f"--{name}: {printable(problem)}; the run goes on")
+            warning(f"--{name}: {problem}; the run goes on")
 
 
 def ended_trackers(trackers: Trackers, step: int, log: RunLog, console: Console) -> list[str]:
@@ -183,6 +184,6 @@ def ended_trackers(trackers: Trackers, step: int, log: RunLog, console: Console)
 
 def _line(name: str, status: Status) -> str:
     lost = f", {status.dropped} dropped" if status.dropped else ""
-    problem = f"; {printable(status.problem)}" if status.problem else ""
-    place = f": {printable(status.where)}" if status.where else ""
+    problem = f"; {escaped(status.problem)}" if status.problem else ""
+    place = f": {escaped(status.where)}" if status.where else ""
     return f"{name + ':':<13} {status.sent} events sent{lost}{place}{problem}"

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from llmc_jax.base.streams import escaped
 from llmc_jax.trackers.rows import Facts
 
 
@@ -77,7 +78,7 @@ class TensorBoard:
 
     def text(self, step: int, when: float, name: str, text: str) -> None:
         # it is shown as Markdown, where indented lines stand as they are
-        indented = "".join(f"    {line}\n" for line in _visible(text).split("\n"))
+        indented = "".join(f"    {line}\n" for line in escaped(text, keep="\n\t", instead="\ufffd").split("\n"))
         self._write(when, step, summary=self._made.text(name, indented))
 
     def flush(self) -> None:
@@ -112,7 +113,7 @@ class WeightsAndBiases:
         self._run.log({**values, "step": step, "_timestamp": when})
 
     def text(self, step: int, when: float, name: str, text: str) -> None:
-        page = self._wandb.Html(f"<pre>{html.escape(_visible(text))}</pre>", inject=False)
+        page = self._wandb.Html(f"<pre>{html.escape(escaped(text, keep='\n\t', instead='\ufffd'))}</pre>", inject=False)
         self._run.log({name: page, "step": step, "_timestamp": when})
 
     def flush(self) -> None:
@@ -186,11 +187,6 @@ def _seen_from(folder: str, place: Path) -> Path:
     """Return a place as one types it who calls the run's folder so."""
     whole = Path(folder).absolute()
     return Path(folder) / place.relative_to(whole) if place.is_relative_to(whole) else place
-
-
-def _visible(text: str) -> str:
-    """Return a text without the characters that a page cannot show."""
-    return "".join(letter if letter.isprintable() or letter in "\n\t" else "\ufffd" for letter in text)
 
 
 class Kind(NamedTuple):

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
+from llmc_jax.base.streams import escaped
 from llmc_jax.run import console
 from llmc_jax.run.console import (
     BarState,
@@ -114,8 +115,10 @@ def test_duration(seconds: float, text: str) -> None:
     assert console.duration(seconds) == text
 
 
-def test_printable_keeps_text_and_drops_control() -> None:
-    assert console.printable("a\x1b[31mb\r\x00\x9b\u202e é日\n\tc\ud800") == "a[31mb é日\n\tc"
+def test_what_is_shown_keeps_text_and_loses_control() -> None:
+    text = "a\x1b[31mb\r\x00\x9b\u202e é日\u3000\n\tc\ud800"
+    assert escaped(text, keep="\n\t", instead="") == "a[31mb é日\u3000\n\tc"
+    assert escaped(text) == "a\\x1b[31mb\\r\\x00\\x9b\\u202e é日\u3000\\n\\tc\\ud800"
 
 
 # ---- the table
