@@ -42,6 +42,20 @@ def drawable(text: str) -> str:
     return "".join(c if font.get_char_index(ord(c)) else c.encode("unicode_escape").decode() for c in text)
 
 
+def fitting(figure: Any, words: str, room: float, tail: str = "", **font: Any) -> str:
+    """Return words and a tail as a figure can show them, cut at the beginning to so many pixels: ends of names differ.
+
+    font: its size and weight. `$` begins no formula only where the text that shows them has parse_math=False.
+    """
+    words, cut = drawable(escaped(words)), ""
+    text = figure.text(0, 0, words + tail, parse_math=False, **font)
+    while len(words) > 1 and (width := text.get_window_extent().width) > room:
+        words, cut = words[max(1, int(len(words) * (1 - room / width))) :], "…"
+        text.set_text(cut + words + tail)
+    text.remove()
+    return cut + words + tail
+
+
 def save_figure(figure: Any, path: Path) -> None:
     """Write a figure of matplotlib into a PNG, SVG or PDF by the file's ending, which appears complete or not at all.
 

@@ -18,9 +18,9 @@ from llmc_jax.compare import report
 from llmc_jax.compare.report import Show
 from llmc_jax.compare.tensors import tolerance_of
 from llmc_jax.logs.curves import Curve, finite, moving_mean, window_of
+from llmc_jax.logs.picture import LETTERS
 from llmc_jax.logs.reading import Log, read_log
 
-LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 TOLERANCE = 0.01  # nats per token; what llm.c's own tests allow a loss
 TAIL = 0.1  # of the common steps: as many must follow the one at which two logs part
 ROWS = 12

@@ -4,101 +4,33 @@ matplotlib is imported when a picture is drawn, and used without pyplot.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from llmc_jax.base.pictures import PALETTE, save_figure, short_names
-from llmc_jax.compare.logs import LETTERS, TRAIN, Difference
-from llmc_jax.logs.curves import Curve, binned, finite, loss_range, smoothed, window_of
+from llmc_jax.base.pictures import PALETTE, short_names
+from llmc_jax.compare.logs import TRAIN, Difference
+from llmc_jax.logs.curves import Curve, finite
+from llmc_jax.logs.picture import BASELINE, FAINT, LETTERS, draw_curves, draw_line, draw_steps, look_of, plain_panel
 from llmc_jax.logs.reading import Log
-from llmc_jax.run.curves import BASELINE, mark_outside, show_range
-
-STYLES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (6, 1.5, 1, 1.5)), (0, (1.5, 1)), (0, (6, 1.5, 1, 1.5, 1, 1.5)))
-MARKS = ("o", "s", "^", "D", "v", "P")
-WIDE = {"linewidth": 4.0, "alpha": 0.4}  # of the first log: others on top do not hide it
-
-
-class Look(NamedTuple):
-    """How a log is drawn: what one person cannot tell by colour differs in its dashes and dots too."""
-
-    color: str
-    style: Any  # of its line
-    mark: str  # of its validations
-
-
-def look_of(index: int) -> Look:
-    """Return the look of a log by its place; of 26 no two have the same."""
-    style = STYLES[(index - 1) % len(STYLES)] if index else STYLES[0]
-    return Look(PALETTE[index % len(PALETTE)], style, MARKS[index % len(MARKS)])
 
 
 def draw_logs(logs: Sequence[Log], found: Sequence[Difference], out_png: Path, names: Sequence[str] = ()) -> None:
     """Draw logs and their differences to the first into a PNG, which appears complete or not at all.
 
-    names: of the logs, in place of letters and paths.
-    Lines are training losses (of long runs the mean, each step lightly behind it), dots validation losses.
-    Raises InputError if it cannot be written.
+    names: of the logs, in place of their paths. Raises InputError if it cannot be written.
     """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 6.5), dpi=110)
-    margins = {"left": 0.095, "right": 0.975, "top": 0.97, "bottom": 0.08, "hspace": 0.08}
-    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[2.6, 1], gridspec_kw=margins)
-    if not names:
-        paths = short_names([log.path for log in logs])
-        names = [f"{letter}  {path}" for letter, path in zip(LETTERS, paths, strict=False)]
-    for index, (name, log) in enumerate(zip(names, logs, strict=True)):
-        _draw_losses(upper, log, name, look_of(index), wide=index == 0)
-    _limit_losses(upper, logs, [name.split()[0] for name in names])
-    _finish(upper, "loss (nats per token)")
-    if upper.get_legend_handles_labels()[0]:
-        upper.legend(loc="upper right", fontsize=9, edgecolor="none", framealpha=0.9, title="dots: validation")
-    _draw_differences(lower, found)
-    _finish(lower, f"difference to {names[0].split()[0]}")
-    lower.set_xlabel("step")
-    save_figure(figure, out_png)
-
-
-def _draw_losses(axes: Any, log: Log, name: str, look: Look, *, wide: bool) -> None:
-    """Draw a log's losses. wide: the first log is a wide, light line, which others on top of it do not hide."""
-    train, val = finite(log.train), finite(log.val)
-    window = window_of(len(train.steps))
-    if len(train.steps):
-        if window > 1:
-            each = binned(train)
-            axes.plot(each.steps, each.mean, color=look.color, linewidth=0.6, alpha=0.3)
-            name = f"{name}, mean of {window} steps"
-        _draw_line(axes, smoothed(train, window), look, label=name, **(WIDE if wide else {"linewidth": 1.4}))
-    if len(val.steps):
-        axes.plot(
-            val.steps, val.values, f"{look.mark}:", color=look.color, linewidth=0.9, markeredgewidth=0.4,
-            markersize=(6 if wide else 4.5) / (1 if len(val.steps) <= 60 else 2), zorder=3.5 if wide else 4,
-            markeredgecolor="white", label=None if len(train.steps) else f"{name}, validation only",
-        )  # fmt: skip
-
-
-def _draw_line(axes: Any, c: Curve, look: Look, **more: Any) -> None:
-    line = binned(c)
-    shape = {"marker": "."} if len(line.steps) == 1 else {"linestyle": look.style}
-    axes.plot(line.steps, line.mean, color=look.color, **shape, **more)
-
-
-def _limit_losses(axes: Any, logs: Sequence[Log], letters: Sequence[str]) -> None:
-    """Choose the range, and mark what lies outside."""
-    chosen = loss_range([log.train for log in logs], [log.val.values for log in logs])
-    if chosen is None:
-        axes.text(0.5, 0.5, "no finite loss", transform=axes.transAxes, ha="center")
-    else:
-        show_range(axes, chosen)
-    for index, (letter, log) in enumerate(zip(letters, logs, strict=True)):
-        for name, each in (("training", log.train), ("validation", log.val)):
-            mark_outside(axes, each, chosen, look_of(index).color, f"{letter}, {name}")
+    names = names or short_names([log.path for log in logs])
+    named = [log._replace(path=name) for log, name in zip(logs, names, strict=True)]
+    draw_curves(named, out_png, below=partial(_draw_differences, found=found))
 
 
 def _draw_differences(axes: Any, found: Sequence[Difference]) -> None:
     """Draw averaged differences of training, single ones of validation; the tolerance as a band, partings as lines."""
+    axes.set_ylabel("difference to A")
+    plain_panel(axes)
     reach = [0.0]
     marked: list[str] = []  # logs with a line where they part: training's, else validation's
     for each in found:
@@ -109,9 +41,8 @@ def _draw_differences(axes: Any, found: Sequence[Difference]) -> None:
         reach += [float(value) for value in np.quantile(mean.values, [0.005, 0.995])]
         if each.curve == TRAIN:
             if each.window > 1:
-                single = binned(finite(Curve(each.steps, each.values)))
-                axes.plot(single.steps, single.mean, color=look.color, linewidth=0.6, alpha=0.3)
-            _draw_line(axes, mean, look, linewidth=1.4)
+                draw_steps(axes, finite(Curve(each.steps, each.values)), look.color, **FAINT)
+            draw_line(axes, mean, look)
         else:
             axes.plot(
                 mean.steps, mean.values, look.mark, color=look.color, markersize=4, markeredgecolor="white", zorder=4
@@ -168,9 +99,3 @@ def _mark_parting(axes: Any, each: Difference, color: str, row: int) -> None:
         xycoords=("data", "axes fraction"), xytext=(-4 if left else 4, 0), textcoords="offset points",
         ha="right" if left else "left", va="top", fontsize=8, color=color,
     )  # fmt: skip
-
-
-def _finish(axes: Any, name: str) -> None:
-    axes.set_ylabel(name)
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)

@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -17,8 +17,9 @@ from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.base.files import reason
 from llmc_jax.base.magics import MEANINGS
 from llmc_jax.logs.curves import Curve
-from llmc_jax.logs.events import events_in, figures
+from llmc_jax.logs.events import Events, events_in, figures
 from llmc_jax.logs.files import MAIN_LOG, METRICS, whole_lines
+from llmc_jax.logs.follow import STARTS
 
 LONGEST_TEXT = 1 << 12  # a longer line of text is none of a log's
 NOTHING_FOUND = 1 << 26  # bytes without any loss, after which a file is taken for something else
@@ -81,7 +82,9 @@ class Log(NamedTuple):
     lr: Curve = NONE
     mfu: Curve = NONE  # percent
     estimate: Curve = NONE  # loss of training data at validations: nanoGPT's
-    tokens_per_step: int | None = None  # where the log says it
+    tokens_per_step: float | None = None  # where the log says it
+    skipped: Curve = NONE  # at the steps without an update, where the log says it
+    diverged: int | None = None  # after so many steps, where the last start has ended so
 
 
 CURVES = ("train", "val", "ms", "speed", "hellaswag", "batches", "norm", "lr", "mfu", "estimate")
@@ -109,7 +112,7 @@ class Found:
                 self.curves[name][step] = value
 
     def log(self, path: Path, kind: str, decimals: int | None) -> Log:
-        curves = {name: _curve(values) for name, values in self.curves.items()}
+        curves: dict[str, Any] = {name: _curve(values) for name, values in self.curves.items()}
         notes = tuple(self.notes)
         return Log(str(path), kind, **curves, decimals=decimals, notes=notes, tokens_per_step=self.tokens_per_step)
 
@@ -170,14 +173,24 @@ def _read_metrics(path: Path, file: Path, opened: BinaryIO) -> Log:
     events = events_in(file, opened)
     if events.first_bad:
         raise FormatError(f"{file}: line {events.first_bad} is no event; expected one a line")
-    curves = dict.fromkeys(CURVES, NONE) | {name: figures(events, *at).curve for name, at in OF_EVENTS.items()}
-    if not len(curves["train"].steps) and not len(curves["val"].steps):
+    log = log_of(events, str(path), f"{'run folder' if file != path else METRICS} of ours")
+    if not len(log.train.steps) and not len(log.val.steps):
         raise FormatError(f"{file}: no losses in it; expected events 'train' or 'val', one a line")
-    starts = [each.get("tokens_per_step") for each in events.of("start", "resume")]
-    known = [each for each in starts if type(each) is int]
+    return log
+
+
+def log_of(events: Events, path: str = "", kind: str = "") -> Log:
+    """Return what a run's events tell of it, which may be nothing yet."""
+    curves: dict[str, Any] = {name: figures(events, *at).curve for name, at in OF_EVENTS.items()}
+    tokens, skipped = (figures(events, "train", name).curve for name in ("tokens", "skipped"))
+    known = [each["tokens_per_step"] for each in events.of(*STARTS) if type(each.get("tokens_per_step")) is int]
+    per_step = tokens.values[-1:] / (tokens.steps[-1:] + 1)
+    last = (events.of(*STARTS, "end") or [{}])[-1]
     return Log(
-        str(path), f"{'run folder' if file != path else METRICS} of ours", **curves, decimals=None,
-        notes=tuple(events.notes), tokens_per_step=known[-1] if known else None,
+        path, kind, **curves, decimals=None, notes=tuple(events.notes),
+        tokens_per_step=next(iter([*per_step.tolist(), *known[::-1]]), None),
+        skipped=skipped.at(skipped.values != 0),
+        diverged=last.get("step") if last.get("outcome") == "diverged" else None,
     )  # fmt: skip
 
 

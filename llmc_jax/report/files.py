@@ -8,13 +8,12 @@ import numpy as np
 
 from llmc_jax.base.files import complete_file, refuse_irregular, refusing
 from llmc_jax.logs import curves
+from llmc_jax.logs.picture import draw_curves
 from llmc_jax.logs.reading import NONE, Log
 from llmc_jax.report.gather import Read
 from llmc_jax.report.panels import BEFORE, OF_LOGS, SOURCES
 from llmc_jax.report.series import place
-from llmc_jax.run.curves import Drawn, draw_curves
 
-DRAWN = ("train.loss", "val.loss", "lr", "norm", "accuracy_norm")  # what the picture of one run shows
 COLUMNS = ("run", "step", "tokens", "time")  # of the CSV, before the curves
 
 
@@ -67,33 +66,27 @@ def write_png(runs: Sequence[Read], path: Path, title: str = "") -> None:
 
     Raises InputError.
     """
-    if len(runs) == 1:
-        from llmc_jax.base.pictures import drawable
-
-        draw_curves(drawn_of(runs[0]), path, drawable(title or runs[0].name).replace("$", r"\$"))
+    logs = [log_of(run) for run in runs]
+    if len(logs) == 1:
+        draw_curves([logs[0]._replace(path=title or logs[0].path)], path)
         return
     from llmc_jax.compare.logs import differences
     from llmc_jax.compare.picture import draw_logs
 
-    logs = [log_of(run) for run in runs]
     draw_logs(logs, differences(logs), path)
 
 
-def drawn_of(run: Read) -> Drawn:
-    """Return what a picture shows of a run."""
-    train, val, rate, norm, accuracy = (_curve(run, key) for key in DRAWN)
-    accuracy = accuracy._replace(values=accuracy.values / SOURCES["accuracy_norm"].factor)
-    skipped = curves.Curve(run.skipped, np.ones(len(run.skipped)))
-    last = train.steps[-1:]
-    tokens = NONE if run.axes.tokens is None else curves.Curve(last, run.axes.tokens.at(last + 1))
-    diverged = run.status.step if run.status.state == "diverged" else None
-    return Drawn(train, val, rate, norm, accuracy, skipped, tokens, diverged)
-
-
 def log_of(run: Read) -> Log:
-    """Return a run as the comparison of logs has it, under its name."""
+    """Return a run as pictures and the comparison of logs have it, under its name."""
     found: dict[str, Any] = {name: _curve(run, key) for key, name in OF_LOGS.items()}
-    return Log(run.name, run.kind, **found, decimals=run.decimals)
+    accuracy, made = found["hellaswag"], found["train"].steps[-1:] + 1
+    found["hellaswag"] = accuracy._replace(values=accuracy.values / SOURCES["accuracy_norm"].factor)
+    return Log(
+        run.name, run.kind, **found, decimals=run.decimals,
+        tokens_per_step=float(run.axes.tokens.at(made)[0] / made[0]) if run.axes.tokens and len(made) else None,
+        skipped=curves.Curve(run.skipped, np.ones(len(run.skipped))),
+        diverged=run.status.step if run.status.state == "diverged" else None,
+    )  # fmt: skip
 
 
 def _curve(run: Read, key: str) -> curves.Curve:

@@ -18,7 +18,7 @@ from llmc_jax.base.pictures import PALETTE, save_figure
 from llmc_jax.config.flags import given_options
 from llmc_jax.config.train import OPTIONS, TrainConfig
 from llmc_jax.logs.curves import Curve, finite, loss_range
-from llmc_jax.run.curves import show_range
+from llmc_jax.logs.picture import show_range
 from llmc_jax.run.find_lr import RangeTest
 from llmc_jax.run.state import Progress, Run
 

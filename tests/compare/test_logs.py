@@ -256,7 +256,7 @@ def test_pictures_of_anything(tmp_path: Path) -> None:
 
 
 def test_no_two_of_26_logs_look_alike() -> None:
-    from llmc_jax.compare.picture import look_of
+    from llmc_jax.logs.picture import look_of
 
     looks = [look_of(index) for index in range(1, 26)]  # the first is wide and light
     assert len({(look.color, str(look.style)) for look in looks}) == 25
