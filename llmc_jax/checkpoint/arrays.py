@@ -8,6 +8,7 @@ two processes write to one file.
 Leaves out which arrays there are, and what a damaged one means (store.py).
 """
 
+import hashlib
 import json
 import os
 import struct
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from llmc_jax.base.errors import FormatError
-from llmc_jax.checkpoint.manifest import THREADS, Tensor, digest_of_block, dtype_of, in_threads, opened_regular
+from llmc_jax.checkpoint.manifest import THREADS, File, Tensor, digest_of_block, dtype_of, in_threads, opened_regular
 
 TENSORS = "tensors"  # the folder of the arrays
 WORTH_A_THREAD = 1 << 20  # bytes that take longer to read than a thread to begin
@@ -73,9 +74,12 @@ def check_sizes(folder: Path, name: str, tensor: Tensor, start: int, stop: int) 
 
 
 @contextmanager
-def _opened(folder: Path, name: str, tensor: Tensor, part: int) -> Iterator[Any]:
-    """Open a part of an array, at its beginning. Raises FormatError if it is not of its size, or not one chunk."""
-    path, size = array_file(name, tensor, part), file_size(tensor)
+def _opened(folder: Path, name: str, tensor: Tensor, part: int, size: int) -> Iterator[Any]:
+    """Open a part of an array, at its beginning. size: bytes that its file must have.
+
+    Raises FormatError if it has not, or is not one chunk.
+    """
+    path = array_file(name, tensor, part)
     with opened_regular(folder / path) as file:
         if os.fstat(file.fileno()).st_size != size:
             raise _no_array(path, tensor)
@@ -94,7 +98,7 @@ def damaged_blocks(
     out: takes these elements, (stop - start,). Beside it each thread needs the memory of a block.
     Raises FormatError if a file that holds some of them is not of its size, or does not end as it must; or OSError.
     """
-    size, dtype = tensor.block, dtype_of(tensor.dtype)
+    size, dtype, in_file = tensor.block, dtype_of(tensor.dtype), file_size(tensor)
     in_a_file = len(tensor.sha256) // tensor.parts
     stop = tensor.size if stop is None else stop
 
@@ -113,7 +117,7 @@ def damaged_blocks(
         spare, found = np.empty(size, dtype), []
         for part in range(share.start // in_a_file, -(-share.stop // in_a_file)):
             blocks = range(max(share.start, part * in_a_file), min(share.stop, (part + 1) * in_a_file))
-            with _opened(folder, name, tensor, part) as file:
+            with _opened(folder, name, tensor, part, in_file) as file:
                 file.seek((blocks.start - part * in_a_file) * spare.nbytes)
                 found += [k for k in blocks if not read(k, file, spare)]
         return found
@@ -130,12 +134,18 @@ def damaged_blocks(
 # ----- writing ------------------------------------------------------------------------------------------------------
 
 
-def write_array(folder: Path, name: str, tensor: Tensor, array: np.ndarray) -> None:
-    """Write an array that has one file into a state folder, where `describe_arrays` has been. Raises OSError."""
+def write_array(folder: Path, name: str, tensor: Tensor, array: np.ndarray) -> File:
+    """Write an array that has one file into a state folder, where `describe_arrays` has been. Raises OSError.
+
+    Returns the file's size and digest, of the bytes in memory.
+    """
     data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+    digest, index = hashlib.sha256(data), _index(len(data))
+    digest.update(index)
     with open(folder / array_file(name, tensor), "xb") as file:
         file.write(data)
-        file.write(_index(len(data)))
+        file.write(index)
+    return File(len(data) + INDEX_SIZE, digest.hexdigest())
 
 
 def write_block(folder: Path, name: str, tensor: Tensor, k: int, block: np.ndarray) -> None:

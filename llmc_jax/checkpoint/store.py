@@ -35,10 +35,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from llmc_jax.base.errors import FormatError, InputError
-from llmc_jax.base.files import reason, sync, write_bytes
+from llmc_jax.base.files import complete_file, reason, sync, write_bytes
 from llmc_jax.base.streams import escaped
 from llmc_jax.checkpoint.arrays import TENSORS as ARRAYS
 from llmc_jax.checkpoint.arrays import (
+    array_file,
     array_files,
     check_sizes,
     damaged_blocks,
@@ -100,7 +101,8 @@ class Writing(NamedTuple):
     folder: Path
     tensors: dict[str, Tensor]
     val_loss: float | None
-    small: dict[str, File]  # the metadata, and orbax's files that say how the arrays are stored, as it had written them
+    files: dict[str, File]  # the metadata, and what says how the arrays are stored, as they were written
+    arrays: dict[str, File]  # the arrays' files that are written already
 
 
 class Entry(NamedTuple):
@@ -160,28 +162,26 @@ def begin(
     tensors = {name: _buffer(name, size, dtype, parts) for name, (size, dtype) in (buffers or {}).items()}
     tensors |= {name: describe(array) for name, array in arrays.items()}
     _check_room(run, step, sum(tensor.parts * file_size(tensor) for tensor in tensors.values()))
-    writing = Writing(run, step, _hidden(run, step, "tmp"), tensors, val_loss_of(metadata), {})
-    return writing._replace(small=_attempt(writing, lambda: _begin(writing, arrays, words)))
+    writing = Writing(run, step, _hidden(run, step, "tmp"), tensors, val_loss_of(metadata), {}, {})
+    folder = writing.folder
+    with _attempt(writing):
+        folder.mkdir()
+        describe_arrays(folder, tensors)
+        plans = _digests(folder, sizes_in(folder))
+        written = {
+            array_file(name, tensors[name]): write_array(folder, name, tensors[name], array)
+            for name, array in arrays.items()
+        }
+        folder.joinpath(METADATA).write_bytes(words)
+        _sync_folders(folder)  # other processes, which write blocks, may be on other machines
+        sync(run)
+    return writing._replace(files={METADATA: digest_of_bytes(words), **plans}, arrays=written)
 
 
 def _buffer(name: str, size: int, dtype: str, parts: int, digests: Mapping[int, str] | None = None) -> Tensor:
     """Return what the manifest says of a flat buffer. digests: of its blocks, "" where one is not known here."""
     assert NAME.fullmatch(name) and dtype in DTYPES and size > 0 == size % FLAT_MULTIPLE, (name, size, dtype)
     return Tensor((size,), dtype, tuple((digests or {}).get(k, "") for k in range(BLOCKS)), parts)
-
-
-def _begin(writing: Writing, arrays: Mapping[str, np.ndarray], words: bytes) -> dict[str, File]:
-    """Write all but blocks and manifest; return the digests of the small files."""
-    folder = writing.folder
-    folder.mkdir()
-    describe_arrays(folder, writing.tensors)
-    plans = _digests(folder, sizes_in(folder))
-    for name, array in arrays.items():
-        write_array(folder, name, writing.tensors[name], array)
-    folder.joinpath(METADATA).write_bytes(words)
-    _sync_folders(folder)  # other processes, which write blocks, may be on other machines
-    sync(folder.parent)
-    return {METADATA: digest_of_bytes(words), **plans}
 
 
 def probe(run: Path) -> None:
@@ -258,13 +258,11 @@ def write_blocks(folder: Path, name: str, blocks: Mapping[int, np.ndarray], part
         return {}
     first = next(iter(blocks.values()))
 
-    def write() -> dict[int, str]:
+    with _explained(folder.parent, _step_of(folder)):
         digests = dict(zip(blocks, in_threads(digest_of_block, blocks.values()), strict=True))
         tensor = _buffer(name, first.size * BLOCKS, first.dtype.name, parts, digests)
         in_threads(lambda k: write_block(folder, name, tensor, k, blocks[k]), blocks)
         return digests
-
-    return _explained(folder.parent, _step_of(folder), write)
 
 
 def read_back(folder: Path, name: str, buffer: tuple[int, str], digests: Mapping[int, str], parts: int = 1) -> None:
@@ -275,13 +273,11 @@ def read_back(folder: Path, name: str, buffer: tuple[int, str], digests: Mapping
     """
     tensor = _buffer(name, *buffer, parts, digests)
 
-    def read() -> None:
+    with _explained(folder.parent, _step_of(folder)):
         sync_blocks(folder, name, tensor, digests)
         for run in _runs(sorted(digests)):
             if damaged_blocks(folder, name, tensor, run.start * tensor.block, run.stop * tensor.block):
                 raise _differs(name)
-
-    _explained(folder.parent, _step_of(folder), read)
 
 
 def _runs(numbers: Sequence[int]) -> list[range]:
@@ -321,13 +317,23 @@ def seal(writing: Writing, model: Path | None = None, digests: Iterable[Mapping[
     written; the hidden folder is removed then, and what was there before stays.
     """
 
-    def action() -> int:
-        own = {name: tensor for name, tensor in writing.tensors.items() if "" not in tensor.sha256}
-        return _seal(writing._replace(tensors=_with_digests(writing.tensors, digests)), own, model)
-
-    return Entry(
-        writing.step, state_folder(writing.run, writing.step), _attempt(writing, action), writing.val_loss, None
-    )
+    folder, here = writing.folder, writing.files | writing.arrays
+    with _attempt(writing):
+        tensors = _with_digests(writing.tensors, digests)
+        for path in here:
+            sync_file(folder / path)
+        if misfits := _misfits(sizes_in(folder), _sizes_of(tensors) | {path: file.size for path, file in here.items()}):
+            raise InputError(misfits[0])
+        found = _digests(folder, here)
+        for path, file in here.items():
+            if found[path] != file:
+                raise _differs(path)
+        folder.joinpath(MANIFEST).write_bytes(dump_manifest(Manifest(writing.step, tensors, writing.files)))
+        sync(folder / MANIFEST)
+        _sync_folders(folder)
+        size = sum(sizes_in(folder).values())
+        _put_in_place(writing, model)
+    return Entry(writing.step, state_folder(writing.run, writing.step), size, writing.val_loss, None)
 
 
 def _with_digests(
@@ -350,29 +356,6 @@ def _with_digests(
     }
 
 
-def _seal(writing: Writing, own: Mapping[str, Tensor], model: Path | None) -> int:
-    """Return the bytes of all files. own: the arrays that nobody has read back yet."""
-    folder, tensors = writing.folder, writing.tensors
-    for path in (*_sizes_of(own), *writing.small):
-        sync_file(folder / path)
-    written = _sizes_of(tensors) | {path: file.size for path, file in writing.small.items()}
-    if misfits := _misfits(sizes_in(folder), written):
-        raise InputError(misfits[0])
-    for name, tensor in own.items():
-        if damaged_blocks(folder, name, tensor):
-            raise _differs(name)
-    files = _digests(folder, writing.small)
-    for path, file in writing.small.items():
-        if files[path] != file:
-            raise _differs(path)
-    folder.joinpath(MANIFEST).write_bytes(dump_manifest(Manifest(writing.step, tensors, files)))
-    sync(folder / MANIFEST)
-    _sync_folders(folder)
-    size = sum(sizes_in(folder).values())
-    _put_in_place(writing, model)
-    return size
-
-
 def _put_in_place(writing: Writing, model: Path | None) -> None:
     """Rename the hidden folder and the model.
 
@@ -392,7 +375,8 @@ def _put_in_place(writing: Writing, model: Path | None) -> None:
         if model is not None:
             os.replace(model, model_file(run, step))
         sync(run)
-        write_bytes(done, b"")
+        with complete_file(done) as empty:
+            empty.touch()
     except BaseException:
         if not was_done:
             for file in [done] if model is None else [done, model_file(run, step)]:
@@ -413,23 +397,25 @@ def abandon(writing: Writing) -> None:
     shutil.rmtree(writing.folder, ignore_errors=True)
 
 
-def _attempt[T](writing: Writing, action: Callable[[], T]) -> T:
-    """Run a part of the writing. What goes wrong removes the hidden folder and becomes an InputError."""
+@contextmanager
+def _attempt(writing: Writing) -> Iterator[None]:
+    """Write within the block. What goes wrong removes the hidden folder and becomes an InputError."""
     try:
-        return _explained(writing.run, writing.step, action)
+        with _explained(writing.run, writing.step):
+            yield
     except BaseException:
         abandon(writing)
         raise
 
 
-def _explained[T](run: Path, step: int, action: Callable[[], T]) -> T:
-    """Run a part of the writing. What goes wrong becomes an InputError."""
+@contextmanager
+def _explained(run: Path, step: int) -> Iterator[None]:
+    """Write within the block. What goes wrong becomes an InputError."""
     try:
-        return action()
+        yield
     except Exception as error:
-        cause = _cause(error)
-    # outside of `except`, so that the error carries no reference to the arrays, which are in the frames of its context
-    raise InputError(f"{run}: the checkpoint of step {step} cannot be written: {cause}")
+        error.__traceback__ = None  # whose frames refer to the arrays
+        raise InputError(f"{run}: the checkpoint of step {step} cannot be written: {_cause(error)}") from None
 
 
 def _cause(error: BaseException) -> str:

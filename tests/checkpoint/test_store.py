@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 from llmc_jax.base import files
 from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.checkpoint import manifest, store
+from llmc_jax.checkpoint.arrays import array_file
 from llmc_jax.checkpoint.contents import FORMAT
 from llmc_jax.logs.files import LOCK, METRICS
 from tests.crash_points import Point, watched
@@ -279,15 +280,18 @@ def test_what_is_written_wrongly_never_counts(tmp_path: Path, monkeypatch: pytes
     """The digests are of what was in memory: a value that changes on its way to the disk is noticed."""
     real = store.write_array
 
-    def spoil(folder: Path, each: str, tensor: Any, array: np.ndarray) -> None:
-        wrong = np.array(array)
+    def spoil(folder: Path, each: str, tensor: Any, array: np.ndarray) -> Any:
+        written = real(folder, each, tensor, array)
         if each == name:
-            wrong.view(np.uint8).reshape(-1)[-1] ^= 1
-        real(folder, each, tensor, wrong)
+            path = folder / array_file(each, tensor)
+            data = bytearray(path.read_bytes())
+            data[-21] ^= 1
+            path.write_bytes(data)
+        return written
 
     monkeypatch.setattr(store, "write_array", spoil)
     writing = store.begin(tmp_path, 5, arrays_of(5), facts_of(5))
-    with pytest.raises(InputError, match=rf"step 5 .*{name} reads back differently"):
+    with pytest.raises(InputError, match=rf"step 5 .*{name.replace('/', '.')}/c/.* reads back differently"):
         store.seal(writing)
     assert list(tmp_path.iterdir()) == []
 

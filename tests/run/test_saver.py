@@ -5,6 +5,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -163,14 +164,14 @@ def test_the_bits_are_those_of_the_time_of_the_save(
     del weights
     path = tmp_path / "model_00000003.bin"
     before_done: list[bytes] = []
-    write_bytes = store.write_bytes
+    complete_file = store.complete_file
 
-    def written(name: Path, data: bytes) -> None:
+    def written(name: Path) -> AbstractContextManager[Path]:
         assert name.name == "DONE_00000003"
         before_done.append(flat_parameters(open_source(path))[: num_parameters(MODEL)].tobytes())
-        write_bytes(name, data)
+        return complete_file(name)
 
-    monkeypatch.setattr(store, "write_bytes", written)
+    monkeypatch.setattr(store, "complete_file", written)
     done = gate("begin" if way == "beside" else "seal")
     saver = Saver(tmp_path, MODEL, *ALL, export=True)
     saver.save(state, metadata(3), *ANY)
