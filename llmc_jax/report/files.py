@@ -7,11 +7,9 @@ from typing import Any
 import numpy as np
 
 from llmc_jax.base.files import complete_file, refuse_irregular, refusing
-from llmc_jax.logs import curves
 from llmc_jax.logs.picture import draw_curves
-from llmc_jax.logs.reading import NONE, Log
 from llmc_jax.report.gather import Read
-from llmc_jax.report.panels import BEFORE, OF_LOGS, SOURCES
+from llmc_jax.report.panels import BEFORE
 from llmc_jax.report.series import place
 
 COLUMNS = ("run", "step", "tokens", "time")  # of the CSV, before the curves
@@ -66,7 +64,7 @@ def write_png(runs: Sequence[Read], path: Path, title: str = "") -> None:
 
     Raises InputError.
     """
-    logs = [log_of(run) for run in runs]
+    logs = [run.log._replace(path=run.name) for run in runs]
     if len(logs) == 1:
         draw_curves([logs[0]._replace(path=title or logs[0].path)], path)
         return
@@ -74,20 +72,3 @@ def write_png(runs: Sequence[Read], path: Path, title: str = "") -> None:
     from llmc_jax.compare.picture import draw_logs
 
     draw_logs(logs, differences(logs), path)
-
-
-def log_of(run: Read) -> Log:
-    """Return a run as pictures and the comparison of logs have it, under its name."""
-    found: dict[str, Any] = {name: _curve(run, key) for key, name in OF_LOGS.items()}
-    accuracy, made = found["hellaswag"], found["train"].steps[-1:] + 1
-    found["hellaswag"] = accuracy._replace(values=accuracy.values / SOURCES["accuracy_norm"].factor)
-    return Log(
-        run.name, run.kind, **found, decimals=run.decimals,
-        tokens_per_step=float(run.axes.tokens.at(made)[0] / made[0]) if run.axes.tokens and len(made) else None,
-        skipped=curves.Curve(run.skipped, np.ones(len(run.skipped))),
-        diverged=run.status.step if run.status.state == "diverged" else None,
-    )  # fmt: skip
-
-
-def _curve(run: Read, key: str) -> curves.Curve:
-    return curves.Curve(*run.figures[key][:2]) if key in run.figures else NONE

@@ -18,7 +18,7 @@ from llmc_jax.logs.curves import spread
 from llmc_jax.logs.events import Events, figures, read_events
 from llmc_jax.logs.files import KERNELS, LARGEST, METRICS, config_file, rank_log, rank_of
 from llmc_jax.logs.follow import recent
-from llmc_jax.logs.reading import read_log
+from llmc_jax.logs.reading import Log, log_of, read_log
 from llmc_jax.logs.state import DIED, RUNNING, UNKNOWN, RunState, Seen, after, run_state
 from llmc_jax.logs.words import ENDS, event_words
 from llmc_jax.machine.versions import installed
@@ -43,6 +43,7 @@ class Read(NamedTuple):
     name: str
     path: str
     kind: str
+    log: Log  # as the comparison of logs has it
     figures: Figures
     axes: Axes
     status: Status
@@ -53,8 +54,6 @@ class Read(NamedTuple):
     processes: Rows | None = None  # of a run that has several, where each is
     samples: Sequence[Sample] = ()
     events: Sequence[Event] = ()
-    skipped: np.ndarray = np.zeros(0, np.int64)  # steps without an update
-    decimals: int | None = None  # that its losses were rounded to
 
 
 def content_of(runs: Sequence[Read], title: str = "") -> Content:
@@ -129,7 +128,7 @@ def read_ours(path: Path) -> Read:
              for key, source in SOURCES.items()  # each copy of a long run's figure takes 8 bytes a step
              if len((each := figures(events, source.event, source.field)).steps)}  # fmt: skip
     found |= _utilization(found, start)
-    tokens, skipped = (figures(events, "train", name) for name in ("tokens", "skipped"))
+    tokens = figures(events, "train", "tokens")
     seen = Series(tokens.steps, tokens.values)
     axes = axes_of(found, seen, positive(start.get("tokens_per_step")), events.first_time)
     notes = list(events.notes)
@@ -141,6 +140,7 @@ def read_ours(path: Path) -> Read:
         name=path.name,
         path=str(path),
         kind=f"{METRICS} of ours",
+        log=log_of(events),
         figures=with_all_times(found, axes),
         axes=axes,
         status=status_of(_state(path, notes), found),
@@ -151,7 +151,6 @@ def read_ours(path: Path) -> Read:
         samples=samples_of(events),
         events=events_of(events, axes, of_ranks),
         notes=notes,
-        skipped=skipped.steps[skipped.values != 0],
     )
 
 
@@ -282,9 +281,9 @@ def read_other(path: Path) -> Read:
         name=path.name,
         path=str(path),
         kind=log.kind,
+        log=log,
         figures=found,
         axes=axes,
         status=status,
         notes=list(log.notes),
-        decimals=log.decimals,
     )

@@ -33,6 +33,7 @@ from llmc_jax.data.tokenizers import bytes_tokenizer, sample_text
 from llmc_jax.evaluate import command as evaluate
 from llmc_jax.generate import flags as generate_flags
 from llmc_jax.generate.llmc import generate
+from llmc_jax.logs.reading import Log
 from llmc_jax.machine import compiling
 from llmc_jax.machine.device import describe_device
 from llmc_jax.machine.nvml import GpuReading
@@ -491,9 +492,10 @@ def test_a_reused_folder_without_a_checkpoint_begins_its_logs_anew(train: Train)
 def test_the_picture_is_refreshed_in_another_thread(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[tuple[str, int]] = []
 
-    def draw(shown: curves.Drawn, path: Path, title: str, baselines: dict[str, float]) -> None:
-        assert path.name == "curves.png" and title == TINY and baselines == {}
-        drawn.append((threading.current_thread().name, len(shown.train.steps)))
+    def draw(logs: list[Log], path: Path, baselines: dict[str, float]) -> None:
+        (log,) = logs
+        assert path.name == "curves.png" and log.path == TINY and baselines == {}
+        drawn.append((threading.current_thread().name, len(log.train.steps)))
 
     monkeypatch.setattr(curves, "REDRAW_SECONDS", 0.0)
     monkeypatch.setattr(curves, "REDRAW_SHARE", 1e9)
