@@ -18,7 +18,7 @@ from llmc_jax.generate.engine import kept_after_drop
 from llmc_jax.generate.model import Model
 from llmc_jax.generate.scorer import Asked, Row, cut, score, scorer_of
 
-LOGIT_BYTES = 32 << 20  # at a time: of more rows top_k takes ten times as long on a CPU
+LOGIT_BYTES = 16 << 20  # at a time: few rows beside those asked for, and of many a CPU's top_k takes ten times as long
 
 
 class Seen(NamedTuple):
