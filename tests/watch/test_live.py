@@ -108,7 +108,7 @@ def test_another_users_run_hides_no_other_run(tmp_path: Path, monkeypatch: pytes
 def test_a_path_without_a_run_says_what_to_give(tmp_path: Path) -> None:
     assert "no such folder" in str(absent(tmp_path / "x")) and "--wait" in str(absent(tmp_path))
     (tmp_path / "main.log").touch()
-    assert "llmc_jax.report" in str(absent(tmp_path))
+    assert "llmc-jax report" in str(absent(tmp_path))
 
 
 # ---- a run
