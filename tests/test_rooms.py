@@ -36,14 +36,12 @@ ORDER = [
     "watch",
     "library",
 ]
-WITHOUT_JAX = (
-    "errors", "magics", "streams", "text", "files", "pictures", "rng", "config", "logs", "trackers", "cluster", "data",
-    "checkpoint", "report", "watch", "cli",
-)  # fmt: skip
-BUT = ("trials/command.py", "profile/command.py")  # measuring is all they do
+WITHOUT_JAX = ("base", "config", "logs", "trackers", "cluster", "data", "checkpoint", "report", "watch")
 AND = (
-    "compare/logs.py", "compare/picture.py", "machine/device.py", "machine/jax_setup.py", "run/console.py",
-    "run/curves.py", "run/folder.py", "run/trackers.py",
+    "compare/command.py", "compare/logs.py", "compare/picture.py", "evaluate/command.py", "evaluate/flags.py",
+    "generate/command.py", "generate/flags.py", "machine/device.py", "machine/jax_setup.py", "plan/command.py",
+    "plan/flags.py", "profile/command.py", "profile/flags.py", "run/command.py", "run/console.py", "run/curves.py",
+    "run/folder.py", "run/place.py", "run/trackers.py", "trials/command.py",
 )  # fmt: skip
 
 

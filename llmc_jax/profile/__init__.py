@@ -1,6 +1,8 @@
 """Where a training step's time, memory and operations go: `llmc-jax profile --help`.
 
-profile/flags.py         its flags
+command.py       its command line
+flags.py         its flags
+modes.py         what each mode prints and writes
 models/gpt2/work.py   FLOPs, bytes and memory from the shape alone
 plan/program.py       what a compiled program consists of, and which operation of the model each instruction belongs to
 trace.py         a recording of jax.profiler read back: when each instruction ran

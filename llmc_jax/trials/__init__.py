@@ -14,4 +14,7 @@ search.py     what follows from it: which implementation of each operation is ri
 card.py       the GPU, before JAX has it
 known.py      what was found out before
 start.py      all of it before a run
+here.py       what this machine is, and what is known of its kernels: for a plan
+shown.py      what is known, as text
+command.py    llmc-jax kernels
 """

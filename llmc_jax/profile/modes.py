@@ -1,0 +1,323 @@
+"""What the profiler prints and writes: a measured step, a calculated one, a trace that was kept, several in turns.
+
+Leaves out its command line (command.py).
+"""
+
+import json
+import tempfile
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from llmc_jax.base.errors import ExitCode, InputError
+from llmc_jax.base.files import write_atomic
+from llmc_jax.base.streams import print_error
+from llmc_jax.config.model import ModelConfig
+from llmc_jax.config.train import TrainConfig
+from llmc_jax.kernels.plain import to_json
+from llmc_jax.machine.cards import named
+from llmc_jax.machine.device import device_label, gib
+from llmc_jax.machine.gpus import GPUS, peak_flops
+from llmc_jax.machine.jax_setup import settle
+from llmc_jax.machine.target import Machine, machine_of
+from llmc_jax.models.gpt2 import memory as memory_of
+from llmc_jax.models.gpt2.tensors import num_parameters
+from llmc_jax.models.gpt2.work import Shape, flops_per_token, products_flops, step_work
+from llmc_jax.plan.asked import model_of
+from llmc_jax.plan.plan import make_plan
+from llmc_jax.training import outliers
+
+# ----- what is printed ----------------------------------------------------------------------------------------------
+
+
+def shape_rows(config: TrainConfig, model: ModelConfig, shape: Shape) -> list[tuple[str, Any]]:
+    """Return the model and the batch, for the table at the top."""
+    return [
+        ("model", config.model),
+        ("num_parameters", f"{num_parameters(model):,}"),
+        ("B x T", f"{shape.batch} x {shape.sequence}"),
+        ("micro-batches", shape.micro_batches),
+        ("tokens of a step", f"{shape.rows * shape.micro_batches:,}"),
+        ("computed in", shape.dtype),
+        ("recompute", f"every {shape.recompute_blocks} blocks" if shape.recompute_blocks else shape.recompute),
+    ]
+
+
+def memory_rows(model: ModelConfig, shape: Shape) -> list[tuple[str, Any]]:
+    """Return the memory by kind, from the shape."""
+    memory = memory_of.memory(model, shape, outliers.BYTES)
+    return [
+        ("parameters", gib(memory.parameters)),
+        ("optimizer m and v", gib(memory.optimizer)),
+        ("gradient", gib(memory.gradient)),
+        ("activations", f"{gib(memory.activations)}, kept for the backward"),
+        ("logits", f"{gib(memory.head)}, at a time"),
+    ]
+
+
+def temporary_rows(model: ModelConfig, shape: Shape) -> list[tuple[str, Any]]:
+    """Return what the compiled step would need beside its arguments on a CPU, which is what there is an estimate of."""
+    if shape.flash or shape.dtype != "fp32":
+        return []
+    needed = memory_of.temporaries(model, shape)
+    moment = max(needed._fields, key=lambda name: getattr(needed, name))
+    return [("temporaries on a CPU", f"about {gib(needed.peak)}, most at: {moment}")]
+
+
+def flops_rows(model: ModelConfig, shape: Shape) -> list[tuple[str, Any]]:
+    """Return the FLOPs by the definitions in use."""
+    tokens = shape.rows * shape.micro_batches
+    exact = products_flops(model, shape)
+    llmc = flops_per_token(model, shape.sequence)
+    palm = flops_per_token(model, shape.sequence, definition="palm")
+    return [
+        ("FLOPs of the products", f"{exact / tokens:,.0f} per token, {exact:,} per step"),
+        ("FLOPs as llm.c counts", f"{llmc:,} per token (6N + 6LCT)"),
+        ("FLOPs as PaLM counts", f"{palm:,} per token (6N + 12LCT)"),
+    ]
+
+
+def llmc_rows(model: ModelConfig, shape: Shape) -> list[tuple[str, Any]]:
+    """Return what llm.c's own programs allocate for the same model and batch."""
+    B, T = shape.batch, shape.sequence
+    kept, gradients = memory_of.llmc_fp32_bytes(model, B, T)
+    mixed = [memory_of.llmc_mixed_bytes(model, B, T, min(shape.recompute, 2), cudnn=cudnn) for cudnn in (False, True)]
+
+    def mib(num_bytes: int) -> str:
+        return f"{num_bytes >> 20} MiB"
+
+    return [
+        ("train_gpt2.c", f"num_activations: {memory_of.llmc_activations(model, B, T)}"),
+        ("train_gpt2_fp32.cu", f"{mib(4 * num_parameters(model))} for parameters, gradients, m and v each"),
+        ("", f"{mib(kept)} for activations, {mib(gradients)} for their gradients"),
+        ("train_gpt2.cu, bf16", f"{mib(mixed[0])} for activations, {mib(mixed[1])} with cuDNN (-r {shape.recompute})"),
+    ]
+
+
+def calculate(config: TrainConfig, own: SimpleNamespace) -> int:
+    """Print everything that the shape alone says: `--calculate`."""
+    from llmc_jax.plan.efficiency import gpu
+    from llmc_jax.profile.table import calculated, calculated_text
+    from llmc_jax.run.console import format_table
+
+    model = model_of(config.model)
+    device = own.device if own.device in (None, *GPUS) else named(own.device).device_kind
+    config = replace(config, strict_kernels=False)  # nothing runs
+    plan = make_plan(config, model, machine_of(device) if device else Machine("cpu", "cpu"))
+    shape = plan.shape
+    if device is None and config.attention in ("flash", "cudnn"):  # as asked, where no machine says that it cannot be
+        shape = shape._replace(flash=True)
+    attention = "without the T x T matrix" if shape.flash else "with the T x T matrix"
+    sections = [
+        [*shape_rows(config, model, shape), ("attention", attention)],
+        flops_rows(model, shape),
+        [*memory_rows(model, shape), *temporary_rows(model, shape)],
+        llmc_rows(model, shape),
+    ]
+    roof = None
+    if device is not None:
+        if peak_flops(device, plan.product_precision) is None:
+            raise InputError(
+                f"--device {device}: it does not compute in {plan.product_precision}; take another --dtype"
+            )
+        roof = gpu(device, plan.product_precision).roof
+    lines = calculated(step_work(model, shape), roof, by_layer=own.layers)
+    if own.json:
+        kept = ("phase", "operation", "layer", "flops", "bytes")
+        operations = [
+            {name: getattr(line, name) for name in kept} | ({"floor_seconds": line.floor} if roof else {})
+            for line in lines
+        ]
+        memory = memory_of.memory(model, shape, outliers.BYTES)
+        _write_json(own.json, {
+            "shape": shape, "memory_bytes": memory._asdict() | {"state": memory.state},
+            "activation_bytes": memory_of.activations(model, shape),
+            "products_flops": products_flops(model, shape), "operations": operations,
+        })  # fmt: skip
+    print(format_table(sections))
+    print(calculated_text(lines))
+    return ExitCode.DONE
+
+
+def _write_json(path: str, content: dict[str, Any]) -> None:
+    write_atomic(Path(path), (json.dumps(to_json(content), indent=1) + "\n").encode())
+
+
+# ----- measuring ----------------------------------------------------------------------------------------------------
+
+
+def read(own: SimpleNamespace) -> int:
+    """Print the table of a trace from before: `--read`. Raises InputError for a trace that says nothing of the step."""
+    from llmc_jax.profile import table
+
+    report = _from_trace(Path(own.read), own)
+    if reason := report.problem:
+        raise InputError(f"--read {own.read}: {reason}; record it again with --trace")
+    if own.json:
+        _write_json(own.json, table.as_json(report))
+    print(table.as_text(report))
+    return ExitCode.DONE
+
+
+def _from_trace(folder: Path, own: SimpleNamespace, title: str = "") -> Any:
+    """Return the table of a trace that was kept, and draw what --picture asks for. title: the layer is added to it."""
+    from llmc_jax.profile import saved, table
+    from llmc_jax.profile.picture import draw_layer
+    from llmc_jax.profile.trace import newest_trace, read_trace
+
+    facts = saved.kept(folder)
+    trace = read_trace(newest_trace(folder), facts.program.name, facts.program.whole)
+    work = step_work(facts.model, facts.shape)
+    report = table.report_from_trace(trace, facts.program, work, facts.roof, by_layer=own.layers)
+    if own.picture:
+        layer = _layer(own, facts.model)
+        if report.problem or not draw_layer(trace, facts.program, layer, Path(own.picture), f"{title}layer {layer}"):
+            print_error(f"note: --picture {own.picture}: not drawn, the trace has no instruction of layer {layer}")
+    return report
+
+
+def measure(config: TrainConfig, own: SimpleNamespace) -> int:
+    """Compile, time and trace the step, and print the table: the default."""
+    from llmc_jax.machine import jax_setup
+    from llmc_jax.run.record import check_writable
+
+    if own.trace:
+        check_writable(Path(own.trace))
+    if own.picture and own.differences:
+        raise InputError(f"--picture {own.picture}: needs a trace; --differences has no timeline")
+    notes = [*settle(steps=True), *jax_setup.configure(tf32=config.tf32)]
+    import jax
+
+    jax.config.update("jax_enable_compilation_cache", False)  # the time of a compilation is to be measured
+    from llmc_jax.plan.asked import model_of
+    from llmc_jax.profile import measure, table
+
+    _layer(own, model_of(config.model))
+    bench = measure.prepared(config)
+    for note in notes:
+        print(note)
+    times = measure.summary(bench.steps(own.steps, 2))
+    used = measure.memory_used(bench)
+    rates = measure.machine_rates(bench)
+    place: Any = nullcontext(own.trace) if own.trace else tempfile.TemporaryDirectory()
+    with place as folder:
+        if not own.differences:
+            bench.record(Path(folder), own.traced)
+        if rates.measured:
+            rates = measure.better(rates, measure.machine_rates(bench))  # the machine may have been busy with others
+        print(_summary(bench, times, used, rates))
+        rest = _table(bench, own, Path(folder), rates.roof)
+    if own.json:
+        work = products_flops(bench.model, bench.shape)
+        _write_json(own.json, {
+            "shape": bench.shape, "device": bench.device, "jax": jax.__version__, "kernels": bench.plan.choices,
+            "seconds": times, "tokens": bench.tokens, "compile_seconds": bench.compile_seconds, "products_flops": work,
+            "rates": rates, "memory_used": used, "traced_without_graphs": bench.traced is not bench.compiled,
+            "memory_bytes": memory_of.memory(bench.model, bench.shape, outliers.BYTES), **table.as_json(rest),
+        })  # fmt: skip
+    print(table.as_text(rest))
+    return ExitCode.DONE
+
+
+def _layer(own: SimpleNamespace, model: ModelConfig) -> int:
+    """Return the layer to draw. Raises InputError where the model has no such layer."""
+    layer: int = model.num_layers // 2 if own.layer is None else own.layer
+    if layer >= model.num_layers:
+        raise InputError(f"--layer {layer}: the model has {model.num_layers} layers, counted from 0")
+    return layer
+
+
+def _summary(bench: Any, times: Any, used: Any, rates: Any) -> str:
+    """Return the box at the top: machine, model, step, memory."""
+    import jax
+
+    from llmc_jax.run.console import format_table
+    from llmc_jax.run.table import kernel_rows, option_rows, precision_text
+
+    plan, model, shape = bench.plan, bench.model, bench.shape
+    per_second = bench.tokens / times.median
+    step = [
+        ("lowering, compiling", f"{bench.lower_seconds:.2f} s, {bench.compile_seconds:.2f} s"),
+        ("step", f"{1e3 * times.median:.2f} ms, quartiles {1e3 * times.low:.2f} and {1e3 * times.high:.2f}, "
+                 f"least {1e3 * times.least:.2f}, of {times.runs}"),
+        ("tok/s", f"{per_second:,.0f}"),
+    ]  # fmt: skip
+    memory_rates = rates.memory
+    if rates.measured:
+        share = products_flops(model, shape) / times.median / rates.products
+        step += [
+            ("products alone", f"{rates.products / 1e9:,.1f} GFLOP/s; the step has {100 * share:.1f}% of that rate"),
+            ("fastest product", f"{rates.flops / 1e9:,.1f} GFLOP/s"),
+            ("memory", f"{memory_rates.best / 1e9:,.1f} GB/s, median {memory_rates.median / 1e9:,.1f}"),
+            ("memory, only read", f"{memory_rates.reading / 1e9:,.1f} GB/s, "
+                                  f"median {memory_rates.reading_median / 1e9:,.1f}"),
+            ("arrays for that", f"{gib(memory_rates.array_bytes)} each"),
+        ]  # fmt: skip
+        if rates.cache is not None:
+            doubt = "" if rates.beyond_caches else "; the arrays are not 4 times as large: perhaps the cache's rates"
+            step.append(("caches", gib(rates.cache) + doubt))
+    else:
+        for definition, name in (("llm.c", "MFU (llm.c)"), ("palm", "MFU (PaLM)")):
+            each: Any = definition
+            flops = flops_per_token(model, shape.sequence, definition=each) * per_second
+            step.append((name, f"{100 * flops / rates.flops:.1f}% of {rates.flops / 1e12:,.1f} TFLOP/s"))
+        step.append(("memory", f"{memory_rates.best / 1e9:,.1f} GB/s, from the table of GPUs"))
+    memory = [
+        *memory_rows(model, shape),
+        ("program's arguments", f"{gib(used.arguments)}, {gib(used.overwritten)} of it overwritten"),
+        ("program's temporaries", gib(used.temporaries)),
+        ("peak", "not known" if used.peak is None else gib(used.peak)),
+    ]
+    machine = [
+        ("device", device_label(bench.device)),
+        ("JAX", jax.__version__),
+        ("precision", precision_text(plan)),
+        *kernel_rows(plan.choices),
+        *option_rows(plan),
+    ]
+    sections = [machine, shape_rows(plan.config, model, shape), step, flops_rows(model, shape), memory]
+    return format_table(sections)
+
+
+def _table(bench: Any, own: SimpleNamespace, folder: Path, roof: Any) -> Any:
+    """Return the table from the trace in a folder; from differences where it says nothing, or none is wanted."""
+    from llmc_jax.profile import saved, table
+    from llmc_jax.profile.measure import differences
+
+    if not own.differences:
+        saved.keep(folder, bench.traced.as_text(), bench.model, bench.shape, roof)
+        if own.trace:
+            print(f"trace: {own.trace}")
+        if bench.traced is not bench.compiled:
+            other = "" if bench.alike else "; XLA chose other algorithms for it than for the timed step"
+            print(f"traced without CUDA graphs, which hide the names of kernels{other}")
+        title = f"{bench.plan.config.model}, B={bench.shape.batch} T={bench.shape.sequence}, "
+        report = _from_trace(folder, own, title)
+        if not report.problem:
+            return report
+        print(f"{report.problem}: by differences")
+    return table.report_from_differences(differences(bench), step_work(bench.model, bench.shape), roof)
+
+
+# ----- comparing ----------------------------------------------------------------------------------------------------
+
+
+def compare(words: list[str], own: SimpleNamespace) -> int:
+    """Run versions in turns and print how they compare: `--vs` and `--threads`."""
+    from llmc_jax.profile import compare
+
+    variants = [compare.Variant("this", tuple(words))]
+    variants += [compare.parse_variant(text, words) for text in own.vs]
+    if own.threads:
+        counts = [compare.thread_count(text, f"--threads {own.threads}") for text in own.threads.split(",")]
+        threads = [compare.Variant(f"threads={count}", tuple(words), threads=count) for count in counts]
+        variants = [*threads, *variants[1:]]
+    for note in settle(steps=True):
+        print_error(f"note: {note}")
+    results = compare.compare(variants, own.rounds, steps=3)
+    if own.json:
+        _write_json(own.json, {"results": results})
+    print(compare.as_text(results))
+    return ExitCode.DONE
