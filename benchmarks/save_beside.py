@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.heading import machine_line  # noqa: E402
 from llmc_jax.config.model import parse_descriptor  # noqa: E402
 from llmc_jax.data.tokenfile import write_token_file  # noqa: E402
-from llmc_jax.logs.files import read_metrics  # noqa: E402
+from tests.metrics import read_metrics  # noqa: E402
 
 BATCH = 524_288  # tokens
 

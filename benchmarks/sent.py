@@ -197,7 +197,7 @@ def _scopes(op_name: str) -> tuple[str, ...]:
 
 def table(found: Sequence[Collective]) -> str:
     """Return a table of collectives by kind: how many, how much, and how many of them have work beside them."""
-    from llmc_jax import text  # which needs rich: to find collectives JAX is enough
+    from llmc_jax.base import text  # which needs rich: to find collectives JAX is enough
 
     kinds = dict.fromkeys(each.kind for each in found)
     return text.table(

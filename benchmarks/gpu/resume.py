@@ -117,7 +117,7 @@ def bits(run: Path, step: int) -> Figures:
 
 def resumption(run: Path, whole: Path) -> tuple[int, int | None]:
     """The step that a run went on from, and the first step whose figures are not those of the whole run."""
-    from llmc_jax.logs.files import read_metrics
+    from tests.metrics import read_metrics
 
     def figures(folder: Path) -> list[dict[str, Any]]:
         events = [event for event in read_metrics(folder / "metrics.jsonl") if event["event"] in ("train", "val")]

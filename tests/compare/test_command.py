@@ -48,7 +48,10 @@ def test_it_is_a_program() -> None:
         (["logs", "--pict", "x"], "--pict: there is no such flag"),
     ],
 )
-def test_wrong_words(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_words(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VIRTUAL_ENV", "/anywhere")  # activated: nothing stands before the command
     assert main(words) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("llmc-jax compare: ") and said in line
