@@ -29,7 +29,7 @@ from llmc_jax.generate import heads
 from llmc_jax.generate.engine import Drawn, Request, generate
 from llmc_jax.generate.model import Model, flat_weights, open_model
 from llmc_jax.generate.sampling import Sampling
-from llmc_jax.generate.scorer import scores_of_batch
+from llmc_jax.generate.scorer import LOSSES, scores_of_batch
 from llmc_jax.models.gpt2.decode import separated
 from llmc_jax.models.gpt2.model import Execution, forward, loss_fn
 from llmc_jax.models.gpt2.tensors import Params, views
@@ -153,7 +153,8 @@ def loss(model: Model, ids: Ids) -> float:
     rows = np.atleast_2d(_rows(model, ids, 2))
     inputs, targets = rows[:, :-1], rows[:, 1:]
     all_of_them = np.array([0, targets.size], np.int32)
-    losses, *_ = scores_of_batch(model.weights, inputs, targets, all_of_them, model.config, model.execution)
+    at_once = LOSSES._replace(logit_bytes=1 << 62)  # as in training; in parts a prime number of rows would be slow
+    losses, *_ = scores_of_batch(model.weights, inputs, targets, all_of_them, model.config, model.execution, at_once)
     return float(jnp.mean(losses))
 
 

@@ -25,7 +25,7 @@ TOO_LONG = 300  # seconds for one process
 
 def measure(what: str, **arguments: Any) -> Figures:
     """what: 'killed' for a run that is killed and continued, 'saves' for what a save costs."""
-    missing = [name for name in ("rich", "matplotlib", "tiktoken", "orbax") if find_spec(name) is None]
+    missing = [name for name in ("rich", "matplotlib", "tiktoken") if find_spec(name) is None]
     if missing:
         raise NotMeasured(f"train.py's packages {', '.join(missing)} are not installed")
     return killed(**arguments) if what == "killed" else saves(**arguments)
@@ -197,7 +197,7 @@ def saves(model: str, B: int, T: int, dtype: str, steps: int, rounds: int) -> Fi
     costs = []
     with tempfile.TemporaryDirectory(dir=os.environ.get("GPU_CHECK_SCRATCH")) as folder:
         saver = Saver(Path(folder), config, keep=1, major_every=0)
-        for turn in range(1 + rounds):  # the first imports orbax
+        for turn in range(1 + rounds):  # the first warms up
             begin, made, ended = time.perf_counter(), 0, []
             saver.save(state, Metadata(turn + 1, identity), needed, free())
             while not ended:

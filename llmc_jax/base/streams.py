@@ -19,12 +19,12 @@ from typing import Any, TextIO
 def escaped(text: str, keep: str = "", instead: str | None = None) -> str:
     """Return foreign text so that it can be shown: without what a terminal would obey or a font has no picture of.
 
-    keep: characters that stay, such as newlines; all spaces do, and a font's private characters. instead: what stands
-    for each of the others; None: its escape, as Python writes it.
+    keep: characters that stay, such as newlines; all spaces do. instead: what stands for each of the others; None: its
+    escape, as Python writes it.
     """
 
     def shown(c: str) -> str:
-        if c.isprintable() or c in keep or unicodedata.category(c) in ("Zs", "Co"):
+        if c.isprintable() or c in keep or unicodedata.category(c) == "Zs":
             return c
         return c.encode("unicode_escape").decode() if instead is None else instead
 

@@ -206,12 +206,11 @@ def to_hugging_face(source: Source, out: Path, dtype: str, tokenizer: TokenizerF
 
 
 def to_orbax(source: Source, out: Path, dtype: str, force: bool) -> Outcome:
-    """Write a checkpoint that orbax reads, of the model's named tensors. Needs the memory of the weights, twice."""
+    """Write a checkpoint that orbax reads, of the model's named tensors. Needs the memory of the weights."""
     passage = Passage(source, dtype)
     with new_folder(out, force) as temporary:
-        exchange.write_folder(
-            temporary, source.config, dtype_of("bfloat16" if dtype == "bf16" else "float32"), passage.take
-        )
+        stored = dtype_of("bfloat16" if dtype == "bf16" else "float32")
+        exchange.write_folder(temporary, source, stored, passage.take)
         check_written(passage, open_source(temporary), out, padding=True)
         total = sum(path.stat().st_size for path in temporary.rglob("*") if path.is_file())
     wrote = f"{out}: orbax checkpoint ({dtype}), {total:,} bytes"
@@ -283,9 +282,9 @@ def new_folder(out: Path, force: bool) -> Iterator[Path]:
 def _check_replaceable(out: Path) -> None:
     if out.is_symlink() or not out.is_dir():
         raise InputError(f"{out}: is not a folder; remove it, or give another name")
-    others = sorted(
-        path.name for path in out.iterdir() if path.name not in OUR_FILES and not ORBAX_FILES.fullmatch(path.name)
-    )
+    names = {path.name for path in out.iterdir()}
+    orbax = names >= exchange.FILES
+    others = sorted(name for name in names - OUR_FILES if not (orbax and ORBAX_FILES.fullmatch(name)))
     if others:
         raise InputError(
             f"{out}: holds {others[0]!r}, which no conversion wrote; --force replaces whole folders, so remove it, or "
@@ -342,10 +341,12 @@ def to_state(source: Source, run: Path, dtype: str, tokenizer: Choice, force: bo
     try:
         run.mkdir(exist_ok=True)
         small = {"step": np.array(step, np.int32), "updates": np.array(found.updates, np.int32)}
-        buffers = {group: (flat_size(source.config), dtype.name) for group, dtype in dtypes_of(found).items()}
+        dtypes, size = dtypes_of(found), flat_size(source.config)
+        in_order = sorted(dtypes, key=["params", "m", "v", "copy"].index)
+        buffers = {group: (size, dtypes[group].name) for group in in_order}
         writing = store.begin(run, step, small, metadata.to_json(), buffers)
         try:
-            digests = {group: write_buffer(writing.folder, group, found) for group in buffers}
+            digests = {group: write_buffer(writing.folder, group, found) for group in dtypes}
             tables.keep(run, tokenizer.tokenizer)
             entry = store.seal(writing, digests=[digests])
         finally:

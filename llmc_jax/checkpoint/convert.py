@@ -300,7 +300,7 @@ def _tokenizer_out(source: Source, target: str, args: argparse.Namespace) -> tup
     elif args.tokenizer in (None, "none"):
         args.tokenizer = None
         if choice.named is not None:
-            print("note    llm.c's files hold no tokenizer; --tokenizer FILE writes it as llm.c's gpt2_tokenizer.bin")
+            print("note    OUT holds no tokenizer; --tokenizer FILE writes it as llm.c's gpt2_tokenizer.bin")
     else:
         refuse_existing(args.tokenizer, args.force)
         if choice.tokenizer is None or choice.tokenizer.json:

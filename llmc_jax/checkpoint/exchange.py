@@ -1,8 +1,9 @@
 """Checkpoints that orbax writes and reads: a model's named tensors, for exchange with other JAX programs.
 
 The tree is {"wte": (Vp, C), "wpe": (T, C), "ln1w": (L, C), …}, the names and shapes of llm.c's tensors. Orbax's custom
-metadata hold the model's shape, which the tensors alone do not say: how many heads there are. Imports orbax, and so
-JAX, when it is called. Leaves out our own training states (store.py), which orbax can read too.
+metadata hold the model's shape, which the tensors alone do not say: how many heads there are. They are written by
+orbax, and read by tensorstore, on which orbax rests: one tensor at a time, and without a device, which a run must not
+have yet when it opens its model. Leaves out our own training states (store.py), which orbax can read too.
 """
 
 import importlib.util
@@ -10,60 +11,74 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from llmc_jax.base.errors import FormatError, InputError
+from llmc_jax.base.files import read_json_object
 from llmc_jax.checkpoint.llmc import widened
-from llmc_jax.checkpoint.source import Slice, Source, slices_of
+from llmc_jax.checkpoint.source import Slice, Source, SpecialTokens, slices_of
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.models.gpt2.tensors import BY_NAME, tensor_specs
 
-FILES = {"_METADATA", "manifest.ocdbt"}  # either is in each folder of orbax's
+METADATA = "_METADATA"
+FILES = {METADATA, "_CHECKPOINT_METADATA"}  # both are in each folder of orbax's
+LARGEST = 1 << 24  # bytes of its metadata
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
-def write_folder(folder: Path, config: ModelConfig, dtype: np.dtype, take: Callable[[Slice], np.ndarray]) -> None:
+def write_folder(folder: Path, source: Source, dtype: np.dtype, take: Callable[[Slice], np.ndarray]) -> None:
     """Write a model's tensors into an empty folder. take: returns a slice, float32. Needs the memory of all weights.
 
-    Raises InputError where orbax is not installed.
+    Raises InputError where orbax is not installed or cannot write; the folder then holds what is left of it.
     """
     ocp = _orbax()
     tree = {}
-    for spec in tensor_specs(config):
+    for spec in tensor_specs(source.config):
         tensor = tree[spec.name] = np.empty(spec.shape, dtype)
         layers = tensor if BY_NAME[spec.name].layered else tensor[None]
         for values, piece in zip(layers, slices_of(spec), strict=True):
             values[...] = take(piece)
-    about = {"model": asdict(config)}
-    saved = ocp.args.PyTreeSave(tree, custom_metadata=about)
-    ocp.PyTreeCheckpointer().save(os.path.abspath(folder), args=saved, force=True)
+    about = {"model": asdict(source.config)} | ({"special": source.special._asdict()} if source.special else {})
+    inner = folder.absolute() / "new"  # beside which orbax makes a temporary one
+    try:
+        ocp.PyTreeCheckpointer().save(inner, args=ocp.args.PyTreeSave(tree, custom_metadata=about))
+    except OSError:
+        raise
+    except Exception as error:  # what orbax raises is not documented
+        raise InputError(f"orbax cannot write it: {type(error).__name__}: {_short(error)}") from error
+    for path in inner.iterdir():
+        path.rename(folder / path.name)
+    inner.rmdir()
 
 
 def open_folder(folder: Path) -> Source:
-    """Open a folder of orbax's that holds a model's tensors, all of which are read now.
+    """Open a folder of orbax's that holds a model's tensors. A tensor is read when it is asked for, and one is kept.
 
-    Raises InputError, which names the folder, for any other.
+    Raises FormatError, which names the folder, for any other.
     """
-    ocp = _orbax()
-    try:
-        checkpointer = ocp.PyTreeCheckpointer()
-        about = checkpointer.metadata(os.path.abspath(folder)).item_metadata.custom_metadata
-        tensors = checkpointer.restore(os.path.abspath(folder))
-    except Exception as error:  # what orbax raises is not documented
-        raise FormatError(f"{folder}: orbax cannot read it: {type(error).__name__}: {error!s:.200}") from error
+    said = read_json_object(folder / METADATA, LARGEST)
+    about = said.get("custom_metadata")
     config = _shape_in(about, folder)
-    dtypes = {_checked(folder, tensors, spec.name, spec.shape) for spec in tensor_specs(config)}
+    dtypes = {str(_opened(folder, said, spec.name, spec.shape).dtype.name) for spec in tensor_specs(config)}
     if len(dtypes) > 1:
         raise FormatError(f"{folder}: its tensors are of {' and '.join(sorted(dtypes))}; expected one dtype")
+    kept: dict[str, np.ndarray] = {}
 
     def read(group: str, tensor: str, layer: int) -> np.ndarray:
         assert group == "params", group
-        return widened(tensors[tensor][layer] if BY_NAME[tensor].layered else tensors[tensor])
+        if tensor not in kept:
+            kept.clear()
+            kept[tensor] = _values(folder, said, tensor, tuple(shapes[tensor]))
+        return widened(kept[tensor][layer] if BY_NAME[tensor].layered else kept[tensor])
 
-    return Source(folder, "orbax", config, DTYPES[dtypes.pop()], None, ("params",), read, ())
+    shapes = {spec.name: spec.shape for spec in tensor_specs(config)}
+    special = about.get("special") if isinstance(about, Mapping) else None
+    ids = SpecialTokens(**special) if isinstance(special, Mapping) and special.keys() == {"bos", "eos"} else None
+    return Source(folder, "orbax", config, DTYPES[dtypes.pop()], None, ("params",), read, (), ids)
 
 
 def _shape_in(about: Any, folder: Path) -> ModelConfig:
@@ -77,20 +92,52 @@ def _shape_in(about: Any, folder: Path) -> ModelConfig:
     return ModelConfig(**shape)
 
 
-def _checked(folder: Path, tensors: Any, name: str, shape: tuple[int, ...]) -> str:
-    """Return the dtype of a tensor, which must be there, of this shape."""
-    found = tensors.get(name) if isinstance(tensors, Mapping) else None
-    if not isinstance(found, np.ndarray) or found.shape != shape or found.dtype.name not in DTYPES:
-        what = "is not there" if found is None else f"is {found.dtype}{found.shape}"
-        raise FormatError(f"{folder}: {name} {what}; expected {shape} of {', '.join(DTYPES)}")
-    return found.dtype.name
+def _opened(folder: Path, said: Mapping[str, Any], name: str, shape: tuple[int, ...]) -> Any:
+    """Return a tensor as tensorstore opens it, which must be there, of this shape. Reads none of its values."""
+    files = {"driver": "file", "path": f"{folder.absolute()}/"}
+    place = {"driver": "ocdbt", "base": files, "path": f"{name}/"} if said.get("use_ocdbt") else files
+    if place is files:
+        files["path"] += f"{name}/"
+    try:
+        found = _tensorstore().open({"driver": "zarr3" if said.get("use_zarr3") else "zarr", "kvstore": place}).result()
+    except ValueError as error:  # what is not there, too
+        raise FormatError(f"{folder}: {name} cannot be read: {_short(error)}") from error
+    if found.shape != shape or found.dtype.name not in DTYPES:
+        what = f"{found.dtype.name}{found.shape}"
+        raise FormatError(f"{folder}: {name} is {what}; expected {shape} of {', '.join(DTYPES)}")
+    return found
 
 
+def _values(folder: Path, said: Mapping[str, Any], name: str, shape: tuple[int, ...]) -> np.ndarray:
+    opened = _opened(folder, said, name, shape)
+    try:
+        return np.asarray(opened.read().result())
+    except ValueError as error:
+        raise FormatError(f"{folder}: {name} cannot be read: {_short(error)}") from error
+
+
+def _short(error: Exception) -> str:
+    return f"{error!s:.200}".partition(" [")[0]
+
+
+@cache
 def _orbax() -> Any:
     """Import orbax, whose log lines are dropped. Raises InputError where it is not installed."""
-    if importlib.util.find_spec("orbax") is None or importlib.util.find_spec("orbax.checkpoint") is None:
-        raise InputError("this needs the package orbax-checkpoint: pip install 'orbax-checkpoint>=0.12.3'")
+    _require("orbax.checkpoint")
     import orbax.checkpoint as ocp
 
     logging.getLogger("absl").addFilter(lambda record: f"{os.sep}orbax{os.sep}" not in record.pathname)
     return ocp
+
+
+def _tensorstore() -> Any:
+    _require("tensorstore")
+    import tensorstore
+
+    return tensorstore
+
+
+def _require(name: str) -> None:
+    package = name.partition(".")[0]
+    if importlib.util.find_spec(package) is None or importlib.util.find_spec(name) is None:
+        raise InputError("this needs the package orbax-checkpoint: pip install 'orbax-checkpoint>=0.12.3'")

@@ -24,11 +24,11 @@ class SpecialTokens(NamedTuple):
 class Source(NamedTuple):
     """A checkpoint that can be read.
 
-    kind: "llmc-model", "llmc-state", "state", "hugging-face", "nanogpt" or "random". dtype: of the stored weights,
-    "fp32", "bf16" or "fp16". step: where the format says it. groups: "params", and where there are any "m", "v" and
-    "copy" (the 16-bit weights beside float32 master weights). warnings: one line each, of what is seen without reading
-    weights. special: which ids begin and end a text, where the format says it. opened: what llm.c's formats and ours
-    have beyond that: an llmc.ModelFile, an llmc_state.LlmcState or a store.Checkpoint.
+    kind: "llmc-model", "llmc-state", "state", "hugging-face", "nanogpt", "orbax" or "random". dtype: of the stored
+    weights, "fp32", "bf16" or "fp16". step: where the format says it. groups: "params", and where there are any "m",
+    "v" and "copy" (the 16-bit weights beside float32 master weights). warnings: one line each, of what is seen without
+    reading weights. special: which ids begin and end a text, where the format says it. opened: what llm.c's formats and
+    ours have beyond that: an llmc.ModelFile, an llmc_state.LlmcState or a store.Checkpoint.
 
     read(group, tensor, layer) gives float32: one layer of a tensor, in the tensor's shape without its first axis, or
     the whole of one without layers (wte with Vp rows, wpe, lnfw, lnfb; layer 0). 16-bit values are widened exactly, on

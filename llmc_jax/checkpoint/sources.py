@@ -128,7 +128,7 @@ def is_hugging_face(folder: Path) -> bool:
 
 def is_orbax(folder: Path) -> bool:
     """Return whether a folder is one of orbax's. Raises FormatError if it cannot be read."""
-    return bool(_names(folder) & exchange.FILES)
+    return _names(folder) >= exchange.FILES
 
 
 def flat_parameters(source: Source) -> np.ndarray:
@@ -167,7 +167,7 @@ def _open_folder(folder: Path, step: int | None) -> Source:
         return open_llmc_state(folder, step)
     if NANOGPT in names:
         return open_source(folder / NANOGPT, step=step)
-    if names & exchange.FILES:
+    if names >= exchange.FILES:
         return exchange.open_folder(folder)
     models = sorted(name for name in names if LLMC_MODEL.fullmatch(name))
     if models:

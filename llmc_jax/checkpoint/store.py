@@ -173,8 +173,9 @@ def begin(
             for name, array in arrays.items()
         }
         folder.joinpath(METADATA).write_bytes(words)
-        _sync_folders(folder)  # other processes, which write blocks, may be on other machines
-        sync(run)
+        if parts > 1:  # other processes, which write blocks, may be on other machines
+            _sync_folders(folder)
+            sync(run)
     return writing._replace(files={METADATA: digest_of_bytes(words), **plans}, arrays=written)
 
 
@@ -424,7 +425,7 @@ def _cause(error: BaseException) -> str:
         return str(error)
     if isinstance(error, OSError):
         return f"{error.filename}: {reason(error)}" if error.filename else reason(error)
-    return f"{type(error).__name__}: {error}"
+    return f"{type(error).__name__}: {str(error) or 'no reason given'}"
 
 
 def _hidden(run: Path, step: int, kind: str) -> Path:

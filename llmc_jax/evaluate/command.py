@@ -1,4 +1,4 @@
-"""Say what trained models are worth: llmc-jax evaluate --help. The flags are in evaluate_flags.py.
+"""Say what trained models are worth: llmc-jax evaluate --help. The flags are in flags.py.
 
 Standard output gets the table, or the one JSON object; notes and progress go to standard error. What was named is
 checked before any weights are read, but for the ids in token files. JAX is imported when it is needed.

@@ -1,4 +1,4 @@
-"""Ask a trained model: llmc-jax generate --help. The flags are in generate_flags.py.
+"""Ask a trained model: llmc-jax generate --help. The flags are in flags.py.
 
 Standard output gets the text, or the one JSON object; notes go to standard error. JAX is imported when it is needed.
 """

@@ -128,8 +128,9 @@ def recent(path: str | Path, kinds: Iterable[str] = ()) -> Recent:
     """
     try:
         with open(path, "rb", buffering=0, opener=_open_at_once) as file:
-            lines = _lines_backwards(file)
-            end = file.seek(0, 2) - len(next(lines))
+            size = file.seek(0, 2)  # taken once: the file grows
+            lines = _lines_backwards(file, size)
+            end = size - len(next(lines))
             events = [event_in(line) for line in _chosen(lines, kinds)]
     except FileNotFoundError:
         return Recent([])
@@ -159,11 +160,11 @@ def _beginning(kind: str) -> bytes:
     return b'{"event": "%s"' % kind.encode()
 
 
-def _lines_backwards(file: Any) -> Iterator[bytes]:
+def _lines_backwards(file: Any, place: int) -> Iterator[bytes]:
     """Yield the lines of a file, the last one first: it has no end, and is often empty. Of one that is longer than
     AT_ONCE, the end.
     """
-    rest, place = b"", file.seek(0, 2)  # the end of a line whose beginning is in the piece before
+    rest = b""  # the end of a line whose beginning is in the piece before
     while place:
         begin = max(0, place - TAIL)
         file.seek(begin)

@@ -154,18 +154,6 @@ def draw_steps(axes: Any, c: Curve, color: str, *, band: bool = False, **look: A
     return b
 
 
-def _draw_val(axes: Any, log: Log, color: str, mark: str, index: int, alone: bool) -> None:
-    val = finite(log.val)
-    if alone and len(log.val.steps):
-        label = f"validation (last {log.val.values[-1]:.4f})"
-        axes.plot(val.steps, val.values, "o-", color=color, markersize=4, linewidth=1.2, label=label, zorder=4)
-    elif len(val.steps):
-        axes.plot(
-            val.steps, val.values, f"{mark}:", color=color, linewidth=0.9, markeredgewidth=0.4, markeredgecolor="white",
-            markersize=(4.5 if index else 6) / (1 if len(val.steps) <= 60 else 2), zorder=4 if index else 3.5,
-        )  # fmt: skip
-
-
 def mark_outside(axes: Any, c: Curve, shown: LossRange | None, color: str, name: str) -> None:
     """Mark the points of a curve that a picture does not show, along its upper edge, and say how many.
 

@@ -51,6 +51,6 @@ def model_of(name: str) -> ModelConfig:
 
 def checked_model(config: TrainConfig) -> ModelConfig:
     """Return the model of a configuration, which its rows fit. Raises InputError."""
-    model = model_of(config.model)
+    model = model_of(config.init_from or config.model)
     check_model_fit(config, model)
     return model

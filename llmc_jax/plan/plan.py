@@ -1,7 +1,7 @@
 """A plan: what a configuration comes to on a machine. Precision, kernels and the step's numbers.
 
 Making one opens no file, asks no device and makes no array, so each decision can be made, and tested, for a machine
-that is not there. Leaves out data, checkpoints and the state (run/prepare.py), and how kernels are tried (trials/).
+that is not there. Leaves out data, checkpoints and the state (run/), and how kernels are tried (trials/).
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
 """The profiler's flags: those of train.py that shape a step, and its own.
 
-Leaves out what they lead to (profile.py).
+Leaves out what they lead to (modes.py).
 """
 
 from llmc_jax.base.commands import typed

@@ -102,7 +102,7 @@ def calculate(config: TrainConfig, own: SimpleNamespace) -> int:
     from llmc_jax.profile.table import calculated, calculated_text
     from llmc_jax.run.console import format_table
 
-    model = model_of(config.model)
+    model = model_of(config.init_from or config.model)
     device = own.device if own.device in (None, *GPUS) else named(own.device).device_kind
     config = replace(config, strict_kernels=False)  # nothing runs
     plan = make_plan(config, model, machine_of(device) if device else Machine("cpu", "cpu"))
@@ -194,7 +194,7 @@ def measure(config: TrainConfig, own: SimpleNamespace) -> int:
     from llmc_jax.plan.asked import model_of
     from llmc_jax.profile import measure, table
 
-    _layer(own, model_of(config.model))
+    _layer(own, model_of(config.init_from or config.model))
     bench = measure.prepared(config)
     for note in notes:
         print(note)

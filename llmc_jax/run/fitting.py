@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 
 from llmc_jax import cluster
+from llmc_jax.cluster.agreement import of_first
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.machine import compiling
 from llmc_jax.machine.device import devices_of, full_memory, gib
@@ -65,8 +66,8 @@ def fitted(config: TrainConfig, most: int, limit: int, plan_with: Callable[[int]
 
     plan_with: makes the plan of a size. Raises InputError where nothing fits.
     """
-    estimated = estimates(sizes_up_to(most, config), plan_with)
-    return largest(estimated, limit, plan_with, compiled_bytes)
+    estimated = of_first("estimates", lambda: estimates(sizes_up_to(most, config), plan_with))
+    return largest([Tried(*each) for each in estimated], limit, plan_with, compiled_bytes)
 
 
 def largest(

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from llmc_jax import cluster
 from llmc_jax.base.commands import typed
 from llmc_jax.base.errors import InputError, naming
 from llmc_jax.checkpoint import sources
@@ -75,10 +76,10 @@ class Inputs(NamedTuple):
     warnings: list[str]
 
 
-def inputs(asked: TrainConfig, devices: int, platform: str, processes: int) -> Inputs:
+def inputs(asked: TrainConfig, available: Callable[[], tuple[int, str]]) -> Inputs:
     """Open and check what a run reads. Raises InputError for what cannot be used.
 
-    devices: that each of the processes has, on a platform: gpu, cpu.
+    available: says how many devices each process has, and on which platform: gpu, cpu.
     """
     warnings: list[str] = []
     config = of_test(asked)
@@ -87,7 +88,7 @@ def inputs(asked: TrainConfig, devices: int, platform: str, processes: int) -> I
         model = resolve_model(config, earlier, warnings.append)
         notes = check_model_fit(config, model.config)
         counted = replace(with_batch_of(earlier, config), devices=devices_asked(config))
-        config = with_devices(counted, devices, platform, processes)
+        config = with_devices(counted, *available(), cluster.here().size)
         data = open_data(replace(config, batch_size=max(1, config.batch_size)), model.config)
         tokenizer, doubts = tokenizer_of(config, model, data, earlier)
         questions, missing = open_questions(config, model.config, tokenizer)

@@ -53,8 +53,8 @@ from llmc_jax.training.state import TrainState
 def run(config: TrainConfig, notes: list[str]) -> ExitCode:
     """Train as configured and return the exit code. notes: lines to show once the table has been printed.
 
-    group: the processes that train together, of which this is one. Raises InputError: before anything is written for
-    what cannot be used, and after what was learned has been saved for what breaks during the run.
+    Raises InputError: before anything is written for what cannot be used, and after what was learned has been saved for
+    what breaks during the run.
     """
     group = cluster.here()
     fixed, devices = config.reduction == "fixed", devices_of_each(devices_asked(config), group.size)

@@ -11,7 +11,7 @@ import numpy as np
 
 from llmc_jax import cluster
 from llmc_jax.base.errors import InputError
-from llmc_jax.cluster.agreement import Agreed, alike
+from llmc_jax.cluster.agreement import Agreed, alike, of_all
 from llmc_jax.config.train import AUTO_BATCH, TrainConfig
 from llmc_jax.machine.device import devices_of
 from llmc_jax.machine.nvml import open_monitor
@@ -39,8 +39,10 @@ def prepare(config: TrainConfig, notes: list[str]) -> tuple[Setup, TrainState]:
     """
     require_trackers(config)
     own = introduced(config)
-    available = here.available_devices() if own is None else (own.devices, own.platform)
-    given = inputs(config, *available, cluster.here().size)
+    given = inputs(config, lambda: here.available_devices() if own is None else (own.devices, own.platform))
+    named = given.tokenizer.named
+    if len(set(filter(None, of_all("tokenizer", lambda: named and named.sha256)))) > 1:
+        raise Agreed("the processes found unlike tokenizers beside the data or the model; give all the same files")
     drawing = drawn_beside(given) if given.earlier is None and given.model.source is None else None
     found = facts(given, own)
     plan, fitted = make_plan(given, found)
@@ -58,11 +60,7 @@ def facts(given: Inputs, own: Own | None) -> Facts:
     if given.earlier is None and cluster.here().rank == 0:
         findings = here.try_kernels(given.config, given.model.config, given.before, most_rows(given.data))
     connect(own)
-    named = given.tokenizer.named
-    found = here.facts(given.config, findings, named and named.sha256)
-    if len(set(filter(None, found.said))) > 1:
-        raise Agreed("the processes found unlike tokenizers beside the data or the model; give all the same files")
-    return found
+    return here.facts(given.config, findings)
 
 
 def make_plan(given: Inputs, found: Facts) -> tuple[Plan, Fitted | None]:

@@ -32,14 +32,13 @@ class Facts(NamedTuple):
     memory: int | None  # of one device, bytes: the least that any process has; None: not known
     xla_flags: Mapping[str, Any]  # options of XLA that the user has set
     findings: kernels.Findings  # what process 0 knows of the kernels
-    said: tuple[Any, ...]  # what each process said beside that, by rank
 
 
-def facts(config: TrainConfig, findings: kernels.Findings | None, say: Any = None) -> Facts:
+def facts(config: TrainConfig, findings: kernels.Findings | None) -> Facts:
     """Return the facts of this machine; of several processes all meet here once. JAX has a device from now on.
 
-    findings: this process's, if it has any. say: a JSON value for the others. Raises InputError where there are fewer
-    devices than the run asks for.
+    findings: this process's, if it has any. Raises InputError where there are fewer devices than the run asks
+    for.
     """
     group, device = cluster.here(), describe_device()
 
@@ -50,13 +49,13 @@ def facts(config: TrainConfig, findings: kernels.Findings | None, say: Any = Non
         sharing = devices // group.size * group.local_size if device.platform == "cpu" else 1
         memory = device.memory_bytes and device.memory_bytes // sharing
         known = to_json(findings or kernels.Findings()) if group.rank == 0 else None
-        return {"devices": devices, "memory": memory, "findings": known, "said": say}
+        return {"devices": devices, "memory": memory, "findings": known}
 
     found = of_all("facts of the machine", own)
     known: kernels.Findings = from_json(kernels.Findings, found[0]["findings"])
     return Facts(
         device, kernels.this_machine(), found[0]["devices"], least([each["memory"] for each in found]),
-        compiling.user_flags(), known, tuple(each["said"] for each in found),
+        compiling.user_flags(), known,
     )  # fmt: skip
 
 

@@ -87,7 +87,7 @@ def measure(words: Sequence[str], seconds: float) -> str:
     if here is None:
         raise InputError("--measure: there is no NVIDIA GPU here that JAX would use; there is nothing to measure")
     config = replace(config, strict_kernels=False)  # what cannot run is not tried
-    case = case_of(make_plan(config, model_of(config.model), here.machine, xla_flags=user_flags()))
+    case = case_of(make_plan(config, model_of(config.init_from or config.model), here.machine, xla_flags=user_flags()))
     if not candidates.listed(case):
         return f"{here.name}: each operation has only one possible implementation, so there is nothing to measure"
     found = start.find_out(case, here, again=True, seconds=seconds)

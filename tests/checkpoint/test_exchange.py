@@ -1,20 +1,25 @@
 """Checkpoints of orbax's: what is written and read there, and what is refused."""
 
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
 
 from llmc_jax.base.errors import FormatError, InputError
-from llmc_jax.checkpoint import conversion, convert, exchange
+from llmc_jax.checkpoint import conversion, convert, exchange, store
+from llmc_jax.checkpoint.contents import Identity, Metadata
 from llmc_jax.checkpoint.source import slices
 from llmc_jax.checkpoint.sources import open_source
 from llmc_jax.config.model import parse_descriptor
-from llmc_jax.models.gpt2.tensors import tensor_specs
+from llmc_jax.models.gpt2.tensors import flat_size, tensor_specs
 
+ROOT = Path(__file__).resolve().parents[2]
 SHAPE = "L2-NH2-C8-V31-T16"
 
 
@@ -63,13 +68,49 @@ def test_what_a_conversion_wrote_is_replaced_and_nothing_else(written: Path, tmp
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def foreign(folder: Path, change: dict[str, Any], about: Any) -> Path:
-    """A folder that another program has written with orbax."""
+def foreign(folder: Path, change: dict[str, Any], about: Any, kind: Any = np.asarray) -> Path:
+    """A folder that another program has written with orbax. kind: makes its arrays."""
     import orbax.checkpoint as ocp
 
-    tree = {spec.name: np.zeros(spec.shape, np.float32) for spec in tensor_specs(parse_descriptor(SHAPE))}
+    tree = {spec.name: kind(np.full(spec.shape, 2.5, np.float32)) for spec in tensor_specs(parse_descriptor(SHAPE))}
     ocp.PyTreeCheckpointer().save(folder, args=ocp.args.PyTreeSave(tree | change, custom_metadata=about))
     return folder
+
+
+def test_what_another_program_wrote_of_arrays_on_a_device(tmp_path: Path) -> None:
+    shape = parse_descriptor(SHAPE)
+    source = open_source(foreign(tmp_path / "x", {}, {"model": vars(shape)}, jnp.asarray))
+    assert source.config == shape and source.dtype == "fp32"
+    assert all((source.read("params", piece.tensor, piece.layer) == 2.5).all() for piece in slices(shape))
+
+
+def test_opening_and_reading_start_no_device(written: Path) -> None:
+    """A run opens its model before its processes connect, and before its kernels are tried."""
+    code = (
+        f"import sys; from llmc_jax.checkpoint.sources import open_source; source = open_source({str(written)!r}); "
+        "source.read('params', 'wte', 0); assert 'jax' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_the_arrays_of_a_training_state_are_none(tmp_path: Path) -> None:
+    flat = np.zeros(flat_size(parse_descriptor(SHAPE)), np.float32)
+    stored = Metadata(1, Identity(parse_descriptor(SHAPE), "fp32", True)).to_json()
+    folder = store.seal(store.begin(tmp_path, 1, {"params": flat}, stored)).folder
+    with pytest.raises(InputError, match="holds no checkpoint"):
+        open_source(folder / "tensors")
+
+
+def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import orbax.checkpoint as ocp
+
+    def full(*_: Any, **__: Any) -> None:
+        raise ValueError("NOT_FOUND: no space [and much else]")
+
+    monkeypatch.setattr(ocp.PyTreeCheckpointer, "save", full)
+    with pytest.raises(InputError, match=r"orbax cannot write it: ValueError: NOT_FOUND: no space$"):
+        conversion.to_orbax(open_source(SHAPE), tmp_path / "out", "fp32", force=False)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -91,13 +132,19 @@ def test_another_tree_is_refused(tmp_path: Path, change: dict[str, Any], about: 
 
 
 def test_a_damaged_folder_is_named(written: Path, tmp_path: Path) -> None:
-    (tmp_path / "_METADATA").write_bytes(b"{")
-    with pytest.raises(FormatError, match=rf"^{tmp_path}: orbax cannot read it: "):
+    for name in exchange.FILES:
+        (tmp_path / name).write_bytes(b"{")
+    with pytest.raises(InputError, match=rf"^{tmp_path / exchange.METADATA}: "):
         open_source(tmp_path)
+    copy = Path(shutil.copytree(written, tmp_path / "copy"))
+    shutil.rmtree(copy / "ocdbt.process_0")
+    with pytest.raises(FormatError, match=rf"^{copy}: \w+ cannot be read: "):
+        source = open_source(copy)
+        [source.read("params", piece.tensor, piece.layer) for piece in slices(source.config)]
 
 
 def test_without_orbax_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "orbax", None)
+    exchange._orbax.cache_clear()
     monkeypatch.setattr(exchange.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InputError, match="pip install 'orbax-checkpoint"):
         conversion.to_orbax(open_source(SHAPE), tmp_path / "out", "fp32", force=False)

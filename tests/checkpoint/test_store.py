@@ -388,7 +388,7 @@ for limit in (100_000, 300):  # bytes in a file: the arrays do not fit, then not
 
 
 def test_a_full_disk_harms_nothing_and_prints_nothing(tmp_path: Path) -> None:
-    """In a process of its own, whose files cannot grow: orbax fails in the middle of an array. Its log stays silent."""
+    """In a process of its own, whose files cannot grow: the system fails in the middle of an array."""
     done = subprocess.run(
         [sys.executable, "-c", FULL_DISK, str(tmp_path)],
         capture_output=True,

@@ -141,7 +141,7 @@ def test_table_is_llmcs_box() -> None:
 
 
 WORD = st.text(
-    st.characters(exclude_categories=["Cc", "Cf", "Cn", "Cs", "Mn", "Me", "Mc", "Zs", "Zl", "Zp"]), max_size=150
+    st.characters(exclude_categories=["Cc", "Cf", "Cn", "Co", "Cs", "Mn", "Me", "Mc", "Zs", "Zl", "Zp"]), max_size=150
 )
 
 

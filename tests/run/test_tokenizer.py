@@ -124,7 +124,7 @@ def test_every_export_carries_it_or_says_that_it_cannot(trained: Trained, say: S
     say(convert.main, "convert", "hf", "state", "--to", "state")
     shutil.rmtree("hf")
     assert ids_of(Path("state")) == ids
-    assert "note    llm.c's files hold no tokenizer" in say(convert.main, "convert", "state", "m.bin")
+    assert "note    OUT holds no tokenizer" in say(convert.main, "convert", "state", "m.bin")
     assert {path.name for path in Path().glob("*.bin")} == {"m.bin", "gpt2_tokenizer.bin"}
     say(convert.main, "convert", "state", "m2.bin", "--tokenizer", "table.bin")
     assert read_tokenizer_bin("table.bin").pieces == trained.tokenizer.pieces
