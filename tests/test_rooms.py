@@ -3,12 +3,13 @@
 docs/architecture.md says what each room is for.
 """
 
-import ast
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+from benchmarks import house
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "llmc_jax"
@@ -57,14 +58,8 @@ def files() -> list[Path]:
 
 def imported(path: Path) -> Iterator[str]:
     """The rooms that a file imports from, in functions too."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        else:
-            continue
-        yield from (parts[1] for name in names if (parts := name.split("."))[0] == PACKAGE.name and len(parts) > 1)
+    names = (name.split(".") for name in house.imported(ROOT, path))
+    yield from (parts[1] for parts in names if parts[0] == PACKAGE.name and len(parts) > 1)
 
 
 def test_imports_point_to_earlier_rooms() -> None:

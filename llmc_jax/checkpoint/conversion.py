@@ -210,7 +210,7 @@ def to_orbax(source: Source, out: Path, dtype: str, force: bool) -> Outcome:
     passage = Passage(source, dtype)
     with new_folder(out, force) as temporary:
         stored = dtype_of("bfloat16" if dtype == "bf16" else "float32")
-        exchange.write_folder(temporary, source, stored, passage.take)
+        exchange.write_folder(temporary, source, stored, passage.take, out)
         check_written(passage, open_source(temporary), out, padding=True)
         total = sum(path.stat().st_size for path in temporary.rglob("*") if path.is_file())
     wrote = f"{out}: orbax checkpoint ({dtype}), {total:,} bytes"

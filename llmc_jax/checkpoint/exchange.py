@@ -30,10 +30,10 @@ LARGEST = 1 << 24  # bytes of its metadata
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
-def write_folder(folder: Path, source: Source, dtype: np.dtype, take: Callable[[Slice], np.ndarray]) -> None:
+def write_folder(folder: Path, source: Source, dtype: np.dtype, take: Callable[[Slice], np.ndarray], out: Path) -> None:
     """Write a model's tensors into an empty folder. take: returns a slice, float32. Needs the memory of all weights.
 
-    Raises InputError where orbax is not installed or cannot write; the folder then holds what is left of it.
+    Raises InputError, which names `out`, where orbax is not installed or cannot write; the folder then holds the rest.
     """
     ocp = _orbax()
     tree = {}
@@ -49,7 +49,7 @@ def write_folder(folder: Path, source: Source, dtype: np.dtype, take: Callable[[
     except OSError:
         raise
     except Exception as error:  # what orbax raises is not documented
-        raise InputError(f"orbax cannot write it: {type(error).__name__}: {_short(error)}") from error
+        raise InputError(f"{out}: orbax cannot write it: {type(error).__name__}: {_short(error)}") from error
     for path in inner.iterdir():
         path.rename(folder / path.name)
     inner.rmdir()
@@ -94,10 +94,10 @@ def _shape_in(about: Any, folder: Path) -> ModelConfig:
 
 def _opened(folder: Path, said: Mapping[str, Any], name: str, shape: tuple[int, ...]) -> Any:
     """Return a tensor as tensorstore opens it, which must be there, of this shape. Reads none of its values."""
-    files = {"driver": "file", "path": f"{folder.absolute()}/"}
-    place = {"driver": "ocdbt", "base": files, "path": f"{name}/"} if said.get("use_ocdbt") else files
-    if place is files:
-        files["path"] += f"{name}/"
+    root, own = f"{folder.absolute()}/", f"{name}/"
+    place: dict[str, Any] = {"driver": "file", "path": root + own}
+    if said.get("use_ocdbt"):
+        place = {"driver": "ocdbt", "base": {"driver": "file", "path": root}, "path": own}
     try:
         found = _tensorstore().open({"driver": "zarr3" if said.get("use_zarr3") else "zarr", "kvstore": place}).result()
     except ValueError as error:  # what is not there, too
@@ -140,4 +140,6 @@ def _tensorstore() -> Any:
 def _require(name: str) -> None:
     package = name.partition(".")[0]
     if importlib.util.find_spec(package) is None or importlib.util.find_spec(name) is None:
-        raise InputError("this needs the package orbax-checkpoint: pip install 'orbax-checkpoint>=0.12.3'")
+        raise InputError(
+            "checkpoints of orbax's need the package orbax-checkpoint: pip install 'orbax-checkpoint>=0.12.3'"
+        )

@@ -25,7 +25,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -276,16 +276,9 @@ def read_back(folder: Path, name: str, buffer: tuple[int, str], digests: Mapping
 
     with _explained(folder.parent, _step_of(folder)):
         sync_blocks(folder, name, tensor, digests)
-        for run in _runs(sorted(digests)):
-            if damaged_blocks(folder, name, tensor, run.start * tensor.block, run.stop * tensor.block):
-                raise _differs(name)
-
-
-def _runs(numbers: Sequence[int]) -> list[range]:
-    """Return ascending numbers as ranges."""
-    starts = [k for k in numbers if k - 1 not in numbers]
-    ends = [k + 1 for k in numbers if k + 1 not in numbers]
-    return [range(*pair) for pair in zip(starts, ends, strict=True)]
+        size = tensor.block
+        if any(in_threads(lambda k: damaged_blocks(folder, name, tensor, k * size, (k + 1) * size), digests)):
+            raise _differs(name)
 
 
 def _step_of(folder: Path) -> int:
@@ -317,7 +310,6 @@ def seal(writing: Writing, model: Path | None = None, digests: Iterable[Mapping[
     Raises InputError if what is read back differs, if a block was not written exactly once, or if anything cannot be
     written; the hidden folder is removed then, and what was there before stays.
     """
-
     folder, here = writing.folder, writing.files | writing.arrays
     with _attempt(writing):
         tensors = _with_digests(writing.tensors, digests)

@@ -37,8 +37,8 @@ class Facts(NamedTuple):
 def facts(config: TrainConfig, findings: kernels.Findings | None) -> Facts:
     """Return the facts of this machine; of several processes all meet here once. JAX has a device from now on.
 
-    findings: this process's, if it has any. Raises InputError where there are fewer devices than the run asks
-    for.
+    findings: this process's, if it has any. Raises InputError where there are fewer devices than
+    the run asks for.
     """
     group, device = cluster.here(), describe_device()
 

@@ -108,7 +108,7 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
         raise ValueError("NOT_FOUND: no space [and much else]")
 
     monkeypatch.setattr(ocp.PyTreeCheckpointer, "save", full)
-    with pytest.raises(InputError, match=r"orbax cannot write it: ValueError: NOT_FOUND: no space$"):
+    with pytest.raises(InputError, match=r"out: orbax cannot write it: ValueError: NOT_FOUND: no space$"):
         conversion.to_orbax(open_source(SHAPE), tmp_path / "out", "fp32", force=False)
     assert not list(tmp_path.iterdir())
 
