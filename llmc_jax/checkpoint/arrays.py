@@ -163,11 +163,6 @@ def write_block(folder: Path, name: str, tensor: Tensor, k: int, block: np.ndarr
             file.write(_index(in_a_file * block.nbytes))
 
 
-def sync_blocks(folder: Path, name: str, tensor: Tensor, blocks: Iterable[int]) -> None:
-    """Bring the files of some blocks to the disk and out of memory. Raises OSError."""
-    in_threads(sync_file, sorted({folder / file_of_block(name, tensor, k) for k in blocks}))
-
-
 def sync_file(path: Path) -> None:
     """Bring a file to the disk and out of memory, so that reading it back reads the disk. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)

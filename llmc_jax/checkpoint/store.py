@@ -46,7 +46,6 @@ from llmc_jax.checkpoint.arrays import (
     describe_arrays,
     file_of_block,
     file_size,
-    sync_blocks,
     sync_file,
     write_array,
     write_block,
@@ -262,7 +261,7 @@ def write_blocks(folder: Path, name: str, blocks: Mapping[int, np.ndarray], part
     with _explained(folder.parent, _step_of(folder)):
         digests = dict(zip(blocks, in_threads(digest_of_block, blocks.values()), strict=True))
         tensor = _buffer(name, first.size * BLOCKS, first.dtype.name, parts, digests)
-        in_threads(lambda k: write_block(folder, name, tensor, k, blocks[k]), blocks)
+        in_threads(lambda k: _write(folder, name, tensor, k, blocks[k]), blocks)
         return digests
 
 
@@ -275,10 +274,18 @@ def read_back(folder: Path, name: str, buffer: tuple[int, str], digests: Mapping
     tensor = _buffer(name, *buffer, parts, digests)
 
     with _explained(folder.parent, _step_of(folder)):
-        sync_blocks(folder, name, tensor, digests)
+        if parts == 1:
+            sync_file(folder / array_file(name, tensor))
         size = tensor.block
         if any(in_threads(lambda k: damaged_blocks(folder, name, tensor, k * size, (k + 1) * size), digests)):
             raise _differs(name)
+
+
+def _write(folder: Path, name: str, tensor: Tensor, k: int, block: np.ndarray) -> None:
+    """Write a block; one that has a file of its own goes to the disk at once, while others are written."""
+    write_block(folder, name, tensor, k, block)
+    if tensor.parts > 1:
+        sync_file(folder / array_file(name, tensor, k))
 
 
 def _step_of(folder: Path) -> int:
