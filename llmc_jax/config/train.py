@@ -71,7 +71,7 @@ class TrainConfig:
     )
     val_data: str = option(
         "dev/data/tinyshakespeare/tiny_shakespeare_val.bin", "-j --val-data", DATA, {"data", "process"}, "free",
-        "token files to validate on, given likewise", value="PATTERN", check=NOT_EMPTY, is_path=True,
+        "token files to validate on, named in the same way", value="PATTERN", check=NOT_EMPTY, is_path=True,
     )
     tokenizer: str = option(
         "auto", "--tokenizer", DATA, {"process"}, "free",
@@ -90,7 +90,7 @@ class TrainConfig:
     )
     overfit: bool = option(
         False, "-a --overfit-single-batch", DATA, {"data"}, "must match",
-        "1 = train on the first validation batch again and again"
+        "1 = train on the first validation batch over and over"
     )
 
     model: str = option(
@@ -102,24 +102,25 @@ class TrainConfig:
     init_from: str = option(
         "", "--init-from", MODEL, {"program", "numbers"}, "free",
         "start a new run from the weights of a checkpoint: the folder of a run (its newest good one), a state_%08d, or "
-        "what -e takes",
+        "anything that -e takes",
         value="PATH", is_path=True,
     )
     v2_order: str = option(
         "auto", "--v2-order", MODEL, {"numbers"}, "free",
-        "where a version 2 checkpoint keeps its layernorm tensors: in place or all at the end; auto = by their values",
+        "where a version 2 checkpoint keeps its layernorm tensors: in place or all at the end; auto = told from their "
+        "values",
         choices=("auto", "in-place", "end"),
     )
 
     output_dir: str = option(
         "", "-o --output-dir", OUTPUT, {"process"}, "free",
-        "folder for logs, samples, picture and checkpoints; empty = a new runs/<date>-<name>", value="DIR",
+        "folder for logs, samples, curves and checkpoints; empty = a new runs/<date>-<name>", value="DIR",
         of_this_start=True, is_path=True,
     )
     reuse: bool = option(
         False, "-y --resume", OUTPUT, {"process"}, "free",
-        "1 = continue from the newest good checkpoint in the folder of -o, or begin where there is none; options that "
-        "are not given are those of its config.json", of_this_start=True,
+        "1 = resume from the newest good checkpoint in the folder of -o, or start if there is none; options that are "
+        "not given are taken from its config.json", of_this_start=True,
     )
     checkpoint_every: int = option(
         0, "-n --checkpoint-every", OUTPUT, {"process"}, "free",
@@ -132,20 +133,20 @@ class TrainConfig:
     )
     keep_checkpoints: int = option(
         0, "-nk --keep-checkpoints", OUTPUT, {"process"}, "free",
-        "keep the latest N checkpoints, and the one of the lowest validation loss; 0 = all", unit="checkpoints",
+        "keep the latest N checkpoints and the one with the lowest validation loss; 0 = all", unit="checkpoints",
         check=at_least(0, "at least 0 (0 = keep all)"),
     )
     major_every: int = option(
         0, "-nm --major-every", OUTPUT, {"process"}, "free",
-        "with -nk: never delete those of every N-th step; 0 = off", unit="steps", check=ZERO_IS_OFF,
+        "with -nk: never delete the checkpoint of every N-th step; 0 = off", unit="steps", check=ZERO_IS_OFF,
     )
     export_llmc: bool = option(
         False, "--export-llmc", OUTPUT, {"process"}, "free",
-        "beside each also write model_%08d.bin, the weights in llm.c's format", switch=True, off_in_test=True,
+        "with each checkpoint also write model_%08d.bin, the weights in llm.c's format", switch=True, off_in_test=True,
     )
     save_failure: str = option(
         "continue", "--save-failure", OUTPUT, {"process"}, "free",
-        "when a checkpoint cannot be written (a full disk): continue training and try again at the next, or stop",
+        "when a checkpoint cannot be written (a full disk): keep training and try again at the next one, or stop",
         choices=("continue", "stop"),
     )
     gpu_info_every: int = option(
@@ -155,44 +156,44 @@ class TrainConfig:
     )
     report_every: float = option(
         3.0, "--report-every", OUTPUT, {"process"}, "free",
-        "write report.html, a page to look at the run with, every X minutes and at the end; 0 = off (docs/report.md)",
+        "write report.html, a page about the run, every X minutes and at the end; 0 = off (docs/report.md)",
         unit="minutes", check=ZERO_IS_OFF,
     )
     profile: str = option(
         "", "--profile", OUTPUT, {"process"}, "free",
-        "record what the device does from step START up to, but not including, step STOP (docs/profiling.md)",
+        "record a trace of the device from step START up to, but not including, step STOP (docs/profiling.md)",
         value="START:STOP", check=SLICE,
     )
     print_every: int = option(
         -1, "--print-every", OUTPUT, {"process"}, "free",
-        "a line on the screen every N steps; 0 = off, 1 = all, -1 = all of up to 100 steps, else 40 to 100 lines and "
+        "print a line every N steps; 0 = off, 1 = every step, -1 = every step of up to 100, else 40 to 100 lines and "
         "one a minute (the log files have every step)", unit="steps", check=minus_one_or_at_least(0, "auto"),
     )
 
     tensorboard: bool = option(
         False, "--tensorboard", TRACKERS, {"process"}, "free",
-        "show the run in TensorBoard: event files in its folder's tensorboard (docs/trackers.md)", switch=True,
+        "log the run to TensorBoard: event files in the run's folder, in tensorboard (docs/trackers.md)", switch=True,
     )
     wandb: str = option(
         "", "--wandb", TRACKERS, {"process"}, "free",
-        "show it in a project of Weights & Biases, PROJECT or ENTITY/PROJECT; WANDB_MODE=offline keeps it in the run's "
-        "folder", value="PROJECT", check=TRACKED, hides=True,
+        "log the run to Weights & Biases: PROJECT or ENTITY/PROJECT; WANDB_MODE=offline keeps it in the run's folder",
+        value="PROJECT", check=TRACKED, hides=True,
     )
     mlflow: str = option(
         "", "--mlflow", TRACKERS, {"process"}, "free",
-        "show it in an experiment of MLflow, where MLFLOW_TRACKING_URI says",
+        "log the run to an experiment of MLflow, at MLFLOW_TRACKING_URI",
         value="EXPERIMENT", check=TRACKED, hides=True,
     )
 
     batch_size: int = option(
         4, "-b --batch-size", BATCH, {"program", "data"}, "must match",
-        "micro-batch B: rows that one forward and backward pass of one device takes at once; auto = as many as fit in "
-        "the device's memory (docs/resuming.md)", unit="sequences",
+        "micro-batch B: rows of one forward and backward pass on one device; auto = as many as fit in the device's "
+        "memory (docs/resuming.md)", unit="sequences",
         check=at_least(1, "at least 1, or auto"), auto=AUTO_BATCH,
     )
     sequence_length: int = option(
         1024, "-t --sequence-length", BATCH, {"program", "data"}, "must match",
-        "T: length of a sequence", unit="tokens", check=at_least(1)
+        "T: sequence length", unit="tokens", check=at_least(1)
     )
     total_batch_size: int = option(
         -1, "-d --total-batch-size", BATCH, {"program", "data"}, "free",
@@ -202,25 +203,25 @@ class TrainConfig:
     )
     max_steps: int = option(
         -1, "-x --max-steps", BATCH, {"numbers", "process"}, "free",
-        "updates to make; 0 = evaluate, and save only with -n or --export-llmc; -1 = one pass over the training data",
+        "number of updates; 0 = evaluate, and save only with -n or --export-llmc; -1 = one pass over the training data",
         unit="steps", check=minus_one_or_at_least(0, "one epoch"),
     )
 
     schedule: str = option(
         "cosine", "-k --schedule", OPTIMIZER, {"program"}, "said",
-        "course of the learning rate: cosine, linear, constant, wsd, step",
+        "learning-rate schedule: cosine, linear, constant, wsd, step",
         value="NAME", choices=("cosine", "linear", "constant", "wsd", "step"),
     )
     learning_rate: float = option(
-        3e-4, "-l --learning-rate", OPTIMIZER, {"numbers"}, "said", "highest learning rate", check=at_least(0)
+        3e-4, "-l --learning-rate", OPTIMIZER, {"numbers"}, "said", "peak learning rate", check=at_least(0)
     )
     warmup_steps: int = option(
         0, "-u --warmup-steps", OPTIMIZER, {"numbers"}, "said",
-        "steps of linear rise to it (all schedules but constant)", unit="steps", check=at_least(0),
+        "steps of linear warmup to the peak (all schedules but constant)", unit="steps", check=at_least(0),
     )
     final_lr_fraction: float = option(
         1.0, "-q --final-lr-fraction", OPTIMIZER, {"numbers"}, "said",
-        "the last rate as a fraction of the highest (cosine, linear, wsd); 1 = no decay", check=FRACTION,
+        "final learning rate as a fraction of the peak (cosine, linear, wsd); 1 = no decay", check=FRACTION,
     )
     step_every: int = option(
         1000, "--step-every", OPTIMIZER, {"numbers"}, "said",
@@ -232,47 +233,49 @@ class TrainConfig:
     )
     find_lr: bool = option(
         False, "--find-lr", OPTIMIZER, {"program", "numbers", "process"}, "must match",
-        "do not train, but find a learning rate: let it rise from step to step, see where the loss falls and where it "
-        "explodes, and suggest one (docs/find_lr.md). Nothing of the model is kept",
+        "do not train, but look for a learning rate: raise it from step to step, see where the loss falls and where it "
+        "explodes, and suggest one (docs/find_lr.md). The model is not kept",
         switch=True,
     )
     find_lr_range: str = option(
         "1e-6:1", "--find-lr-range", OPTIMIZER, {"numbers"}, "must match",
-        "with --find-lr: the first rate and the last", value="LOW:HIGH", check=RATES,
+        "with --find-lr: the first and the last rate", value="LOW:HIGH", check=RATES,
     )
     find_lr_steps: int = option(
         100, "--find-lr-steps", OPTIMIZER, {"numbers", "process"}, "must match",
-        "with --find-lr: steps from the one to the other, in place of -x",
+        "with --find-lr: steps from the first rate to the last, in place of -x",
         unit="steps", check=Check(lambda value: 10 <= value <= 10_000, "from 10 to 10000"),
     )
     weight_decay: float = option(
         0.0, "-c --weight-decay", OPTIMIZER, {"program", "numbers"}, "said",
-        "AdamW's decoupled decay", check=at_least(0)
+        "AdamW's decoupled weight decay", check=at_least(0)
     )
     decay: str = option(
         "matrices", "--decay", OPTIMIZER, {"program"}, "said",
-        "what decays: matrices = wte, wpe and the linear weights (train_gpt2.cu), all = layernorms and biases too "
-        "(train_gpt2.c)",
+        "which tensors decay: matrices = wte, wpe and the linear weights (train_gpt2.cu), all = layernorms and biases "
+        "too (train_gpt2.c)",
         choices=("matrices", "all"),
     )
     beta1: float = option(
-        0.9, "--beta1", OPTIMIZER, {"numbers"}, "said", "decay of AdamW's mean of gradients", check=BELOW_ONE
+        0.9, "--beta1", OPTIMIZER, {"numbers"}, "said",
+        "decay of AdamW's first moment, the mean of gradients", check=BELOW_ONE,
     )
     beta2: float = option(
         0.95, "--beta2", OPTIMIZER, {"numbers"}, "said",
-        "decay of its mean of squares (train_gpt2.c and train_gpt2_fp32.cu: 0.999)", check=BELOW_ONE,
+        "decay of AdamW's second moment, the mean of squares (train_gpt2.c and train_gpt2_fp32.cu: 0.999)",
+        check=BELOW_ONE,
     )
     eps: float = option(
-        1e-8, "--eps", OPTIMIZER, {"numbers"}, "said", "added to the square root of that mean", check=ABOVE_ZERO
+        1e-8, "--eps", OPTIMIZER, {"numbers"}, "said", "added to the square root of the second moment", check=ABOVE_ZERO
     )
     grad_clip: float = option(
         1.0, "--grad-clip", OPTIMIZER, {"numbers"}, "said",
-        "scale the gradient down to this norm where it is larger; 0 = off", check=ZERO_IS_OFF,
+        "clip the gradient to this norm; 0 = off", check=ZERO_IS_OFF,
     )
     max_nonfinite: int = option(
         10, "--max-nonfinite", OPTIMIZER, {"process"}, "free",
-        "stop after N steps in a row whose loss or gradient is not finite; 0 = never. They update nothing, and AdamW "
-        "does not count them; in llm.c the parameters become NaN",
+        "stop after N steps in a row whose loss or gradient is not finite; 0 = never. Such a step updates nothing, and "
+        "AdamW does not count it; in llm.c the parameters become NaN",
         unit="steps", check=ZERO_IS_OFF, off_in_test=True,
     )
     skip_loss_z: float = option(
@@ -282,7 +285,7 @@ class TrainConfig:
         unit="standard deviations", check=ZERO_IS_OFF, off_in_test=True,
     )
     skip_norm_z: float = option(
-        0.0, "-sg --skip-norm-z", OPTIMIZER, {"numbers"}, "said", "likewise for the norm of the gradient; 0 = off",
+        0.0, "-sg --skip-norm-z", OPTIMIZER, {"numbers"}, "said", "the same for the norm of the gradient; 0 = off",
         unit="standard deviations", check=ZERO_IS_OFF, off_in_test=True,
     )
 
@@ -292,8 +295,8 @@ class TrainConfig:
     )
     val_batches: int = option(
         20, "-m --val-batches", EVALUATION, {"process"}, "free",
-        "batches of B*T tokens in one validation over all devices, or with --batch-order llmc on each; after the last "
-        "one the first again; -1 = as many as there are tokens / (B*T), rounded down",
+        "batches of B*T tokens per validation, over all devices, or with --batch-order llmc on each; starts over where "
+        "the data end; -1 = all: tokens / (B*T), rounded down",
         unit="batches", check=minus_one_or_at_least(1, "all"),
     )
     sample_every: int = option(
@@ -303,37 +306,37 @@ class TrainConfig:
     sampling: str = option(
         "train_gpt2.cu", "--sampling", EVALUATION, {"process"}, "free",
         "draw samples as this trainer of llm.c does: train_gpt2.cu = each with the same random numbers; "
-        "train_gpt2_fp32.cu = each with the next ones; train_gpt2.c = likewise, summed in float32, and none at the end",
+        "train_gpt2_fp32.cu = each with the next ones; train_gpt2.c = the same, summed in float32, and none at the end",
         choices=("train_gpt2.cu", "train_gpt2_fp32.cu", "train_gpt2.c"),
     )
     sample_tokens: int = option(
         64, "-g --sample-tokens", EVALUATION, {"process"}, "free",
-        "length of a sample, its first end-of-text token included", unit="tokens", check=at_least(1),
+        "length of a sample, including its first end-of-text token", unit="tokens", check=at_least(1),
     )
     patience: int = option(
         0, "--patience", EVALUATION, {"process"}, "free",
-        "stop early after N validations in a row whose loss is not below the best one before; 0 = off. Schedules take "
-        "their course over -x all the same (docs/early_stopping.md)", unit="validations", check=ZERO_IS_OFF,
+        "stop early after N validations in a row without a new lowest loss; 0 = off. The schedule still spans -x "
+        "(docs/early_stopping.md)", unit="validations", check=ZERO_IS_OFF,
         off_in_test=True,
     )
     patience_delta: float = option(
         0.0, "--patience-delta", EVALUATION, {"process"}, "free",
-        "with --patience: below it by more than X nats", check=at_least(0)
+        "with --patience: only a loss lower by more than X nats counts as new", check=at_least(0)
     )
     hellaswag: bool = option(
         False, "-h --hellaswag", EVALUATION, {"process"}, "free",
-        "1 = HellaSwag accuracy at every validation but that before the first step", off_in_test=True
+        "1 = HellaSwag accuracy at every validation but the one before the first step", off_in_test=True
     )
     hellaswag_file: str = option(
         "dev/data/hellaswag/hellaswag_val.bin", "--hellaswag-file", EVALUATION, {"process"}, "free",
-        "its questions: an evaluation file of llm.c's, or the published jsonl or parquet", value="PATH",
+        "HellaSwag's questions: an evaluation file of llm.c's, or the published jsonl or parquet", value="PATH",
         check=NOT_EMPTY, is_path=True,
     )
 
     dtype: str = option(
         "auto", "--dtype", PRECISION, {"program"}, "free",
-        "what the model computes in: fp32, bf16, fp16; auto = bf16 on GPUs that have it, else fp32. Statistics, sums, "
-        "the loss and AdamW are fp32 always",
+        "precision that the model computes in: fp32, bf16, fp16; auto = bf16 on GPUs that have it, else fp32. "
+        "Statistics, sums, the loss and AdamW are always fp32",
         choices=("auto", "fp32", "bf16", "fp16"),
     )
     tf32: bool = option(
@@ -341,49 +344,48 @@ class TrainConfig:
     )
     master_weights: bool = option(
         True, "-w --master-weights", PRECISION, {"program"}, "free",
-        "with bf16 or fp16: 1 = keep the weights in fp32 too, 0 = do not"
+        "with bf16 or fp16: 1 = keep fp32 master weights, 0 = do not"
     )
     rounding: str = option(
         "auto", "--rounding", PRECISION, {"program"}, "free",
-        "how updated weights become bf16: nearest, or stochastic as in llm.c; auto = nearest with -w 1, stochastic "
-        "with -w 0",
+        "how updated weights are rounded to bf16: nearest, or stochastic as in llm.c; auto = nearest with -w 1, "
+        "stochastic with -w 0",
         choices=("auto", "nearest", "stochastic"),
     )
     loss_scale: float = option(
         128.0, "--loss-scale", PRECISION, {"numbers"}, "said",
-        "fp16: what the loss is multiplied by at first", check=ABOVE_ZERO
+        "fp16: the initial loss scale", check=ABOVE_ZERO
     )
     loss_scale_steps: int = option(
         100, "--loss-scale-steps", PRECISION, {"numbers"}, "said",
-        "fp16: after N steps without overflow the loss scale grows", unit="steps", check=at_least(1),
+        "fp16: the loss scale grows after N steps without overflow", unit="steps", check=at_least(1),
     )
     loss_scale_factor: float = option(
         2.0, "--loss-scale-factor", PRECISION, {"numbers"}, "said",
-        "fp16: the factor by which it grows, and is divided after an overflow",
+        "fp16: the factor by which the loss scale grows, and shrinks after an overflow",
         check=Check(lambda value: value >= 1, "at least 1 (1 = the scale stays)"),
     )
     gelu_fusion: int = option(
         -1, "-ge --gelu-fusion", PRECISION, {"program"}, "said",
-        "GELU in the matrix product before it, by NVIDIA's library: 1 = in the forward pass (needs -r 0, because a "
-        "recomputed GELU has other bits; not with Triton's products), 0 = off, -1 = off until it has been measured; 2 "
-        "(llm.c: its gradient too) is refused, because XLA cannot do it",
+        "fuse GELU into the matrix product before it, in NVIDIA's library: 1 = in the forward pass (needs -r 0, "
+        "because a recomputed GELU has other bits; not with Triton's products), 0 = off, -1 = off until it has been "
+        "measured; 2 (llm.c: its gradient too) is refused, because XLA cannot do it",
         choices=(-1, 0, 1, 2),
     )
     recompute: int = option(
         1, "-r --recompute", PRECISION, {"program"}, "said",
-        "computed again in the backward pass to save memory: 0 = nothing, 1 = GELU, 2 = GELU and layernorms",
+        "what the backward pass recomputes to save memory: 0 = nothing, 1 = GELU, 2 = GELU and layernorms",
         choices=(0, 1, 2),
     )
     recompute_blocks: int = option(
         0, "--recompute-blocks", PRECISION, {"program"}, "said",
-        "keep only the input of every N-th layer and compute all else again: a third more work, far less memory; "
-        "0 = off",
+        "keep only the input of every N-th layer and recompute the rest: a third more work, far less memory; 0 = off",
         unit="layers", check=ZERO_IS_OFF,
     )
     logit_rows: int = option(
         -1, "--logit-rows", PRECISION, {"program"}, "said",
-        "compute the logits of N tokens at a time, never those of the whole batch; 0 = all at once, -1 = on a GPU as "
-        "many as fit in its memory, at least 8192, on a CPU all", unit="tokens",
+        "compute the logits of N tokens at a time; 0 = of the whole batch at once, -1 = on a GPU as many as fit in its "
+        "memory, at least 8192, on a CPU all", unit="tokens",
         check=minus_one_or_at_least(0, "auto"),
     )
 
@@ -395,25 +397,25 @@ class TrainConfig:
     )
     strict_kernels: bool = option(
         False, "--strict-kernels", KERNELS, {"process"}, "free",
-        "stop where an operation cannot run as --kernels or --attention say", switch=True, of_this_start=True,
+        "stop if an operation cannot run as --kernels or --attention ask", switch=True, of_this_start=True,
     )
     attention: str = option(
         "auto", "--attention", KERNELS, {"program"}, "said",
         "naive = with the T x T matrix; flash = our kernels, without it; cudnn = NVIDIA's, without it; relu = "
-        "max(score, 0) in place of the softmax, another model; auto = the fastest of the first three",
+        "max(score, 0) in place of the softmax, a different model; auto = the fastest of the first three",
         choices=tuple(ATTENTIONS),
     )
 
     kernels_from: str = option(
         "", "--kernels-from", KERNELS, {"program"}, "free",
-        "run the operations as another run did, instead of choosing: its folder, one of its checkpoints, or its "
-        "kernels.json; other flags of this group take precedence (docs/resuming.md)",
+        "use the kernels of another run instead of choosing: its folder, one of its checkpoints, or its kernels.json; "
+        "other flags of this group take precedence (docs/resuming.md)",
         value="PATH", of_this_start=True, is_path=True,
     )
     no_kernel_check: bool = option(
         False, "--no-kernel-check", KERNELS, {"program"}, "free",
         "do not check and time the kernels when the GPU, the versions or the shapes are new (up to two minutes, once); "
-        "use the tables that are shipped",
+        "use the built-in tables",
         switch=True, of_this_start=True,
     )
     triton_gemm: str = option(
@@ -426,26 +428,26 @@ class TrainConfig:
 
     devices: int = option(
         0, "--devices", DEVICES, {"program", "data"}, "free",
-        "train on N devices, over all processes, each with its part of the batch; 0 = all GPUs, on a CPU one for each "
-        "process (with N it pretends to have them)",
+        "train on N devices over all processes, each with its part of the batch; 0 = all GPUs, on a CPU one per "
+        "process (with N the CPU acts as N devices)",
         unit="devices", check=at_least(0, "at least 0 (0 = all)"),
     )
     zero_stage: int = option(
         0, "-z --zero-stage", DEVICES, {"program"}, "free",
-        "ZeRO, what is split over the devices: 0 = nothing, 1 = optimizer state and master weights, 2 = gradients too, "
+        "ZeRO: what is split over the devices: 0 = nothing, 1 = optimizer state and master weights, 2 = gradients too, "
         "3 = weights too (not built yet)",
         choices=(0, 1, 2, 3),
     )
     reduction: str = option(
         "auto", "--reduction", DEVICES, {"program"}, "said",
-        "sums over micro-batches and devices: auto = as is fastest; fixed = in one order, with the same bits on any "
-        "number of devices (docs/devices.md)",
+        "order of sums over micro-batches and devices: auto = the fastest; fixed = one order, with the same bits on "
+        "any number of devices (docs/devices.md)",
         choices=("auto", "fixed"),
     )
     batch_order: str = option(
         "global", "--batch-order", DEVICES, {"data"}, "must match",
-        "which tokens an update takes, and a validation: global = the same on any number of devices, in the order of "
-        "one; llmc = those of as many processes of llm.c, each with an order of its own",
+        "which tokens an update or a validation takes: global = the same on any number of devices, in the order of "
+        "one; llmc = those of as many processes of llm.c, each in an order of its own",
         choices=("global", "llmc"),
     )
     num_processes: int = option(
@@ -455,7 +457,7 @@ class TrainConfig:
     )
     process_rank: int = option(
         -1, "-pr --process-rank", PROCESSES, {"process"}, "free",
-        "number of this one, from 0; -1 = as the launcher says (llm.c: 0)",
+        "rank of this process, from 0; -1 = as the launcher says (llm.c: 0)",
         check=minus_one_or_at_least(0, "as the launcher says"), of_this_start=True,
     )
     gpus_per_node: int = option(
@@ -465,29 +467,29 @@ class TrainConfig:
     )
     init_method: str = option(
         "mpi", "-pi -pm --init-method", PROCESSES, {"process"}, "free",
-        "how processes find each other: mpi = as the launcher says, one of MPI or another; tcp = by -ps; fs = by -pf",
+        "how processes find each other: mpi = as the launcher says (MPI or another one); tcp = by -ps; fs = by -pf",
         choices=("mpi", "tcp", "fs"), of_this_start=True,
     )
     server_ip: str = option(
         "", "-ps --server-ip", PROCESSES, {"process"}, "free",
-        "the host of process 0, as HOST or HOST:PORT; without -pi where the launcher does not say it. Port: 12345, "
-        "under a launcher one from 20000 to 29999 by its job",
+        "the host of process 0, as HOST or HOST:PORT; without -pi if the launcher does not say it. Port: 12345, or "
+        "under a launcher one from 20000 to 29999, by its job",
         value="ADDRESS", check=ADDRESS, of_this_start=True,
     )
     fs_path: str = option(
         "", "-pf -pp --fs-path", PROCESSES, {"process"}, "free",
-        "with -pi fs: a folder that all see, for the address of process 0",
+        "with -pi fs: a folder that all processes share, for the address of process 0",
         value="DIR", of_this_start=True, is_path=True,
     )
     hosts: str = option(
         "", "--hosts", PROCESSES, {"process"}, "free",
-        "a file that names a host on each line: one process is started on each of them, process 0 on the first. "
-        "slots=N after every host: take N of its GPUs",
+        "a file with a host on each line: starts one process on each, process 0 on the first. slots=N after every "
+        "host: use N of its GPUs",
         value="FILE", of_this_start=True, is_path=True,
     )
     peer_timeout: int = option(
         120, "--peer-timeout", PROCESSES, {"process"}, "free",
-        "a process without a sign of life for so long counts as lost, and all others end", value="SECONDS",
+        "a process that is silent for so long counts as lost, and all others exit", value="SECONDS",
         unit="seconds", check=at_least(1), of_this_start=True,
     )
     # fmt: on
