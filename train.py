@@ -30,6 +30,6 @@ from llmc_jax.base.entrance import enter
 
 if __name__ == "__main__":
     enter()
-    from llmc_jax.run.command import program  # here, because it takes time, packages and a new Python
+    from llmc_jax.base.main import program  # here, because it takes packages and a new Python
 
-    program()
+    program("train")

@@ -11,37 +11,45 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[2]  # where the package lies, which need not be installed
 COMMAND = "llmc-jax"
 TRAIN = "train"
+HELP = ("-h", "--help")
 
 
 class Command(NamedTuple):
     """A subcommand: the module whose `program` runs, which also sets up its process, or else `main`; what it is for.
 
-    script: the file beside the package that runs it too.
+    script: the file beside the package that runs it too. restarts_unless: where it computes on this machine, it wants
+    large memory pages, for which its process starts again, but with one of these words, which only show something.
     """
 
     module: str
     meaning: str
     script: str = ""
+    restarts_unless: tuple[str, ...] = ()
 
 
 COMMANDS = {
-    TRAIN: Command("run.command", "train a GPT-2; the same as without a subcommand", "train.py"),
-    "generate": Command("generate.command", "ask a trained model: continue a prompt"),
+    TRAIN: Command(
+        "run.command", "train a GPT-2; the same as without a subcommand", "train.py",
+        restarts_unless=("--help", "--help-markdown", "--version"),
+    ),
+    "generate": Command("generate.command", "ask a trained model: continue a prompt", restarts_unless=HELP),
     "evaluate": Command(
-        "evaluate.command", "loss, perplexity and bits per byte of texts; HellaSwag, MMLU, ARC, LAMBADA"
+        "evaluate.command", "loss, perplexity and bits per byte of texts; HellaSwag, MMLU, ARC, LAMBADA",
+        restarts_unless=HELP,
     ),
     "convert": Command(
         "checkpoint.convert", "look into a checkpoint of any format, and convert between them", "convert_checkpoint.py"
     ),
     "plan": Command("plan.command", "does it fit, and how fast is it: on GPUs that need not be here"),
-    "profile": Command("profile.command", "where a step's time, memory and operations go"),
+    "profile": Command("profile.command", "where a step's time, memory and operations go",
+                       restarts_unless=("--help", "--calculate")),
     "compare": Command("compare.command", "logs, checkpoints, debug states and programs beside llm.c's, or each other"),
     "watch": Command("watch.command", "a live view of a run on the terminal, or a table of the runs in a folder"),
     "report": Command("report.command", "one page about a run, or several over each other: curves, samples, events"),
     "data": Command("data.command", "make token files from text, and look into them"),
     "checkpoint": Command("checkpoint.command", "which checkpoints a run has, and whether each is whole"),
     "kernels": Command("trials.command", "what is known of the kernels on this machine's GPUs"),
-}
+}  # fmt: skip
 
 
 def program_name(name: str) -> str:

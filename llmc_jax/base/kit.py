@@ -6,6 +6,7 @@ Leaves out the flags of each, and the streams themselves (streams.py).
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
 from typing import Any
 
 from llmc_jax.base.commands import program_name
@@ -53,10 +54,21 @@ def exit_status(program: str, run: Callable[[], int | None]) -> int:
             discard_rest(sys.stdout)
 
 
-def run_words(name: str, run: Callable[[list[str]], int | None], argv: Sequence[str] | None) -> int:
-    """Run a command line, by default this process's, and return its exit status."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    return exit_status(program_name(name), lambda: run(words))
+def command_line(name: str) -> Callable[[Callable[..., int | None]], Callable[..., int]]:
+    """Return what makes a function of a list of words a command line, by default this process's, with an exit status.
+
+    The status is 0 for what was done, 2 for bad input, with one line on standard error, 130 where Ctrl-C stopped it.
+    """
+
+    def made(run: Callable[..., int | None]) -> Callable[..., int]:
+        @wraps(run)
+        def main(argv: Sequence[str] | None = None, *more: Any) -> int:
+            words = list(sys.argv[1:] if argv is None else argv)
+            return exit_status(program_name(name), lambda: run(words, *more))
+
+        return main
+
+    return made
 
 
 def print_json(content: Any) -> None:

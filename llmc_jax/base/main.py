@@ -17,7 +17,10 @@ ELSEWHERE = {"chat": "generate --interactive", "sample": "generate", "resume": "
 
 
 def program(*words: str) -> NoReturn:
-    """Run the command `llmc-jax` with these words before those of the command line. May start the process again."""
+    """Run the command `llmc-jax` with these words before those of the command line. May start the process again.
+
+    That is done before anything is imported that takes time (machine/jax_setup.py).
+    """
     sys.exit(main([*words, *sys.argv[1:]]))
 
 
@@ -31,7 +34,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(name: str, *arguments: Sequence) -> int:
-    module = import_module(f"llmc_jax.{COMMANDS[name].module}")
+    about = COMMANDS[name]
+    if about.restarts_unless and not set(about.restarts_unless) & set(arguments[0]):
+        import_module("llmc_jax.machine.jax_setup").restart_with_huge_pages()
+    module = import_module(f"llmc_jax.{about.module}")
     status: int = getattr(module, "program", module.main)(*arguments)
     return status
 

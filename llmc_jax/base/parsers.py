@@ -5,15 +5,14 @@ train.py, the profiler and the kernels read their words by hand (config/flags.py
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
-from llmc_jax.base.commands import program_name
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import expanded
-from llmc_jax.base.kit import examples, exit_status
+from llmc_jax.base.kit import command_line, examples
 from llmc_jax.base.options import show_value
 
 # What other programs call a flag.
@@ -74,15 +73,14 @@ class Parser(argparse.ArgumentParser):
         raise InputError(message.removeprefix("argument "))
 
 
-def run_command(name: str, parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
-    """Run the command that the words name, which has set itself as the default of `run`; return the exit status."""
+def commands_line(name: str, make_parser: Callable[[], argparse.ArgumentParser]) -> Callable[..., int]:
+    """Return the command line of a parser with commands, each of which has set itself as the default of `run`."""
 
-    def run() -> int | None:
-        options = parser.parse_args(argv)
-        status: int | None = options.run(options)
-        return status
+    def run(words: list[str]) -> Any:
+        options = make_parser().parse_args(words)
+        return options.run(options)
 
-    return exit_status(program_name(name), run)
+    return command_line(name)(run)
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

@@ -7,7 +7,7 @@ none, or bad input; 130 stopped by Ctrl-C.
 import argparse
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +16,12 @@ from rich.filesize import decimal
 from llmc_jax.base.commands import typed
 from llmc_jax.base.errors import ExitCode, InputError
 from llmc_jax.base.kit import print_json
-from llmc_jax.base.parsers import Parser, add_json, run_command
+from llmc_jax.base.parsers import Parser, add_json, commands_line
 from llmc_jax.checkpoint import store
 from llmc_jax.checkpoint.manifest import MANIFEST
 from llmc_jax.checkpoint.store import Entry
 
 SHOWN_ITEMS = 8  # of a list among the facts
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; return the exit status. Bad input is one line on standard error."""
-    return run_command("checkpoint", make_parser(), argv)
 
 
 def make_parser() -> Parser:
@@ -53,6 +48,9 @@ def make_parser() -> Parser:
     show.add_argument("folder", type=Path, metavar="STATE", help="a state_... folder, or a run folder: its newest")
     add_json(show)
     return parser
+
+
+main = commands_line("checkpoint", make_parser)
 
 
 # ----- verify -------------------------------------------------------------------------------------------------------

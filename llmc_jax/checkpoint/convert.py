@@ -6,7 +6,7 @@ Leaves out the formats and the converting itself (checkpoint/conversion.py).
 import argparse
 import math
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
@@ -17,7 +17,7 @@ from llmc_jax.base.commands import typed
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import quoted, read_json_object, refuse_existing
 from llmc_jax.base.kit import print_json
-from llmc_jax.base.parsers import Parser, add_json, run_command
+from llmc_jax.base.parsers import Parser, add_json, commands_line
 from llmc_jax.checkpoint import conversion
 from llmc_jax.checkpoint.conversion import Outcome, Passage
 from llmc_jax.checkpoint.hugging_face import LARGEST_CONFIG
@@ -435,6 +435,4 @@ def make_parser() -> Parser:
     return parser
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. Returns the exit status: 0 done, 2 bad input (one line on stderr), 130 stopped by Ctrl-C."""
-    return run_command("convert", make_parser(), argv)
+main = commands_line("convert", make_parser)

@@ -3,7 +3,6 @@
 import argparse
 import json
 import sys
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -13,7 +12,7 @@ from llmc_jax.base.commands import program_name, typed
 from llmc_jax.base.errors import ExitCode
 from llmc_jax.base.files import check_output, plain, write_atomic
 from llmc_jax.base.kit import exit_status
-from llmc_jax.base.parsers import Parser, run_command
+from llmc_jax.base.parsers import Parser, commands_line
 from llmc_jax.base.streams import print_error
 from llmc_jax.compare import checkpoints, debug_state, live, logs
 from llmc_jax.machine.jax_setup import settle
@@ -92,10 +91,4 @@ def run(args: argparse.Namespace) -> int:
     return ExitCode.DONE if agrees else DIFFERS
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one comparison. Returns the exit status.
-
-    0: compared, and nothing differs by more than it may; 4: compared, and something does; 2: bad input, with one line
-    on standard error.
-    """
-    return run_command("compare", make_parser(), argv)
+main = commands_line("compare", make_parser)

@@ -222,7 +222,7 @@ def run_ours(comparison: Comparison, folder: Path, dtype: str | None) -> tuple[L
     environment = child_environment()
     if comparison.kind == CPU:  # beside a CPU a CPU
         environment.setdefault("JAX_PLATFORMS", "cpu")
-    program = [sys.executable, "-c", "from llmc_jax.run.command import program; program()"]
+    program = [sys.executable, "-c", "from llmc_jax.base.main import program; program('train')"]
     output = folder / "ours.txt"
     status = _run([*program, *words], output, None, environment)
     if status not in (ExitCode.DONE, ExitCode.DIVERGED):

@@ -15,7 +15,7 @@ from pathlib import Path
 from llmc_jax.base.commands import typed
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import refuse_existing
-from llmc_jax.base.parsers import Parser, run_command
+from llmc_jax.base.parsers import Parser, commands_line
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.data.command_kit import add_tokenizer_spec, command, count, load, make_token_files, print_next
 from llmc_jax.data.corpora import TINYSHAKESPEARE_FOLDER, Corpus, stdlib_corpus, tinyshakespeare_corpus
@@ -31,12 +31,6 @@ from llmc_jax.data.tokenizers import (
     read_tokenizer_bin,
     write_tokenizer_bin,
 )
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit status. Bad input is one line on standard error."""
-    return run_command("data", make_parser(), arguments)
-
 
 # ----- options ------------------------------------------------------------------------------------------------------
 
@@ -59,6 +53,9 @@ def make_parser() -> Parser:
     _add_inspect(commands)
     _add_tokenizer(commands)
     return parser
+
+
+main = commands_line("data", make_parser)
 
 
 def _add_prepare(commands: argparse._SubParsersAction) -> None:

@@ -11,14 +11,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llmc_jax.base.errors import ExitCode, InputError
 from llmc_jax.base.files import expanded, matching, plain, refuse_irregular, write_atomic
-from llmc_jax.base.kit import print_json, run_words
+from llmc_jax.base.kit import command_line, print_json
 from llmc_jax.base.progress import show_progress
 from llmc_jax.evaluate.flags import USUAL_ROWS, parse
-from llmc_jax.generate.asking import run_program
 from llmc_jax.generate.command import model_facts, say, say_model
 from llmc_jax.machine.jax_setup import configure, settle
 
@@ -28,16 +27,6 @@ if TYPE_CHECKING:
     from llmc_jax.evaluate.report import Subject
     from llmc_jax.evaluate.subjects import Cut, Questions, Reader, Result, Text, Told
     from llmc_jax.generate.scorer import Scorer
-
-
-def program(argv: Sequence[str] | None = None) -> NoReturn:
-    """Run `llmc-jax evaluate`. May start the process again (machine/jax_setup.py)."""
-    run_program(main, argv)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line. Returns the exit status: 0 done, 2 bad input (one line on stderr), 130 by Ctrl-C."""
-    return run_words("evaluate", _run, argv)
 
 
 class Asked(NamedTuple):
@@ -56,7 +45,9 @@ class Evaluated(NamedTuple):
     seconds: float
 
 
-def _run(words: Sequence[str]) -> int:
+@command_line("evaluate")
+def main(words: Sequence[str]) -> int:
+    """Run `llmc-jax evaluate`."""
     flags = parse(words)
     _check_files(flags)
     for note in settle() + configure(tf32=flags.dtype != "fp32", devices=flags.devices):

@@ -1,25 +1,14 @@
-"""What the command lines share that ask a trained model (generate.py, evaluate.py): beginning, parser, model's flags.
+"""What the command lines share that ask a trained model (generate, evaluate): parser, model's flags.
 
 Leaves out the flags of each, and what is said of a model (generate.py).
 """
 
 import argparse
-import sys
-from collections.abc import Callable, Sequence
-from typing import NoReturn
+from collections.abc import Sequence
 
 from llmc_jax.base.commands import typed
 from llmc_jax.base.parsers import Parser
 from llmc_jax.checkpoint.llmc import V2_ORDERS
-from llmc_jax.machine.jax_setup import restart_with_huge_pages
-
-
-def run_program(main: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> NoReturn:
-    """Run a command line as a program of its own. May start the process again (machine/jax_setup.py)."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    if not {"-h", "--help"} & set(words):
-        restart_with_huge_pages()
-    sys.exit(main(words))
 
 
 def asking_parser(name: str, usage: str, description: str, shown: Sequence[tuple[str, str]]) -> Parser:

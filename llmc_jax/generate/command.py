@@ -11,16 +11,15 @@ from collections import Counter
 from collections.abc import Sequence
 from shutil import get_terminal_size
 from types import SimpleNamespace
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from llmc_jax.base.errors import ExitCode, InputError
 from llmc_jax.base.files import cache_folder, plain, refusing
-from llmc_jax.base.kit import print_json, run_words
+from llmc_jax.base.kit import command_line, print_json
 from llmc_jax.base.options import show_value
 from llmc_jax.base.streams import print_error
 from llmc_jax.base.text import wrapped
 from llmc_jax.data.documents import read_text
-from llmc_jax.generate.asking import run_program
 from llmc_jax.generate.flags import LONGEST_NUMBER, STANDARD_INPUT, parse
 from llmc_jax.machine.jax_setup import configure, settle
 
@@ -33,17 +32,9 @@ if TYPE_CHECKING:
 PATIENCE = 2.0  # seconds without a prompt on standard input, after which it is said that one is awaited
 
 
-def program(argv: Sequence[str] | None = None) -> NoReturn:
-    """Run `llmc-jax generate`. May start the process again (machine/jax_setup.py)."""
-    run_program(main, argv)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line. Returns the exit status: 0 done, 2 bad input (one line on stderr), 130 by Ctrl-C."""
-    return run_words("generate", _run, argv)
-
-
-def _run(words: Sequence[str]) -> int:
+@command_line("generate")
+def main(words: Sequence[str]) -> int:
+    """Run `llmc-jax generate`."""
     asked = parse(words)
     written = written_prompt(asked)
     for note in settle() + configure(tf32=asked.dtype != "fp32", devices=1):

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from llmc_jax.base.commands import program_name
 from llmc_jax.base.errors import ExitCode
 from llmc_jax.base.files import check_output, plain, write_atomic
-from llmc_jax.base.kit import print_json, run_words
+from llmc_jax.base.kit import command_line, print_json
 from llmc_jax.config.flags import take_own
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.machine.jax_setup import settle
@@ -22,12 +21,9 @@ if TYPE_CHECKING:
     from llmc_jax.plan.neighbours import Row
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line. Returns the exit status: 0 also where it does not fit, 2 for bad input."""
-    return run_words("plan", _run, argv)
-
-
-def _run(words: list[str]) -> int:
+@command_line("plan")
+def main(words: list[str]) -> int:
+    """Run `llmc-jax plan`. The exit status is 0 also where it does not fit."""
     if "--help" in words:
         print(help_text())
         return ExitCode.DONE

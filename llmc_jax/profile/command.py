@@ -1,23 +1,17 @@
 """The profiler's command line: llmc-jax profile --help. Leaves out what each of its modes prints (modes.py)."""
 
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from llmc_jax.base.errors import ExitCode
 from llmc_jax.base.files import check_output
-from llmc_jax.base.kit import run_words
+from llmc_jax.base.kit import command_line
 from llmc_jax.config.flags import step_config, take_own
-from llmc_jax.machine.jax_setup import restart_with_huge_pages
 from llmc_jax.profile.flags import OWN, help_text
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit status."""
-    return run_words("profile", _run, argv)
-
-
-def _run(words: list[str]) -> int:
+@command_line("profile")
+def main(words: list[str]) -> int:
+    """Run `llmc-jax profile`."""
     if "--help" in words:
         print(help_text())
         return ExitCode.DONE
@@ -40,10 +34,3 @@ def _run(words: list[str]) -> int:
     if own.vs or own.threads:
         return modes.compare(rest, own)
     return modes.measure(config, own)
-
-
-def program(argv: Sequence[str] | None = None) -> int:
-    """Run the command line as a program of its own, and return the exit status."""
-    if "--help" not in sys.argv and "--calculate" not in sys.argv:
-        restart_with_huge_pages()
-    return main(argv)

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from llmc_jax.base.commands import typed
-from llmc_jax.base.errors import ExitCode, InputError
+from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import check_output, reason, write_atomic
-from llmc_jax.base.parsers import Parser, run_command
+from llmc_jax.base.kit import command_line
+from llmc_jax.base.parsers import Parser
 from llmc_jax.base.streams import escaped
 from llmc_jax.logs.files import MAIN_LOG, METRICS, REPORT
 
@@ -42,12 +43,13 @@ def make_parser() -> Parser:
     parser.add_argument("--name", metavar="A,B", help="names of the runs, in their order, with commas between")
     parser.add_argument("--title", default="", metavar="TEXT", help="title of the page [the names]")
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
-    parser.set_defaults(run=run)
     return parser
 
 
-def run(args: argparse.Namespace) -> int:
-    """Read the runs, write the files, say where they are. Raises InputError before anything is written."""
+@command_line("report")
+def main(words: list[str]) -> None:
+    """Read the runs, write the files, say where they are. Bad input is told before anything is written."""
+    args = make_parser().parse_args(words)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy starts threads when it is imported, of no use here
     from llmc_jax.report.gather import content_of, read_runs
     from llmc_jax.report.page import page
@@ -63,7 +65,6 @@ def run(args: argparse.Namespace) -> int:
     if not args.quiet:
         for line in result(content, written, len(document)):
             print(escaped(line))
-    return ExitCode.DONE
 
 
 def write_others(args: argparse.Namespace, runs: Sequence[Any], content: Any) -> Iterator[Path]:
@@ -157,8 +158,3 @@ def is_page(path: Path) -> bool:
             return MARK in file.read(1000)
     except OSError as error:
         raise InputError(f"{path}: cannot read it: {reason(error)}") from error
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Write a report. Returns the exit status: 0 written; 2 bad input, with one line on standard error."""
-    return run_command("report", make_parser(), argv)

@@ -6,24 +6,21 @@ imported only when the options are sound.
 
 import os
 import shlex
-import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
-from typing import NoReturn
 
 from llmc_jax.base.commands import COMMAND, in_environment, typed
 from llmc_jax.base.errors import EXIT_MEANINGS, InputError
-from llmc_jax.base.kit import WIDTH, examples, option_lines, run_words, two_columns
+from llmc_jax.base.kit import WIDTH, command_line, examples, option_lines, two_columns
 from llmc_jax.base.options import Option, show_value
 from llmc_jax.config.checks import validate
 from llmc_jax.config.flags import SHOW_ALONE, Given, given_options
 from llmc_jax.config.presets import PRESETS
 from llmc_jax.config.train import AUTO_BATCH, BY_NAME, OPTIONS, TrainConfig, differing
-from llmc_jax.machine.jax_setup import restart_with_huge_pages
 
 FLAG_COLUMN = 36
 SHOWN = (OPTIONS[0], *SHOW_ALONE, *OPTIONS[1:])
@@ -36,23 +33,12 @@ EXAMPLES = (
 )
 
 
-def program(argv: Sequence[str] | None = None, others: Sequence[tuple[str, str]] = ()) -> NoReturn:
-    """Run `python train.py` or `llmc-jax train`. May start the process again (machine/jax_setup.py)."""
-    words = sys.argv[1:] if argv is None else argv
-    if not any(flag in words for about in SHOW_ALONE for flag in about.flags):
-        restart_with_huge_pages()
-    sys.exit(main(words, others))
-
-
-def main(argv: Sequence[str] | None = None, others: Sequence[tuple[str, str]] = ()) -> int:
-    """Run the command line (without the program's name; sys.argv's by default). Returns the exit status.
+@command_line("train")
+def main(words: Sequence[str], others: Sequence[tuple[str, str]] = ()) -> int | None:
+    """Run `python train.py` or `llmc-jax train`.
 
     others: the subcommands beside this one, and what each is for, where `--help` is to list them.
     """
-    return run_words("train", lambda words: _run(words, others), argv)
-
-
-def _run(words: Sequence[str], others: Sequence[tuple[str, str]] = ()) -> int | None:
     texts = {"--help": lambda: help_text(others), "--help-markdown": flags_markdown, "--version": _versions}
     shown = next((word for word in words if word in texts), None)
     if shown:
@@ -185,7 +171,3 @@ def _versions() -> str:
 
     found = versions()
     return ", ".join(f"{name} {found[name]}" for name in ("llmc-jax", "python", "jax", "jaxlib", "numpy"))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

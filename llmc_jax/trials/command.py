@@ -1,11 +1,10 @@
 """What is known of this machine's kernels: llmc-jax kernels --help."""
 
 import textwrap
-from collections.abc import Sequence
 
 from llmc_jax.base.commands import typed
 from llmc_jax.base.errors import InputError
-from llmc_jax.base.kit import help_page, run_words
+from llmc_jax.base.kit import command_line, help_page
 from llmc_jax.config.flags import own, take_own
 
 ACTIONS = ("--report", "--measure", "--clear")
@@ -23,7 +22,9 @@ ABOUT = (
 EXAMPLES = (("--measure -e d12 -b 64 -t 1024", "measure again, for GPT-2 124M"), ("--report", "for a bug report"))
 
 
-def _run(words: list[str]) -> None:
+@command_line("kernels")
+def main(words: list[str]) -> None:
+    """Run `llmc-jax kernels`."""
     if "--help" in words or "-h" in words:
         print(help_page(typed("kernels"), ABOUT, OWN, EXAMPLES))
         return
@@ -47,8 +48,3 @@ def _run(words: list[str]) -> None:
         nothing = f"Nothing is known about this machine's kernels: {known.folder()} is empty. train.py measures them "
         empty = textwrap.fill(nothing + "on a GPU, and so does --measure.", 100)
         print("\n\n".join(map(shown.shown, known.all_known())) or empty)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit status."""
-    return run_words("kernels", _run, argv)

@@ -7,14 +7,13 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmc_jax.base.commands import typed
 from llmc_jax.base.errors import InputError
-from llmc_jax.base.kit import print_json
-from llmc_jax.base.parsers import Parser, add_json, run_command
+from llmc_jax.base.kit import command_line, print_json
+from llmc_jax.base.parsers import Parser, add_json
 from llmc_jax.base.streams import print_error
 
 if TYPE_CHECKING:
@@ -26,11 +25,6 @@ reads, so it may be started and ended at any time, by anybody who may read the f
 A pipe, a file and a terminal without control sequences get the view once; so does a run that has ended.
 """
 KEYS = "Keys: q quits, or leads back to the table; 1 to 9 open a run of the table."
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Show a run; return the exit status. Bad input is one line on standard error."""
-    return run_command("watch", make_parser(), argv)
 
 
 def make_parser() -> Parser:
@@ -45,7 +39,6 @@ def make_parser() -> Parser:
     parser.add_argument("--wait", action="store_true", help="wait for a run that has not begun")
     parser.add_argument("--every", type=_seconds, default=1.0, metavar="SECONDS", help="between two looks (default 1)")
     add_json(parser)
-    parser.set_defaults(run=run)
     return parser
 
 
@@ -59,8 +52,10 @@ def _seconds(word: str) -> float:
     return value
 
 
-def run(options: argparse.Namespace) -> int:
-    """Show what the options say. Raises InputError."""
+@command_line("watch")
+def main(words: list[str]) -> int:
+    """Show a run, or the runs in a folder."""
+    options = make_parser().parse_args(words)
     from llmc_jax.watch import live  # here, because --help does without
 
     if options.wait:

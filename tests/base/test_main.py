@@ -9,7 +9,7 @@ import pytest
 
 from llmc_jax.base.commands import COMMANDS
 from llmc_jax.base.main import main
-from llmc_jax.run import command as train
+from llmc_jax.machine import jax_setup
 
 ROOT = Path(__file__).resolve().parents[2]
 Run = Callable[..., int]
@@ -135,7 +135,7 @@ def test_training_starts_again_with_huge_pages_and_what_is_shown_does_not(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     restarts: list[int] = []
-    monkeypatch.setattr(train, "restart_with_huge_pages", lambda: restarts.append(1))
+    monkeypatch.setattr(jax_setup, "restart_with_huge_pages", lambda: restarts.append(1))
     for count, words in enumerate([("-b", "0"), ("train", "-b", "0"), ("train", "-x", "no")], start=1):
         assert (run(*words), len(restarts)) == (2, count)
     assert (run("train", "--help"), len(restarts)) == (0, 3)
