@@ -1,4 +1,4 @@
-"""A step's memory as the plan has it beside the compiled program's: by kind out of XLA's buffers, and computed.
+"""A step's memory as the plan computes it beside the compiled program's.
 
     python benchmarks/plan_memory.py              compile all steps, into results/plan_memory.md and .json
     python benchmarks/plan_memory.py --held-out   only those that the formula was not made on
@@ -7,8 +7,7 @@ Needs JAX's CUDA plugin beside this Python (`make plan-tools`); takes a quarter 
 seconds the next, because what was compiled is kept. Nothing runs on a GPU.
 
 - program: bytes of arguments, results and temporaries on one device, as XLA says (`memory_analysis`).
-- explained: the part of them that has a kind, out of XLA's buffer assignment at the moment that needs most.
-- computed: by llmc_jax/plan/moments.py, from shapes alone; error: less the program, of the program.
+- computed: by llmc_jax/plan/moments.py, from shapes alone; error: less the program, of the program. At: its moment.
 - held out: compiled after the formula was written, and the formula not touched since, but for --recompute-blocks: the
   step has another order there now.
 """
@@ -27,8 +26,7 @@ from benchmarks.heading import machine_line  # noqa: E402
 from llmc_jax.config.flags import parse_args  # noqa: E402
 from llmc_jax.kernels import plain  # noqa: E402
 from llmc_jax.plan import compiled, memory  # noqa: E402
-from llmc_jax.plan.buffers import KINDS  # noqa: E402
-from llmc_jax.plan.memory import Memory  # noqa: E402
+from llmc_jax.plan.memory import KINDS, Memory  # noqa: E402
 from llmc_jax.plan.separate import CPU, Problem, Request, compiled_apart  # noqa: E402
 
 PAGE, RECORD = (ROOT / f"benchmarks/results/plan_memory.{kind}" for kind in ("md", "json"))
@@ -77,14 +75,8 @@ class Row(NamedTuple):
     flags: str
     held_out: bool
     program: int  # bytes, as XLA says
-    kinds: dict[str, int]  # out of its buffers
-    at: str  # the moment that needs most
     computed: dict[str, int]
     moment: str
-
-    @property
-    def explained(self) -> float:
-        return sum(self.kinds.values()) / self.program
 
     @property
     def error(self) -> float:
@@ -107,7 +99,7 @@ def row(gpu: str, flags: str, held_out: bool, found: Memory | Problem) -> Row:
         raise SystemExit(f"{gpu} {flags}: {found.what}")
     config = parse_args(flags.split())
     quick = memory.computed(compiled.plan_here(config) if gpu == CPU else compiled.plan_for(gpu, config))
-    return Row(gpu, flags, held_out, found.program, dict(found.kinds), found.moment, dict(quick.kinds), quick.moment)
+    return Row(gpu, flags, held_out, found.program, dict(quick.kinds), quick.moment)
 
 
 # ----- as text --------------------------------------------------------------------------------------------------------
@@ -118,28 +110,23 @@ def gb(size: int) -> str:
 
 
 def table(found: Sequence[Row]) -> str:
-    head = "| GPU | step | program GB | explained | computed GB | error | at |\n|---|---|---:|---:|---:|---:|---|"
+    head = "| GPU | step | program GB | computed GB | error | at |\n|---|---|---:|---:|---:|---|"
     lines = [
-        f"| {each.gpu} | `{each.flags}` | {gb(each.program)} | {100 * each.explained:.2f} % | "
-        f"{gb(sum(each.computed.values()))} | {100 * each.error:+.2f} % | {each.at} |"
+        f"| {each.gpu} | `{each.flags}` | {gb(each.program)} | "
+        f"{gb(sum(each.computed.values()))} | {100 * each.error:+.2f} % | {each.moment} |"
         for each in found
     ]
     return "\n".join([head, *lines])
 
 
 def kinds_table(found: Sequence[Row]) -> str:
-    """Return the largest program of each GPU by kind: compiled, and computed."""
+    """Return the largest program of each GPU by kind, as computed."""
     largest = [
         max((r for r in found if r.gpu == gpu), key=lambda r: r.program) for gpu in dict.fromkeys(r.gpu for r in found)
     ]
-    head = f"| GPU, step | | {' | '.join(KINDS)} |\n|---|---|{'---:|' * len(KINDS)}"
+    head = f"| GPU, step | {' | '.join(KINDS)} |\n|---|{'---:|' * len(KINDS)}"
     lines = [
-        f"| {name} | {source} | {' | '.join(gb(kinds[kind]) for kind in KINDS)} |"
-        for each in largest
-        for name, source, kinds in (
-            (f"{each.gpu} `{each.flags}`", "compiled", each.kinds),
-            ("", "computed", each.computed),
-        )
+        f"| {each.gpu} `{each.flags}` | {' | '.join(gb(each.computed[kind]) for kind in KINDS)} |" for each in largest
     ]
     return "\n".join([head, *lines])
 
@@ -147,8 +134,7 @@ def kinds_table(found: Sequence[Row]) -> str:
 def summary(name: str, found: Sequence[Row]) -> str:
     errors = sorted(abs(each.error) for each in found)
     return (
-        f"| {name} | {len(found)} | {100 * min(each.explained for each in found):.2f} % | "
-        f"{sum(each.explained >= 0.97 for each in found)} | "
+        f"| {name} | {len(found)} | "
         f"{100 * errors[len(errors) // 2]:.2f} % | {100 * errors[-1]:.2f} % | "
         f"{sum(error <= 0.03 for error in errors)} | {sum(error <= 0.1 for error in errors)} |"
     )
@@ -158,10 +144,7 @@ def page(found: Sequence[Row]) -> str:
     """Return benchmarks/results/plan_memory.md."""
     seen, held = ([each for each in found if each.held_out == which] for which in (False, True))
     method = (__doc__ or "").partition("on a GPU.\n\n")[2].strip()
-    head = (
-        "| | steps | explained, at least | of which 97 % | error: median | largest | within 3 % | within 10 % |\n"
-        "|---|---:|---:|---:|---:|---:|---:|---:|"
-    )
+    head = "| | steps | error: median | largest | within 3 % | within 10 % |\n|---|---:|---:|---:|---:|---:|"
     summaries = [summary("held out", held), summary("seen", seen)]
     return (
         f"# Memory of a step: plan and compiler\n\n`python benchmarks/plan_memory.py`; {machine_line()}.\nPrograms are "
@@ -169,7 +152,7 @@ def page(found: Sequence[Row]) -> str:
         f"{method}\n\n{head}\n"
         + "\n".join(summaries)
         + f"\n\n## Held out\n\n{table(held)}\n\n## Seen\n\n{table(seen)}\n\n"
-        f"## By kind\n\nThe largest step of each GPU, in GB.\n\n{kinds_table(found)}\n"
+        f"## By kind\n\nThe largest step of each GPU, computed, in GB.\n\n{kinds_table(found)}\n"
     )
 
 

@@ -10,8 +10,7 @@ calibrate.py     measuring them
 network.py       what several devices take to send each other their gradients
 compiled.py      the step of a plan, compiled for GPUs that are not there
 program.py       what a compiled program consists of, and which operation of the model each instruction belongs to
-buffers.py       a compiled program's memory: its arrays at the moment that needs most, by kind
-memory.py        a step's memory by kind, computed from shapes alone or read out of the compiled program
+memory.py        a step's memory by kind, computed from shapes alone, or as much as the compiler says
 moments.py       what a step's program holds from moment to moment, from shapes alone
 separate.py      programs compiled in processes of their own, and kept by content
 course.py        a run's steps, hours, energy and cost; prices.toml: what an hour of a GPU costs, dated

@@ -1,26 +1,34 @@
-"""A step's memory on one device by kind: computed from shapes alone, or read out of the compiled program.
+"""A step's memory on one device by kind: computed from shapes alone, or with the compiler's word on how much it is.
 
-What no program has (the CUDA context, NCCL's buffers) stands apart, as estimates with their sources. Leaves out what
-decides the program of a run (models/gpt2/memory.py), what a program holds from moment to moment (moments.py), and how
-its arrays are read (buffers.py).
+The compiler says the bytes of the whole program. What each kind takes of them is computed either way, and where the two
+differ, the difference is a row of its own. What no program has (the CUDA context, NCCL's buffers) stands apart, as
+estimates with their sources. Leaves out what decides the program of a run (models/gpt2/memory.py), and what a program
+holds from moment to moment (moments.py).
 """
 
-import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from llmc_jax.machine.cards import CARDS
 from llmc_jax.machine.gpus import MIB, multiprocessors_of
 from llmc_jax.machine.jax_setup import MEMORY_SHARE
-from llmc_jax.plan import buffers
-from llmc_jax.plan.buffers import KINDS
 from llmc_jax.plan.moments import bytes_of, moments, state_kinds
 
 if TYPE_CHECKING:  # it imports JAX, which whoever reads what was kept does without
     from llmc_jax.plan.plan import Plan
 
 Kinds = Mapping[str, int]
+KINDS = (
+    "parameters",  # what the step updates, the copy that the model computes with, and slices of it
+    "optimizer",  # its buffers: AdamW's m and v
+    "gradients",  # of the parameters: of one tensor, flat, summed over micro-batches
+    "activations",  # what the forward keeps for the backward
+    "logits",  # and their gradient
+    "working arrays",  # what is made and used within a layer or the head
+    "workspace",  # of the libraries' products
+    "communication",  # what comes from other devices
+    "batch",  # tokens, and the step's numbers
+)
 
 
 class Part(NamedTuple):
@@ -35,9 +43,9 @@ class Memory(NamedTuple):
     """Bytes of a step on one device, at the moment that needs most."""
 
     source: str  # "computed" or "compiled"
-    moment: str  # that of `computed`, or the operation that the compiled program is at
-    kinds: Kinds  # bytes by kind, every one of KINDS
-    unexplained: int  # of the compiled program: what no kind has, fragmentation above all; 0 where computed
+    moment: str  # the one that needs most, as computed
+    kinds: Kinds  # bytes by kind, every one of KINDS, as computed
+    unexplained: int  # the compiler's bytes less those of all kinds, negative where it takes fewer; 0 where computed
     outside: tuple[Part, ...]  # beside the program, estimated
     available: int | None  # bytes that JAX's allocator may take; None: not known
     card: int | None  # bytes of the whole card; None: not known, or a CPU
@@ -103,20 +111,17 @@ def _limits(plan: "Plan", available: int | None, card: int | None) -> tuple[int 
 UNOPTIMIZED = (("xla_backend_optimization_level", 0),)
 
 
-def compiled(plan: "Plan", gpu: str | None, available: int | None = None, card: int | None = None) -> Memory:
-    """Compile a plan's step in this process; return its memory, kinds and all, out of XLA's buffer assignment.
+def compiled(plan: "Plan", gpu: str | None) -> Memory:
+    """Compile a plan's step in this process; return its memory.
 
-    gpu: the key of `gpus.TARGETS` that the plan was made for; None: the processor at hand. available, card: as in
-    `computed`. Raises InputError as `deviceless.compile_for`, FormatError where XLA says it in another form.
+    gpu: the key of `gpus.TARGETS` that the plan was made for; None: the processor at hand. Raises InputError as
+    `deviceless.compile_for`.
     """
     from llmc_jax.plan import compiled as steps  # here: it imports JAX
 
-    with tempfile.TemporaryDirectory() as place:
-        options = (*plan.execution.compiler_options, *buffers.options(Path(place)), *(UNOPTIMIZED if gpu else ()))
-        program = steps.compile_here(plan, options) if gpu is None else steps.compile_step(plan, gpu, options)
-        found = buffers.account(*buffers.read(Path(place)), plan.model)
-    rest = program.memory.total - sum(found.kinds.values())
-    return Memory("compiled", found.at, found.kinds, rest, outside(plan), *_limits(plan, available, card))
+    options, quick = plan.execution.compiler_options, computed(plan)
+    program = steps.compile_step(plan, gpu, (*options, *UNOPTIMIZED)) if gpu else steps.compile_here(plan, options)
+    return quick._replace(source="compiled", unexplained=program.memory.total - quick.program)
 
 
 # ----- beside the program ---------------------------------------------------------------------------------------------

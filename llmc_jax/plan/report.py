@@ -158,26 +158,25 @@ def spread(seconds: Interval) -> str:
 
 # ----- memory ---------------------------------------------------------------------------------------------------------
 
+COMPILED = "The program is the compiler's; what each kind takes of it is computed, and what differs is unexplained."
+
 
 def memory_section(found: Answer, width: int | None) -> str:
     """Return whether it fits, and what takes how much."""
-    memory = found.memory
-    kinds = [(name, size) for name, size in memory.kinds.items() if size]
-    if memory.unexplained:
-        kinds.append(("unexplained", memory.unexplained))
+    memory, compiled = found.memory, found.memory.source == "compiled"
+    parts = {**memory.kinds, "unexplained": memory.unexplained, "the program": memory.program}
     shown, unit = in_unit_of(memory.program)
-    quick = dict(found.computed.kinds) | {"the program": found.computed.program} if memory != found.computed else {}
-    rows = [
-        [name, shown(size), share(size, memory), shown(quick[name]) if name in quick else ""]
-        for name, size in (*kinds, ("the program", memory.program))
-    ]
+    rows = [[name, shown(size), share(size, memory)] for name, size in parts.items() if size]
+    if compiled:
+        rows[-1].append(shown(found.computed.program))
     rows += [[part.name, shown(part.bytes)] for part in memory.outside]
     if memory.outside:
         rows.append(["with all that", shown(memory.total)])
     heading, of = f"fits? ({memory.source})", f"of {gib(memory.available)}" if memory.available else "share"
     table = text.table([heading, unit, of, "computed"], rows, left=(heading,), width=width)
-    sources = [text.wrapped(f"{part.name}, an estimate: {part.source}.", width) for part in memory.outside]
-    return "\n".join([table, *([""] if sources else []), *sources])
+    notes = [COMPILED] if compiled else []
+    notes += [f"{part.name}, an estimate: {part.source}." for part in memory.outside]
+    return "\n".join([table, *([""] if notes else []), *(text.wrapped(note, width) for note in notes)])
 
 
 def in_unit_of(size: int) -> tuple[Callable[[int], str], str]:

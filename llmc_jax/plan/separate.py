@@ -4,7 +4,7 @@ A process can compile kernels for one kind of GPU only, a compiler may end it, a
 has a process (`python -m llmc_jax.plan.separate`), which reads a request from its standard input and writes the answer
 to a file. Two run at a time. For a GPU it needs a Python with JAX's CUDA plugin: this one, or the one beside the source
 that `make plan-tools` makes. Answers are kept by content: what was asked, the versions, and the sources that shape the
-program. Imports no JAX. Leaves out what is read out of a program (memory.py, buffers.py).
+program. Imports no JAX. Leaves out what is said of a program (memory.py).
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ AT_ONCE = 2  # processes
 PATIENCE = 1200  # seconds that one may take
 FORMAT = 1
 SOURCES = (*(f"llmc_jax/{name}" for name in ("models", "ops", "training", "kernels", "machine")), "pallas_kernels")
-FILES = ("plan", "compiled", "program", "buffers", "memory")  # of this room: what shapes a program and reads it
+FILES = ("plan", "compiled", "memory", "moments")  # of this room: what shapes a program and says what it takes
 PACKAGES = ("jax", "jaxlib")
 PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")  # modules
 

@@ -11,8 +11,7 @@ import pytest
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.machine import gpus
 from llmc_jax.plan import separate
-from llmc_jax.plan.buffers import KINDS
-from llmc_jax.plan.memory import Memory, Part
+from llmc_jax.plan.memory import KINDS, Memory, Part
 from llmc_jax.plan.separate import CPU, Problem, Request, compiled_apart, digest
 
 CONFIG = TrainConfig(model="L1-NH2-C16", batch_size=2, sequence_length=16)
