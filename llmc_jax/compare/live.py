@@ -28,6 +28,7 @@ from llmc_jax.config.checks import validate
 from llmc_jax.config.flags import parse_args
 from llmc_jax.config.train import AUTO_BATCH, OPTIONS
 from llmc_jax.data.tokenizers import write_tokenizer_bin
+from llmc_jax.logs.curves import median
 from llmc_jax.logs.reading import Log, read_log
 from llmc_jax.machine.jax_setup import child_environment
 
@@ -281,7 +282,7 @@ class Result(NamedTuple):
     @property
     def time_ratio(self) -> float | None:
         """Return our median time per step as a part of llm.c's."""
-        theirs, mine = (logs.median(log.ms) for log in self.logs)
+        theirs, mine = (median(log.of("ms")) for log in self.logs)
         return mine / theirs if mine and theirs else None
 
 
@@ -299,7 +300,7 @@ def steps_table(result: Result, rows: int) -> str:
 def verdict(result: Result) -> list[str]:
     """Return what it comes to: a sentence on each kind of loss, one on the time."""
     lines = [logs.verdict(each, f"{each.curve} losses") for each in result.differences]
-    theirs, mine = (logs.median(log.ms) for log in result.logs)
+    theirs, mine = (median(log.of("ms")) for log in result.logs)
     if ratio := result.time_ratio:
         words = f"ours is {1 / ratio:.2f} times as fast" if ratio < 1 else f"ours takes {ratio:.2f} times as long"
         medians = f"{theirs:.2f} ms per step of llm.c, {mine:.2f} ms of ours"

@@ -17,15 +17,16 @@ from llmc_jax.base.text import table, wrapped
 from llmc_jax.compare import report
 from llmc_jax.compare.report import Show
 from llmc_jax.compare.tensors import tolerance_of
-from llmc_jax.logs.curves import Curve, finite, moving_mean, window_of
+from llmc_jax.logs.curves import Curve, median, moving_mean, window_of
 from llmc_jax.logs.picture import LETTERS
-from llmc_jax.logs.reading import Log, read_log
+from llmc_jax.logs.reading import BATCHES, HELLASWAG, SPEED, Log, read_log
 
 TOLERANCE = 0.01  # nats per token; what llm.c's own tests allow a loss
 TAIL = 0.1  # of the common steps: as many must follow the one at which two logs part
 ROWS = 12
 TRAIN, VAL = "training", "validation"
 CURVES = {TRAIN: "train", VAL: "val"}  # and the name of a log's field
+OTHERS = {"batches": BATCHES, "ms": "ms", "hellaswag": HELLASWAG}  # what JSON has of a log besides
 
 
 class Unlike(NamedTuple):
@@ -108,7 +109,7 @@ def differences(logs: Sequence[Log], tolerance: float = TOLERANCE, window: int =
         for name, field in CURVES.items():
             both = difference(getattr(logs[0], field), getattr(log, field))
             apart = unlike(logs[0], log) if name == VAL else ()
-            steps, values = both.at(~np.isin(both.steps, [each.step for each in apart]))
+            steps, values, _ = both.at(~np.isin(both.steps, [each.step for each in apart]))
             points = 1 if name == VAL else window | 1 if window else window_of(len(steps))
             mean = np.where(np.isfinite(values), moving_mean(values, points), np.inf)
             found.append(Difference(letter, name, steps, values, mean, points, tolerance, rounding, apart))
@@ -117,20 +118,15 @@ def differences(logs: Sequence[Log], tolerance: float = TOLERANCE, window: int =
 
 def unlike(first: Log, other: Log) -> tuple[Unlike, ...]:
     """Return the common validations that both logs say to be of another number of batches."""
-    steps, mine, theirs = np.intersect1d(first.batches.steps, other.batches.steps, True, return_indices=True)
-    pairs = zip(steps, first.batches.values[mine], other.batches.values[theirs], strict=True)
-    return tuple(Unlike(int(step), int(a), int(b)) for step, a, b in pairs if a != b)
-
-
-def median(c: Curve) -> float | None:
-    """Return the median without the first step, which compiles or warms up; None where there is no figure."""
-    later = finite(c.at(slice(1, None)) if len(c.steps) > 1 else c).values
-    return float(np.median(later)) if len(later) else None
+    a, b = first.of(BATCHES), other.of(BATCHES)
+    steps, mine, theirs = np.intersect1d(a.steps, b.steps, assume_unique=True, return_indices=True)
+    pairs = zip(steps.tolist(), a.values[mine].tolist(), b.values[theirs].tolist(), strict=True)
+    return tuple(Unlike(step, int(x), int(y)) for step, x, y in pairs if x != y)
 
 
 def steps_per_second(log: Log) -> float | None:
     """Return the median of a run's speed; None where its log has no times."""
-    ms = median(log.ms)
+    ms = median(log.of("ms"))
     return 1e3 / ms if ms else None
 
 
@@ -219,7 +215,7 @@ def steps_table(
     optional = [*(f"{name} - {names[0]}" for name in names[1:]), *reversed(others)]
     if with_times:
         optional = [f"ms {name}" for name in names]
-        times = ([report.number(at_step(log.ms, step), 2) for step in steps] for log in logs)
+        times = ([report.number(at_step(log.of("ms"), step), 2) for step in steps] for log in logs)
         columns += zip(optional, times, strict=True)
     headings, cells = zip(*columns, strict=True)
     return table(headings, list(zip(*cells, strict=True)), optional=optional)
@@ -234,11 +230,11 @@ def logs_table(logs: Sequence[Log]) -> str:
     """Return what each log is, and how its run went."""
     rows = []
     for letter, log in zip(LETTERS, logs, strict=False):
-        tokens_per_second = median(log.speed)
+        tokens_per_second = median(log.of(SPEED))
         rows.append([
             letter, log.path, log.kind, _range(log.train), str(len(log.val.steps) or ""),
             report.number(last(log.train), 4), report.number(last(log.val), 4),
-            report.number(median(log.ms), 2), report.number(steps_per_second(log), 3),
+            report.number(median(log.of("ms")), 2), report.number(steps_per_second(log), 3),
             "" if tokens_per_second is None else f"{tokens_per_second:,.0f}",
         ])  # fmt: skip
     words = ["", "log", "what it is", "training steps"]
@@ -307,11 +303,12 @@ def as_json(logs: Sequence[Log], found: Sequence[Difference], rows: int) -> dict
 
 
 def _log_json(letter: str, log: Log) -> dict[str, Any]:
+    curves = {"train": log.train, "val": log.val, **{name: log.of(key) for name, key in OTHERS.items()}}
     return {
         "letter": letter, "path": log.path, "kind": log.kind, "decimals": log.decimals, "notes": log.notes,
-        "median_ms": median(log.ms), "steps_per_second": steps_per_second(log), "tokens_per_second": median(log.speed),
-        "last_train": last(log.train), "last_val": last(log.val),
-        **{name: getattr(log, name)._asdict() for name in ("train", "val", "batches", "ms", "hellaswag")},
+        "median_ms": median(log.of("ms")), "steps_per_second": steps_per_second(log),
+        "tokens_per_second": median(log.of(SPEED)), "last_train": last(log.train), "last_val": last(log.val),
+        **{name: {"steps": curve.steps, "values": curve.values} for name, curve in curves.items()},
     }  # fmt: skip
 
 

@@ -17,10 +17,15 @@ class Curve(NamedTuple):
 
     steps: np.ndarray  # (n,) int64
     values: np.ndarray  # (n,) float64
+    times: np.ndarray | None = None  # (n,) seconds since 1970, NaN where they are not known
 
     def at(self, places: Any) -> "Curve":
         """Return the points at some places: a mask, or a slice."""
-        return Curve(self.steps[places], self.values[places])
+        times = None if self.times is None else self.times[places]
+        return Curve(self.steps[places], self.values[places], times)
+
+
+NONE = Curve(np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
 
 
 class Bins(NamedTuple):
@@ -35,6 +40,12 @@ class Bins(NamedTuple):
 def finite(c: Curve) -> Curve:
     """Return the curve without infinities and NaNs."""
     return c.at(np.isfinite(c.values))
+
+
+def median(c: Curve | None) -> float | None:
+    """Return the median without the first step, which compiles or warms up; None where there is no figure."""
+    later = NONE if c is None else finite(c.at(slice(1, None)) if len(c.steps) > 1 else c)
+    return float(np.median(later.values)) if len(later.steps) else None
 
 
 def binned(c: Curve, bins: int = BINS) -> Bins:

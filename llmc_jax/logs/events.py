@@ -16,7 +16,7 @@ import numpy as np
 
 from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.base.files import reason
-from llmc_jax.logs.curves import Curve
+from llmc_jax.logs.curves import NONE, Curve
 from llmc_jax.logs.files import (
     LARGEST_NUMBER,
     LARGEST_STEP,
@@ -115,28 +115,12 @@ class Events:
         return [event for event in self.others if event["event"] in kinds]
 
 
-@dataclass(frozen=True)
-class Figures:
-    """One field over the steps, each step once and in order, with the time of each."""
-
-    steps: np.ndarray  # (n,) int64
-    values: np.ndarray  # (n,) float64
-    times: np.ndarray  # (n,) float64, NaN where the event has none
-
-    @property
-    def curve(self) -> Curve:
-        return Curve(self.steps, self.values)
-
-
-NO_FIGURES = Figures(np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
-
-
-def figures(events: Events, kind: str, name: str) -> Figures:
+def figures(events: Events, kind: str, name: str) -> Curve:
     """Return a field of one kind of event. A step logged again (after a resume) counts once, as it was last."""
     table = events.tables.get(kind)
     column = table.columns.get(name) if table else None
     if table is None or column is None:
-        return NO_FIGURES
+        return NONE
     values = np.frombuffer(column.values, np.float64)
     steps, times = np.frombuffer(table.steps, np.int64)[: len(values)], np.frombuffer(table.times)[: len(values)]
     if column.absent:
@@ -147,7 +131,7 @@ def figures(events: Events, kind: str, name: str) -> Figures:
         unique, places = np.unique(steps[::-1], return_index=True)  # of equal steps the first, which was the last
         last = len(steps) - 1 - places
         steps, values, times = unique, values[last], times[last]
-    return Figures(steps, values, times)
+    return Curve(steps, values, times)
 
 
 def read_events(path: Path) -> Events:

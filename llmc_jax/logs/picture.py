@@ -13,7 +13,7 @@ import numpy as np
 
 from llmc_jax.base.pictures import PALETTE, fitting, save_figure
 from llmc_jax.logs.curves import BINS, Bins, Curve, LossRange, binned, finite, loss_range, smoothed, window_of
-from llmc_jax.logs.reading import Log
+from llmc_jax.logs.reading import HELLASWAG, Log
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 TRAIN, VAL, BASELINE, RATE, NORM, SKIPPED = PALETTE[0], PALETTE[1], "#555555", PALETTE[6], "#8a5fbf", PALETTE[4]
@@ -58,7 +58,7 @@ def draw_curves(
     from matplotlib.figure import Figure
 
     alone = len(logs) == 1
-    heights = [3.4, 0.8, 1] if alone and len(logs[0].hellaswag.steps) else [3.4, 1 if alone else 1.3]
+    heights = [3.4, 0.8, 1] if alone and len(logs[0].of(HELLASWAG).steps) else [3.4, 1 if alone else 1.3]
     right, top = (0.91, 0.865) if alone else (0.975, 0.97)
     margins = {"left": 0.1, "right": right, "top": top, "bottom": 0.085, "hspace": 0.1}  # a layout engine is slower
     figure = Figure(figsize=(9, 6 if alone else 6.5), dpi=110)
@@ -66,7 +66,7 @@ def draw_curves(
     upper, *middle, lower = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights, gridspec_kw=margins)
     _draw_losses(upper, logs, baselines or {})
     for axes in middle:
-        _draw_accuracy(axes, logs[0].hellaswag)
+        _draw_accuracy(axes, logs[0].of(HELLASWAG))
     if alone:
         _draw_rate_and_norm(lower, logs[0])
         _token_axis(upper, logs[0])
@@ -100,7 +100,7 @@ def _draw_losses(axes: Any, logs: Sequence[Log], baselines: Mapping[str, float])
         who = "" if alone else f"{letter}, "
         mark_outside(axes, log.train, chosen, look.color, f"{who}training")
         mark_outside(axes, log.val, chosen, look.val, f"{who}validation")
-    if alone and len(skipped := logs[0].skipped.steps):
+    if alone and len(skipped := logs[0].of("skipped").steps):
         _mark(axes, skipped, 0.0, "|", f"update skipped: {len(skipped):,}", SKIPPED)
     _draw_baselines(axes, baselines)
     axes.set_ylabel(f"loss (nats per token{', log scale' if axes.get_yscale() == 'log' else ''})")
@@ -253,7 +253,7 @@ def _draw_accuracy(axes: Any, accuracy: Curve) -> None:
 
 
 def _draw_rate_and_norm(axes: Any, log: Log) -> None:
-    rate = binned(finite(log.lr))
+    rate = binned(finite(log.of("lr")))
     axes.plot(rate.steps, rate.mean, color=RATE, linewidth=1.5)
     axes.set_ylabel("learning rate", color=RATE)
     axes.tick_params(axis="y", colors=RATE)
@@ -261,7 +261,7 @@ def _draw_rate_and_norm(axes: Any, log: Log) -> None:
     axes.set_ylim(bottom=0)
     plain_panel(axes)
     right = axes.twinx()
-    b = draw_steps(right, finite(log.norm), NORM, band=True, linewidth=0.9, alpha=0.85)
+    b = draw_steps(right, finite(log.of("norm")), NORM, band=True, linewidth=0.9, alpha=0.85)
     if len(b.low) and b.low.min() > 0 and b.high.max() > 20 * float(np.median(b.mean)):
         right.set_yscale("log")
     right.set_ylabel("gradient norm", color=NORM)

@@ -7,23 +7,40 @@ Leaves out comparing them.
 import math
 import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
 from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.base.files import reason
 from llmc_jax.base.magics import MEANINGS
-from llmc_jax.logs.curves import Curve
+from llmc_jax.logs.curves import NONE, Curve
 from llmc_jax.logs.events import Events, events_in, figures
 from llmc_jax.logs.files import MAIN_LOG, METRICS, whole_lines
 from llmc_jax.logs.follow import STARTS
 
 LONGEST_TEXT = 1 << 12  # a longer line of text is none of a log's
 NOTHING_FOUND = 1 << 26  # bytes without any loss, after which a file is taken for something else
-NONE = Curve(np.zeros(0, np.int64), np.zeros(0))
+
+# What a log tells of a run's steps, by the names that all rooms have for it: the kind of our event, and its field.
+TRAIN, VAL, ESTIMATE, HELLASWAG = "train.loss", "val.loss", "train.estimate", "accuracy_norm"
+SPEED, BATCHES = "tokens_per_second", "val.batches"
+FIGURES = {
+    TRAIN: ("train", "loss"),
+    VAL: ("val", "loss"),
+    **{name: ("train", name) for name in ("norm", "lr", SPEED, "ms", "memory")},
+    **{name: ("eval", name) for name in (HELLASWAG, "accuracy")},
+    **{name: ("train", name) for name in ("loss_scale", "z_loss", "z_norm", "tokens", "skipped")},
+    BATCHES: ("val", "batches"),  # that a validation is the mean of
+    "gpu.clock": ("gpu", "clock_mhz"),
+    "gpu.power": ("gpu", "power_watts"),
+    "gpu.temperature": ("gpu", "temperature_celsius"),
+    "gpu.compute": ("gpu", "compute_percent"),
+    "gpu.memory_busy": ("gpu", "memory_busy_percent"),
+}
 
 NUMBER = r"[+-]?(?:\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?|(?i:nan(?:\(\w*\))?|inf(?:inity)?))"
 MAIN_LINE = re.compile(rf"s:(\d{{1,12}}) (tel|trl|eval):({NUMBER})((?: \w+:{NUMBER})*)")
@@ -33,11 +50,13 @@ MAIN_FIGURE = re.compile(rf" (lr|norm):({NUMBER})")
 STEP_LINE = re.compile(rf"step\s+(\d{{1,12}})(/\d{{1,12}})?(: | \| )((?:train )?loss) ({NUMBER})(?![\w.])(.*)")
 VAL_LINE = re.compile(rf"val loss ({NUMBER})")
 HELLASWAG_LINE = re.compile(rf"HellaSwag: \d+/\d+ = ({NUMBER})")
-MS = re.compile(rf"({NUMBER}) ms\b")
-SPEED = re.compile(rf"({NUMBER}) tok/s")
-NORM = re.compile(rf"\bnorm ({NUMBER})")
-LR = re.compile(rf"\blr ({NUMBER})")
-MFU = re.compile(rf"({NUMBER})% (?:\w+ )?MFU")
+OF_STEP = {  # what else a step's line has
+    "ms": re.compile(rf"({NUMBER}) ms\b"),
+    SPEED: re.compile(rf"({NUMBER}) tok/s"),
+    "norm": re.compile(rf"\bnorm ({NUMBER})"),
+    "lr": re.compile(rf"\blr ({NUMBER})"),
+    "mfu": re.compile(rf"({NUMBER})% (?:\w+ )?MFU"),
+}
 # nanoGPT counts from 0. Its step line is an evaluation before that step's update, of training and validation data; its
 # iter line has the loss of the step's last micro-batch, and the seconds since the step before, an evaluation included.
 NANOGPT_STEP = re.compile(rf"step (\d{{1,12}}): train loss ({NUMBER}), val loss ({NUMBER})")
@@ -70,31 +89,34 @@ class Log(NamedTuple):
 
     path: str  # as it was given
     kind: str  # what it is, in words
-    train: Curve  # loss of each step
-    val: Curve  # validation loss before each of some steps
-    ms: Curve  # milliseconds of each step, where the log has them
-    speed: Curve  # tokens per second, where it has them: of the step, or smoothed, as it stands there
-    hellaswag: Curve  # accuracy
-    decimals: int | None  # of the losses in the file (training's where it has any); None: all there are
+    curves: Mapping[str, Curve]  # that it has, by the names of FIGURES; others' also `mfu` in percent, and ESTIMATE:
+    # the loss of training data at validations, which is nanoGPT's
+    decimals: int | None = None  # of the losses in the file (training's where it has any); None: all there are
     notes: tuple[str, ...] = ()
-    batches: Curve = NONE  # that a validation is the mean of, where the log says it
-    norm: Curve = NONE  # of each step's gradient, where the log has it
-    lr: Curve = NONE
-    mfu: Curve = NONE  # percent
-    estimate: Curve = NONE  # loss of training data at validations: nanoGPT's
     tokens_per_step: float | None = None  # where the log says it
-    skipped: Curve = NONE  # at the steps without an update, where the log says it
     diverged: int | None = None  # after so many steps, where the last start has ended so
 
+    def of(self, name: str) -> Curve:
+        """Return a curve; an empty one where the log lacks it."""
+        return self.curves.get(name, NONE)
 
-CURVES = ("train", "val", "ms", "speed", "hellaswag", "batches", "norm", "lr", "mfu", "estimate")
+    @property
+    def train(self) -> Curve:
+        return self.of(TRAIN)
+
+    @property
+    def val(self) -> Curve:
+        return self.of(VAL)
+
+
+PRINTED = (TRAIN, VAL, ESTIMATE, "norm", "lr", SPEED, "ms", "mfu", HELLASWAG, BATCHES)  # what other programs have
 
 
 @dataclass
 class Found:
     """What has been found so far: values by step. A step that stands there again counts as it stands there last."""
 
-    curves: dict[str, dict[int, float]] = field(default_factory=lambda: {name: {} for name in CURVES})
+    curves: dict[str, dict[int, float]] = field(default_factory=lambda: {name: {} for name in PRINTED})
     decimals: dict[str, int] = field(default_factory=dict)  # of the losses: 'train', 'val'
     kinds: Counter[str] = field(default_factory=Counter)  # and in how many lines
     notes: list[str] = field(default_factory=list)
@@ -102,9 +124,9 @@ class Found:
 
     @property
     def empty(self) -> bool:
-        return not self.curves["train"] and not self.curves["val"]
+        return not self.curves[TRAIN] and not self.curves[VAL]
 
-    def put(self, step: int, **values: float | None) -> None:
+    def put(self, step: int, values: Mapping[str, float | None]) -> None:
         """Take values of a step, or None, by the names of the curves, in the place of earlier ones."""
         for name, value in values.items():
             self.curves[name].pop(step, None)
@@ -112,9 +134,8 @@ class Found:
                 self.curves[name][step] = value
 
     def log(self, path: Path, kind: str, decimals: int | None) -> Log:
-        curves: dict[str, Any] = {name: _curve(values) for name, values in self.curves.items()}
-        notes = tuple(self.notes)
-        return Log(str(path), kind, **curves, decimals=decimals, notes=notes, tokens_per_step=self.tokens_per_step)
+        curves = {name: _curve(values) for name, values in self.curves.items() if values}
+        return Log(str(path), kind, curves, decimals, tuple(self.notes), self.tokens_per_step)
 
 
 def _curve(values: dict[int, float]) -> Curve:
@@ -162,13 +183,6 @@ def _check_text(path: Path, head: bytes) -> None:
 # ----- ours ---------------------------------------------------------------------------------------------------------
 
 
-OF_EVENTS = {  # kinds of events and their fields, by the names of the curves
-    "train": ("train", "loss"), "val": ("val", "loss"), "ms": ("train", "ms"), "speed": ("train", "tokens_per_second"),
-    "hellaswag": ("eval", "accuracy_norm"), "batches": ("val", "batches"), "norm": ("train", "norm"),
-    "lr": ("train", "lr"),
-}  # fmt: skip
-
-
 def _read_metrics(path: Path, file: Path, opened: BinaryIO) -> Log:
     events = events_in(file, opened)
     if events.first_bad:
@@ -181,17 +195,19 @@ def _read_metrics(path: Path, file: Path, opened: BinaryIO) -> Log:
 
 def log_of(events: Events, path: str = "", kind: str = "") -> Log:
     """Return what a run's events tell of it, which may be nothing yet."""
-    curves: dict[str, Any] = {name: figures(events, *at).curve for name, at in OF_EVENTS.items()}
-    tokens, skipped = (figures(events, "train", name).curve for name in ("tokens", "skipped"))
+    curves = {name: curve for name, at in FIGURES.items() if len((curve := figures(events, *at)).steps)}
+    tokens, skipped = curves.get("tokens", NONE), curves.get("skipped", NONE)
     known = [each["tokens_per_step"] for each in events.of(*STARTS) if type(each.get("tokens_per_step")) is int]
     per_step = tokens.values[-1:] / (tokens.steps[-1:] + 1)
     last = (events.of(*STARTS, "end") or [{}])[-1]
     return Log(
-        path, kind, **curves, decimals=None, notes=tuple(events.notes),
+        path,
+        kind,
+        curves | {"skipped": skipped.at(skipped.values != 0)},
+        notes=tuple(events.notes),
         tokens_per_step=next(iter([*per_step.tolist(), *known[::-1]]), None),
-        skipped=skipped.at(skipped.values != 0),
         diverged=last.get("step") if last.get("outcome") == "diverged" else None,
-    )  # fmt: skip
+    )
 
 
 # ----- llm.c's, and what programs print -----------------------------------------------------------------------------
@@ -228,7 +244,7 @@ def _read_text(path: Path, file: Path, opened: BinaryIO) -> Log:
     if position.unsure:
         found.notes.append("not every step has a line: validations are taken to stand right behind the last one shown")
     ((kind, _),) = found.kinds.most_common(1) or [(ANY, 0)]
-    return found.log(path, kind, found.decimals.get("train", found.decimals.get("val")))
+    return found.log(path, kind, found.decimals.get(TRAIN, found.decimals.get(VAL)))
 
 
 def _take_line(found: Found, position: Position, line: str) -> None:
@@ -236,17 +252,17 @@ def _take_line(found: Found, position: Position, line: str) -> None:
         found.kinds[MAIN_LOG] += 1
         step, what, value, rest = int(match[1]), *match.groups()[1:]
         if what == "eval":
-            found.put(step, hellaswag=float_of(value))
+            found.put(step, {HELLASWAG: float_of(value)})
         elif what == "trl":
             others = {name: float_of(number) for name, number in MAIN_FIGURE.findall(rest)}
-            found.put(step, train=_loss(found, "train", value), norm=others.get("norm"), lr=others.get("lr"))
+            found.put(step, {TRAIN: _loss(found, TRAIN, value), "norm": None, "lr": None, **others})
         else:
-            found.put(step, val=_loss(found, "val", value), batches=None)
+            found.put(step, {VAL: _loss(found, VAL, value), BATCHES: None})
     elif match := VAL_LINE.fullmatch(line):
-        _take_val(found, position, _loss(found, "val", match[1]))
+        _take_val(found, position, _loss(found, VAL, match[1]))
     elif match := HELLASWAG_LINE.fullmatch(line):
         if position.val is None and position.placed is not None:
-            found.put(position.placed, hellaswag=float_of(match[1]))
+            found.put(position.placed, {HELLASWAG: float_of(match[1])})
         else:
             position.hellaswag = float_of(match[1])
     elif OUR_TABLE.fullmatch(line):
@@ -264,8 +280,8 @@ def _take_line(found: Found, position: Position, line: str) -> None:
         found.tokens_per_step = int("".join(filter(None, match.groups())).replace(",", "") or 0) or None
     elif match := NANOGPT_STEP.fullmatch(line):
         found.kinds[NANOGPT] += 1
-        step, estimate = int(match[1]), _loss(found, "estimate", match[2])
-        found.put(step, val=_loss(found, "val", match[3]), estimate=estimate, batches=None)
+        losses = {name: _loss(found, name, text) for name, text in ((ESTIMATE, match[2]), (VAL, match[3]))}
+        found.put(int(match[1]), {**losses, BATCHES: None})
     elif match := NANOGPT_ITER.fullmatch(line):
         found.kinds[NANOGPT] += 1
         _take_iteration(found, match)
@@ -276,7 +292,7 @@ def _take_line(found: Found, position: Position, line: str) -> None:
 def _take_iteration(found: Found, match: re.Match[str]) -> None:
     ms, mfu = float_of(match[3]), known_mfu(match[4])
     speed = 1e3 * found.tokens_per_step / ms if found.tokens_per_step and ms > 0 else None
-    found.put(int(match[1]), train=_loss(found, "train", match[2]), ms=ms, speed=speed, mfu=mfu)
+    found.put(int(match[1]), {TRAIN: _loss(found, TRAIN, match[2]), "ms": ms, SPEED: speed, "mfu": mfu})
 
 
 def known_mfu(text: str | None) -> float | None:
@@ -291,10 +307,9 @@ def _take_step(found: Found, position: Position, match: re.Match[str]) -> None:
     if step < 0:
         return
     _place(found, position, step)
-    patterns = {"ms": MS, "speed": SPEED, "norm": NORM, "lr": LR, "mfu": MFU}
-    texts = {name: shown[1] if (shown := pattern.search(rest)) else None for name, pattern in patterns.items()}
+    texts = {name: shown[1] if (shown := pattern.search(rest)) else None for name, pattern in OF_STEP.items()}
     values = {name: None if text is None else float_of(text) for name, text in texts.items()}
-    found.put(step, train=_loss(found, "train", loss), **{**values, "mfu": known_mfu(texts["mfu"])})
+    found.put(step, {TRAIN: _loss(found, TRAIN, loss), **values, "mfu": known_mfu(texts["mfu"])})
     position.last, position.placed = step, None
     position.total = int(total[1:]) if total else None
     words = f": {words}" if separator == ": " and total else words
@@ -318,7 +333,7 @@ def _take_val(found: Found, position: Position, loss: float) -> None:
     if step != position.total:  # that is where the last one stands
         least = step if position.placed is None else max(step, position.placed + 1)
         step = -(-least // position.every) * position.every
-    found.put(step, val=loss, batches=position.batches)
+    found.put(step, {VAL: loss, BATCHES: position.batches})
     position.placed = step
 
 
@@ -334,9 +349,9 @@ def _place(found: Found, position: Position, next_step: int | None) -> None:
         if next_step is not None and next_step != step and position.val is not None:
             position.unsure = True
     if position.val is not None:
-        found.put(step, val=position.val, batches=position.batches)
+        found.put(step, {VAL: position.val, BATCHES: position.batches})
     if position.hellaswag is not None:
-        found.put(step, hellaswag=position.hellaswag)
+        found.put(step, {HELLASWAG: position.hellaswag})
     position.val = position.hellaswag = None
 
 

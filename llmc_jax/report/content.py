@@ -29,7 +29,7 @@ class Points:
 
 
 @dataclass(frozen=True)
-class Curve:
+class Figure:
     """One figure of a run over its steps."""
 
     x: X
@@ -84,7 +84,7 @@ class Run:
     clock: str | None  # what X.time is: wall (from the events' times), steps (the sum of the steps' times); None
     summary: Rows
     facts: list[tuple[str, Rows]]  # by group
-    curves: Mapping[str, Curve]  # by key, as panels name them
+    curves: Mapping[str, Figure]  # by key, as panels name them
     samples: Sequence[Sample]
     events: Sequence[Event]
     notes: list[str]  # what could not be read, or is not as it seems

@@ -10,10 +10,10 @@ import numpy as np
 
 from llmc_jax.base.options import show_value, without_credentials
 from llmc_jax.config.train import BY_NAME
-from llmc_jax.logs.curves import window_of
+from llmc_jax.logs.curves import Curve, finite, median, window_of
 from llmc_jax.logs.files import finite_number
 from llmc_jax.report.content import Rows, Status
-from llmc_jax.report.series import Axes, Figures, Series
+from llmc_jax.report.series import Axes, Figures
 from llmc_jax.report.words import count, duration, gibibytes, number, plural, rate
 
 Config = Mapping[str, Any]
@@ -142,20 +142,20 @@ def _of(planned: int | None, made: int) -> str:
     return "" if planned is None or planned == made else f" of {planned:,}"
 
 
-def _best(series: Series | None) -> str:
-    if series is None or not np.isfinite(series.values).any():
+def _best(series: Curve | None) -> str:
+    if series is None or not len((good := finite(series)).steps):
         return ""
-    place = int(np.nanargmin(np.where(np.isfinite(series.values), series.values, np.nan)))
-    return f"{number(series.values[place])} at step {series.steps[place]:,}"
+    place = int(good.values.argmin())
+    return f"{number(good.values[place])} at step {good.steps[place]:,}"
 
 
-def _last(series: Series | None, digits: int = 4, unit: str = "") -> str:
+def _last(series: Curve | None, digits: int = 4, unit: str = "") -> str:
     if series is None:
         return ""
     return f"{number(series.values[-1], digits)}{unit} at step {series.steps[-1]:,}"
 
 
-def _recent(series: Series | None) -> str:
+def _recent(series: Curve | None) -> str:
     """Return the mean of the last values that are finite, as many as the smooth curve of a picture averages."""
     good = np.zeros(0) if series is None else series.values[np.isfinite(series.values)]
     if not len(good):
@@ -171,14 +171,12 @@ def _tokens(axes: Axes, figures: Figures) -> str:
     return count(float(axes.tokens.at(train.steps[-1:] + 1)[0]))
 
 
-def _median(series: Series | None, words: str) -> str:
-    """Return the median without the first step, which compiles."""
-    good = np.zeros(0) if series is None else series.values[1:] if len(series.values) > 1 else series.values
-    good = good[np.isfinite(good)]
-    return words.format(float(np.median(good))) if len(good) else ""
+def _median(series: Curve | None, words: str) -> str:
+    middle = median(series)
+    return "" if middle is None else words.format(middle)
 
 
-def _most(series: Series | None, words: str) -> str:
+def _most(series: Curve | None, words: str) -> str:
     return "" if series is None or not np.isfinite(series.values).any() else words.format(np.nanmax(series.values))
 
 

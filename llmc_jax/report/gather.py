@@ -14,8 +14,8 @@ import numpy as np
 
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import reason
-from llmc_jax.logs.curves import spread
-from llmc_jax.logs.events import Events, figures, read_events
+from llmc_jax.logs.curves import Curve, spread
+from llmc_jax.logs.events import Events, read_events
 from llmc_jax.logs.files import KERNELS, LARGEST, METRICS, config_file, rank_log, rank_of
 from llmc_jax.logs.follow import recent
 from llmc_jax.logs.reading import Log, log_of, read_log
@@ -26,8 +26,8 @@ from llmc_jax.report.content import Content, Event, Rows, Run, Sample, Status
 from llmc_jax.report.differences import differences_of
 from llmc_jax.report.facts import facts_of, positive, settings, steps_words, summary_of, table_of
 from llmc_jax.report.happened import events_of
-from llmc_jax.report.panels import OF_LOGS, SOURCES, panels_of
-from llmc_jax.report.series import Axes, Figures, Series, axes_of, drawn, with_all_times
+from llmc_jax.report.panels import FACTORS, KEYS, panels_of
+from llmc_jax.report.series import Axes, Figures, axes_of, drawn, with_all_times
 from llmc_jax.report.words import duration
 
 MOST_SAMPLES = 100  # of a run, spread over its steps
@@ -124,13 +124,10 @@ def read_ours(path: Path) -> Read:
     """Return what is known of a run of ours. path: of its metrics.jsonl, beside which its other files are."""
     folder, events = path.parent, read_events(path)
     start: Mapping[str, Any] = next(iter(reversed(events.of("start", "resume"))), {})
-    found = {key: Series(each.steps, each.values * by if (by := source.factor) != 1 else each.values, each.times)
-             for key, source in SOURCES.items()  # each copy of a long run's figure takes 8 bytes a step
-             if len((each := figures(events, source.event, source.field)).steps)}  # fmt: skip
+    log = log_of(events, path.name, f"{METRICS} of ours")
+    found = figures_of(log)
     found |= _utilization(found, start)
-    tokens = figures(events, "train", "tokens")
-    seen = Series(tokens.steps, tokens.values)
-    axes = axes_of(found, seen, positive(start.get("tokens_per_step")), events.first_time)
+    axes = axes_of(found, log.of("tokens"), positive(start.get("tokens_per_step")), events.first_time)
     notes = list(events.notes)
     config = _config(folder, start, notes)
     of_ranks = _of_ranks(folder, notes)
@@ -139,8 +136,8 @@ def read_ours(path: Path) -> Read:
     return Read(
         name=path.name,
         path=str(path),
-        kind=f"{METRICS} of ours",
-        log=log_of(events),
+        kind=log.kind,
+        log=log,
         figures=with_all_times(found, axes),
         axes=axes,
         status=status_of(_state(path, notes), found),
@@ -152,6 +149,15 @@ def read_ours(path: Path) -> Read:
         events=events_of(events, axes, of_ranks),
         notes=notes,
     )
+
+
+def figures_of(log: Log) -> dict[str, Curve]:
+    """Return the figures of a log that panels show, in their units."""
+    return {
+        key: curve._replace(values=curve.values * FACTORS[key]) if key in FACTORS else curve
+        for key, curve in log.curves.items()  # each copy of a long run's figure takes 8 bytes a step
+        if key in KEYS
+    }
 
 
 def _of_ranks(folder: Path, notes: list[str]) -> dict[int, Events]:
@@ -174,7 +180,7 @@ def _processes(logs: Mapping[int, Events]) -> Rows:
     return [(f"rank {rank}", event_words(found[-1])) for rank, found in starts.items() if found]
 
 
-def _utilization(found: Figures, start: Mapping[str, Any]) -> dict[str, Series]:
+def _utilization(found: Figures, start: Mapping[str, Any]) -> dict[str, Curve]:
     """Return how well a run uses its devices: of the peak where that is known, else the rate itself."""
     speed, flops, peak = (
         found.get("tokens_per_second"),
@@ -253,7 +259,7 @@ def _status_words(state: RunState, far: str, left: float | None) -> str:
     return f"{words}{f', {far}' if far else ''}{when}"
 
 
-def seconds_left(state: RunState, train: Series | None) -> float | None:
+def seconds_left(state: RunState, train: Curve | None) -> float | None:
     """Return the time for the remaining steps: each takes what the last RECENT took, with what lay between them."""
     if train is None or train.times is None or state.step is None or state.steps is None:
         return None
@@ -269,11 +275,7 @@ def seconds_left(state: RunState, train: Series | None) -> float | None:
 def read_other(path: Path) -> Read:
     """Return what another program's log tells of its run. Raises InputError where it is none."""
     log = read_log(path)
-    found = {
-        key: Series(each.steps, each.values * (SOURCES[key].factor if key in SOURCES else 1.0))
-        for key, name in OF_LOGS.items()
-        if len((each := getattr(log, name)).steps)
-    }
+    found = figures_of(log)
     axes = axes_of(found, None, log.tokens_per_step, None)
     last = max(int(found[key].steps[-1]) + (key == "train.loss") for key in ("train.loss", "val.loss") if key in found)
     status = Status("unknown", last, None, None, None, steps_words(last, None))

@@ -60,7 +60,8 @@ def _skipped(events: Events, axes: Axes) -> Iterator[Event]:
     for run in np.split(places, np.flatnonzero(np.diff(places) > 1) + 1):
         first, last = (int(marks.steps[place]) for place in (run[0], run[-1]))
         which = f"step {first}" if len(run) == 1 else f"{plural(len(run), 'step')}, {first} to {last}"
-        yield _event("skipped", first, float(marks.times[run[0]]), axes, f"skipped, no update: {which}")
+        time = None if marks.times is None else float(marks.times[run[0]])
+        yield _event("skipped", first, time, axes, f"skipped, no update: {which}")
 
 
 def _caps(events: Events, axes: Axes) -> Iterator[Event]:

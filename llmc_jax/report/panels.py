@@ -2,52 +2,10 @@
 
 from collections.abc import Collection
 from dataclasses import replace
-from typing import NamedTuple
 
 from llmc_jax.report.content import Panel, PanelCurve
 
-GIB = 2.0**-30
-
-
-class Source(NamedTuple):
-    """Where a figure stands in metrics.jsonl."""
-
-    event: str
-    field: str
-    factor: float = 1.0  # from its unit there to that of its panel
-
-
-SOURCES = {
-    "train.loss": Source("train", "loss"),
-    "val.loss": Source("val", "loss"),
-    "norm": Source("train", "norm"),
-    "lr": Source("train", "lr"),
-    "tokens_per_second": Source("train", "tokens_per_second"),
-    "ms": Source("train", "ms"),
-    "memory": Source("train", "memory", GIB),
-    "accuracy_norm": Source("eval", "accuracy_norm", 100.0),
-    "accuracy": Source("eval", "accuracy", 100.0),
-    "loss_scale": Source("train", "loss_scale"),
-    "z_loss": Source("train", "z_loss"),
-    "z_norm": Source("train", "z_norm"),
-    "gpu.clock": Source("gpu", "clock_mhz"),
-    "gpu.power": Source("gpu", "power_watts"),
-    "gpu.temperature": Source("gpu", "temperature_celsius"),
-    "gpu.compute": Source("gpu", "compute_percent"),
-    "gpu.memory_busy": Source("gpu", "memory_busy_percent"),
-}
-# What other programs' logs have, by the name that logs/reading.py has for it.
-OF_LOGS = {
-    "train.loss": "train",
-    "val.loss": "val",
-    "train.estimate": "estimate",
-    "norm": "norm",
-    "lr": "lr",
-    "tokens_per_second": "speed",
-    "ms": "ms",
-    "mfu": "mfu",
-    "accuracy_norm": "hellaswag",
-}
+FACTORS = {"memory": 2.0**-30, "accuracy_norm": 100.0, "accuracy": 100.0}  # from a log's units to those of the panels
 BEFORE = ("val.loss", "train.estimate", "accuracy_norm", "accuracy")  # the step's update; the others come after it
 
 
@@ -82,6 +40,8 @@ PANELS = (
     _panel("gpu_temperature", "GPU temperature", "°C", ("gpu.temperature", "GPU")),
     _panel("gpu_load", "GPU load", "%", ("gpu.compute", "computing"), ("gpu.memory_busy", "memory busy")),
 )  # fmt: skip
+
+KEYS = tuple(curve.key for panel in PANELS for curve in panel.curves)
 
 
 def panels_of(keys: Collection[str]) -> list[Panel]:

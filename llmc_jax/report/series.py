@@ -6,26 +6,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from llmc_jax.logs import curves
-from llmc_jax.logs.curves import binned, thinned_places
-from llmc_jax.report.content import Curve, Points, X
+from llmc_jax.logs.curves import BINS, Curve, binned, finite, thinned_places
+from llmc_jax.report.content import Figure, Points, X
 from llmc_jax.report.panels import BEFORE
 
 POINTS = 2000  # of a curve, or a few more
 FEW = 0.01  # of the points, which may lack a time
 LONGEST = 1e9  # ms, of a step
-BINS = 1000  # of means, where a curve has more points than POINTS
 
-
-class Series(NamedTuple):
-    """One figure as it was logged."""
-
-    steps: np.ndarray  # (n,) int64, each once and in order
-    values: np.ndarray  # (n,) float64
-    times: np.ndarray | None = None  # (n,) seconds since 1970; NaN where the event has none
-
-
-Figures = Mapping[str, Series]  # by the key of the curve
+Figures = Mapping[str, Curve]  # as they were logged, by the key of the curve
 
 
 class Scale(NamedTuple):
@@ -51,7 +40,7 @@ class Axes:
     elapsed: Scale | None = None  # for the clock `steps`
 
 
-def axes_of(figures: Figures, tokens: Series | None, tokens_per_step: float | None, began: float | None) -> Axes:
+def axes_of(figures: Figures, tokens: Curve | None, tokens_per_step: float | None, began: float | None) -> Axes:
     """Return the axes of a run. tokens: seen after each step, where that is known; began: the first event's time."""
     seen = tokens_scale(tokens, tokens_per_step)
     if began is not None and all(map(_timed, figures.values())):
@@ -60,7 +49,7 @@ def axes_of(figures: Figures, tokens: Series | None, tokens_per_step: float | No
     return Axes(seen, None if elapsed is None else "steps", elapsed=elapsed)
 
 
-def _timed(series: Series) -> bool:
+def _timed(series: Curve) -> bool:
     """Return whether all points have times, but for a few that a damaged file lost."""
     return series.times is not None and float(np.isnan(series.times).mean()) <= FEW
 
@@ -70,7 +59,7 @@ def with_all_times(figures: Figures, axes: Axes) -> Figures:
     return {key: _whole(series) for key, series in figures.items()} if axes.clock == "wall" else figures
 
 
-def _whole(series: Series) -> Series:
+def _whole(series: Curve) -> Curve:
     steps, _, times = series
     if times is None or not np.isnan(times).any():
         return series
@@ -78,7 +67,7 @@ def _whole(series: Series) -> Series:
     return series._replace(times=np.interp(steps, steps[good], times[good]))
 
 
-def tokens_scale(tokens: Series | None, per_step: float | None) -> Scale | None:
+def tokens_scale(tokens: Curve | None, per_step: float | None) -> Scale | None:
     """Return the tokens seen after so many steps."""
     if tokens is not None and len(tokens.steps) and _grows(tokens.values):
         slope = per_step or float(tokens.values[-1] / (tokens.steps[-1] + 1))
@@ -90,7 +79,7 @@ def _grows(values: np.ndarray) -> bool:
     return bool(np.isfinite(values).all() and (np.diff(values, prepend=0.0) >= 0).all() and values[-1] > 0)
 
 
-def elapsed_scale(ms: Series | None) -> Scale | None:
+def elapsed_scale(ms: Curve | None) -> Scale | None:
     """Return the seconds that so many steps took; of steps that are not logged, the median each."""
     if ms is None:
         return None
@@ -111,19 +100,19 @@ def place(axes: Axes, key: str, steps: np.ndarray, times: np.ndarray | None) -> 
     return X(steps, tokens, None if axes.elapsed is None else np.round(axes.elapsed.at(made), 3))
 
 
-def drawn(series: Series, axes: Axes, key: str) -> Curve:
+def drawn(series: Curve, axes: Axes, key: str) -> Figure:
     """Return a figure as a curve to draw."""
     steps, values, times = series
     places = thinned_places(values, POINTS)
     shown = place(axes, key, steps[places], None if times is None else times[places])
-    return Curve(shown, values[places], len(steps), None if len(places) == len(steps) else means(series, axes, key))
+    return Figure(shown, values[places], len(steps), None if len(places) == len(steps) else means(series, axes, key))
 
 
-def means(series: Series, axes: Axes, key: str) -> Points | None:
+def means(series: Curve, axes: Axes, key: str) -> Points | None:
     """Return the means of bins of finite values; None where there are none."""
-    good = np.isfinite(series.values)
-    if not good.any():
+    good = finite(series)
+    if not len(good.steps):
         return None
-    bins = binned(curves.Curve(series.steps[good], series.values[good]), BINS)
+    bins = binned(good, BINS)
     times = None if series.times is None else np.interp(bins.steps, series.steps, series.times)
     return Points(place(axes, key, bins.steps, times), bins.mean)

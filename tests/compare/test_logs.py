@@ -16,7 +16,7 @@ from llmc_jax.base.errors import FormatError
 from llmc_jax.base.files import plain
 from llmc_jax.compare import logs
 from llmc_jax.compare.command import DIFFERS, main
-from llmc_jax.logs.curves import Curve
+from llmc_jax.logs.curves import Curve, median
 from llmc_jax.logs.reading import Log, read_log
 from llmc_jax.run.figures import StepFigures
 from llmc_jax.run.folder import RunLog
@@ -30,7 +30,7 @@ def curve(values: Any, steps: Any = None) -> Curve:
 
 def log_of(train: Any = (), val: Curve | None = None, decimals: int | None = None, ms: Any = ()) -> Log:
     none = curve([])
-    return Log("log", "made up", curve(train), val or none, curve(ms), none, none, decimals)
+    return Log("log", "made up", {"train.loss": curve(train), "val.loss": val or none, "ms": curve(ms)}, decimals)
 
 
 def one_difference(a: Any, b: Any, tolerance: float = 0.01, window: int = 1, **more: Any) -> logs.Difference:
@@ -139,8 +139,8 @@ def test_validations_over_another_number_of_batches_are_not_compared(
     (row, _, _) = logs.steps_table([a, b], [0, 2, 3]).splitlines()[2:]
     assert row.split() == ["0", "3.000000", "3.000000", "0", "4.000000", "4.500000"]
     silent = read_log(tmp_path / "b" / "main.log")
-    assert not len(silent.batches.steps) and logs.differences([a, silent])[1].steps.tolist() == [0, 2, 3]
-    a, b = (log._replace(val=Curve(log.val.steps[:2], log.val.values[:2])) for log in (a, b))
+    assert not len(silent.of("val.batches").steps) and logs.differences([a, silent])[1].steps.tolist() == [0, 2, 3]
+    a, b = (log._replace(curves={**log.curves, "val.loss": log.val.at(slice(2))}) for log in (a, b))
     found = logs.differences([a, b])
     assert not any(each.parts for each in found) and not len(found[1].steps)
     assert logs.verdict(found[1], "v").startswith("v: 2 common steps are not compared")
@@ -148,9 +148,9 @@ def test_validations_over_another_number_of_batches_are_not_compared(
 
 def test_speed_leaves_the_first_step_out() -> None:
     log = log_of([1, 1, 1, 1], ms=[9000, 10, 30, math.nan])
-    assert (logs.median(log.ms), logs.steps_per_second(log)) == (20, 50)
-    assert logs.median(log_of([1]).ms) is None
-    assert logs.median(log_of([1], ms=[5]).ms) == 5
+    assert (median(log.of("ms")), logs.steps_per_second(log)) == (20, 50)
+    assert median(log_of([1]).of("ms")) is None
+    assert median(log_of([1], ms=[5]).of("ms")) == 5
 
 
 def test_rows_are_steps_with_validations_of_all() -> None:

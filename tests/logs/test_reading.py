@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 
 from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.logs import files, reading
-from llmc_jax.logs.reading import CURVES, read_log
+from llmc_jax.logs.reading import BATCHES, ESTIMATE, HELLASWAG, SPEED, read_log
 from llmc_jax.run.figures import StepFigures
 from llmc_jax.run.folder import RunLog
 from tests.printed_logs import CU_LINES, OUTPUTS, TABLE, c_main_log, mutated, pairs, step_line, written
@@ -20,7 +20,7 @@ def test_our_accuracy(tmp_path: Path) -> None:
     with RunLog(tmp_path) as log:
         log.val(2, loss=4.0, batches=3)
         log.accuracy(2, items=8, correct=4, correct_norm=3)
-    found = {pairs(read_log(place).hellaswag)[0] for place in (tmp_path, tmp_path / "main.log")}
+    found = {pairs(read_log(place).of(HELLASWAG))[0] for place in (tmp_path, tmp_path / "main.log")}
     assert found == {(2, 0.375)}
 
 
@@ -30,9 +30,9 @@ def test_main_log(tmp_path: Path) -> None:
     )
     assert pairs(log.train) == [(0, 5.5), (1, 5.25)]
     assert pairs(log.val) == [(0, 5.125), (2, 4.0)]
-    assert pairs(log.hellaswag) == [(2, 0.25)]
+    assert pairs(log.of(HELLASWAG)) == [(2, 0.25)]
     assert (log.kind, log.decimals, log.notes) == ("main.log", 4, ())
-    assert not len(log.ms.steps)
+    assert not len(log.of("ms").steps)
     log = read_log(written(tmp_path / "main.log", "s:0 tel:5.000000\ns:0 trl:4.500000\ns:1 trl:4.250000\n"))
     assert (pairs(log.train), pairs(log.val), log.decimals) == ([(0, 4.5), (1, 4.25)], [(0, 5.0)], 6)  # PyTorch's
 
@@ -44,10 +44,10 @@ def test_what_trainers_print(kind: str, tmp_path: Path) -> None:
     assert log.kind == kind
     assert pairs(log.train) == [(0, 5.25), (1, 5.0)]
     assert pairs(log.val) == [(0, 5.5), (2, 4.75)]
-    assert pairs(log.ms) == [(0, 80.25), (1, 40.5)]
-    assert pairs(log.speed) == [(0, 51000), (1, 52000)]
+    assert pairs(log.of("ms")) == [(0, 80.25), (1, 40.5)]
+    assert pairs(log.of(SPEED)) == [(0, 51000), (1, 52000)]
     assert log.decimals == 6
-    assert pairs(log.hellaswag) == ([(2, 0.24995)] if kind.endswith("train_gpt2cu") else [])
+    assert pairs(log.of(HELLASWAG)) == ([(2, 0.24995)] if kind.endswith("train_gpt2cu") else [])
     ours = TABLE + f"| grad_clip             | {1:<50} |\n" + "".join(CU_LINES)  # our z-scores
     assert read_log(written(tmp_path / "ours.txt", ours)).kind == "output of train.py"
 
@@ -55,10 +55,10 @@ def test_what_trainers_print(kind: str, tmp_path: Path) -> None:
 def test_figures_of_steps_that_trainers_print(tmp_path: Path) -> None:
     """Norm, learning rate and utilization; a negative one stands for an unknown card."""
     log = read_log(written(tmp_path / "out.txt", "".join(OUTPUTS["output of llm.c's train_gpt2cu"])))
-    assert (pairs(log.norm), pairs(log.lr)) == ([(0, 9.5), (1, 8.5)], [(0, 1e-4), (1, 1e-4)])
-    assert pairs(log.mfu) == [(0, 31.5)]
+    assert (pairs(log.of("norm")), pairs(log.of("lr"))) == ([(0, 9.5), (1, 8.5)], [(0, 1e-4), (1, 1e-4)])
+    assert pairs(log.of("mfu")) == [(0, 31.5)]
     log = read_log(written(tmp_path / "main.log", "s:0 trl:4.0 lr:0.000300 norm:1.50\ns:1 trl:3.5\n"))
-    assert (pairs(log.norm), pairs(log.lr), len(log.mfu.steps)) == ([(0, 1.5)], [(0, 3e-4)], 0)
+    assert (pairs(log.of("norm")), pairs(log.of("lr")), len(log.of("mfu").steps)) == ([(0, 1.5)], [(0, 3e-4)], 0)
 
 
 @pytest.mark.parametrize(
@@ -94,14 +94,14 @@ def test_what_nanogpt_prints(tmp_path: Path) -> None:
     assert log.kind == "output of nanoGPT's train.py"
     assert pairs(log.train) == [(0, 4.2664), (10, 3.2353), (250, 2.0317)]
     assert pairs(log.val) == [(0, 4.2823), (250, 2.0596)]
-    assert pairs(log.estimate) == [(0, 4.2874), (250, 1.9663)]
-    assert pairs(log.ms) == [(0, 2000), (10, 20), (250, 4000)]
-    assert pairs(log.mfu) == [(10, 18.5), (250, 16.25)]
+    assert pairs(log.of(ESTIMATE)) == [(0, 4.2874), (250, 1.9663)]
+    assert pairs(log.of("ms")) == [(0, 2000), (10, 20), (250, 4000)]
+    assert pairs(log.of("mfu")) == [(10, 18.5), (250, 16.25)]
     assert (log.tokens_per_step, log.decimals, log.notes) == (16384, 4, ())
-    assert pairs(log.speed)[1] == (10, 16384 / 0.02)
+    assert pairs(log.of(SPEED))[1] == (10, 16384 / 0.02)
     resumed = NANOGPT_LINES + "step 250: train loss 1.8, val loss 1.9\niter 250: loss 1.7, time 30.00ms, mfu nan%\n"
     log = read_log(written(tmp_path / "out.txt", resumed))
-    assert (pairs(log.train)[-1], pairs(log.val)[-1], pairs(log.ms)[-1]) == ((250, 1.7), (250, 1.9), (250, 30))
+    assert (pairs(log.train)[-1], pairs(log.val)[-1], pairs(log.of("ms"))[-1]) == ((250, 1.7), (250, 1.9), (250, 30))
 
 
 def test_what_the_cpu_trainer_prints(tmp_path: Path) -> None:
@@ -111,8 +111,8 @@ def test_what_the_cpu_trainer_prints(tmp_path: Path) -> None:
     log = read_log(written(tmp_path / "out.txt", text))
     assert log.kind == "output of llm.c's train_gpt2"
     assert (pairs(log.train), pairs(log.val)) == ([(0, 5.25), (1, 5.0)], [(0, 5.5), (1, 4.75)])
-    assert pairs(log.ms) == [(0, 80.25), (1, 40.5)]
-    assert not len(log.speed.steps)
+    assert pairs(log.of("ms")) == [(0, 80.25), (1, 40.5)]
+    assert not len(log.of(SPEED).steps)
 
 
 def test_validations_between_steps_that_were_not_printed(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_validations_between_steps_that_were_not_printed(tmp_path: Path) -> None
     text += "val loss 4.5\n"
     log = read_log(written(tmp_path / "out.txt", text))
     assert pairs(log.val) == [(0, 5.0), (9, 4.9), (18, 4.8), (27, 4.7), (36, 4.6), (99, 4.5)]
-    assert (pairs(log.hellaswag), log.notes) == ([(18, 0.5)], ())
+    assert (pairs(log.of(HELLASWAG)), log.notes) == ([(18, 0.5)], ())
     resumed = table + "val loss 4.0\n" + step_line(46, 3.0) + "val loss 3.9\n" + step_line(60, 2.0)
     log = read_log(written(tmp_path / "out.txt", text + resumed))
     assert pairs(log.val)[-3:] == [(45, 4.0), (54, 3.9), (99, 4.5)]
@@ -175,7 +175,7 @@ def test_our_run_folder_has_every_digit(tmp_path: Path) -> None:
         log = read_log(path)
         assert log.kind == kind and log.path == str(path) and log.decimals is None
         np.testing.assert_array_equal(log.train.values, [1 / 3, math.nan])
-        assert (pairs(log.val), pairs(log.ms)) == ([(0, 5.5)], [(0, 80.25), (1, 40.5)])
+        assert (pairs(log.val), pairs(log.of("ms"))) == ([(0, 5.5)], [(0, 80.25), (1, 40.5)])
     (folder / "metrics.jsonl").unlink()
     log = read_log(folder)
     assert log.kind == "main.log" and log.train.values[0] == 0.3333
@@ -265,7 +265,7 @@ def test_the_number_of_batches_in_what_trainers_print(tmp_path: Path) -> None:
     text += rows[1] + "val loss 4.5\n" + step_line(2, 3.5) + TABLE + "val loss 4.25\n" + step_line(3, 3.4)
     log = read_log(written(tmp_path / "out.txt", text))
     assert pairs(log.val) == [(0, 5.0), (1, 4.5), (2, 4.25)]
-    assert pairs(log.batches) == [(0, 20), (1, 40)]
+    assert pairs(log.of(BATCHES)) == [(0, 20), (1, 40)]
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -277,6 +277,5 @@ def test_any_file_is_read_or_refused(tmp_path: Path, data: bytes) -> None:
         assert str(error).startswith(str(tmp_path)) and "\n" not in str(error)
         return
     assert len(log.train.steps) or len(log.val.steps)
-    for name in CURVES:
-        curve = getattr(log, name)
+    for curve in log.curves.values():
         assert (np.diff(curve.steps) > 0).all() and (curve.steps >= 0).all()

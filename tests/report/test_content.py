@@ -7,10 +7,10 @@ import numpy as np
 
 from llmc_jax.report.content import (
     Content,
-    Curve,
     Difference,
     Differences,
     Event,
+    Figure,
     Panel,
     PanelCurve,
     Points,
@@ -23,7 +23,7 @@ from llmc_jax.report.content import (
 
 def test_content_is_json_and_what_is_not_finite_is_a_word() -> None:
     x = X(np.arange(3), np.array([8.0, 16.0, 24.0]), None)
-    curve = Curve(x, np.array([math.nan, math.inf, 0.1]), 3, Points(x, np.array([1.0, 2.0, 3.0])))
+    curve = Figure(x, np.array([math.nan, math.inf, 0.1]), 3, Points(x, np.array([1.0, 2.0, 3.0])))
     status = Status("done", 3, 3, 1.5, None, "done")
     run = Run("a", "a", "run", status, None, [("loss", "1")], [("model", [("layers", "4")])], {"train.loss": curve},
               [Sample(0, 4, "</script>")], [Event("end", 3, 24.0, math.inf, "the end")], ["torn"])  # fmt: skip
