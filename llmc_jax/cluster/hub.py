@@ -9,7 +9,7 @@ import json
 import os
 import resource
 import socket
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,7 +32,6 @@ from llmc_jax.cluster.messages import (
 )
 
 ADDRESS_FILE = "rank_0_address.json"  # in the folder of -pf, until all have come
-ALL_ROWS = 64  # processes up to which everybody is told of all at every beat; of more, less often
 SECONDS_TO_SAY_WHO = 10.0  # for whoever connects: it is said at once
 STRANGERS = 256  # that may be connected at a time and have not said who they are
 SPARE_FILES = STRANGERS + 64  # that the hub may have open beside a connection of each process
@@ -134,7 +133,6 @@ class Hub:
         self.verdict: Verdict | None = None
         self.closed = False  # all have ended as agreed
         self._began = self.clock.now()
-        self._ticks = 0
         self._server: asyncio.Server | None = None
         self._serving: set[asyncio.Task[None]] = set()
 
@@ -289,14 +287,11 @@ class Hub:
             link.send_bytes(line)
 
     def tick(self) -> None:
-        """Judge, and tell all where everybody is; to be called once in an interval."""
+        """Judge, and tell all where rank 0 is; to be called once in an interval."""
         self.clock.tick()
         self._judge()
-        self._ticks += 1
-        every = self._ticks % max(1, self.member.size // ALL_ROWS) == 0
-        now = self.clock.now()
-        rows = [peer for peer in self.peers.values() if every or peer.rank == 0]
-        self._send_all(encode("table", rows=[_row(peer, now) for peer in rows]))
+        if first := self.peers.get(0):
+            self._send_all(encode("rank 0", worker=first.worker, step=first.step, phase=first.phase))
 
     async def part(self) -> None:
         """Wait a little until all others have heard the last word and gone, then close everything."""
@@ -323,22 +318,6 @@ class Hub:
             if place and place.token == self.token:  # not another run's
                 with contextlib.suppress(OSError):
                     (self.member.folder / ADDRESS_FILE).unlink()
-
-
-def _row(peer: Peer, now: float) -> list[Any]:
-    return [peer.rank, peer.worker, peer.step, peer.phase, round(max(0.0, now - peer.since), 1)]
-
-
-def rows_of(message: Message) -> Mapping[int, tuple[int, int, str, float]]:
-    """Return a table of beats by rank: the worker's process, step, phase and the seconds in it. Raises NotAMessage."""
-    table = {}
-    for row in message.get("rows") or []:
-        if not isinstance(row, list) or len(row) != 5:
-            raise NotAMessage
-        named = dict(zip(("rank", "worker", "step", "phase", "seconds"), row, strict=True))
-        place = number(named, "worker"), number(named, "step"), text(named, "phase"), seconds(named, "seconds")
-        table[number(named, "rank")] = place
-    return table
 
 
 class Address(NamedTuple):

@@ -10,7 +10,7 @@ import json
 from typing import Any
 
 MAGIC = "llmc-jax"
-PROTOCOL = 1
+PROTOCOL = 2
 LONGEST = 1 << 26  # bytes of a message: facts and digests of thousands of processes
 LONGEST_HELLO = 1 << 12  # of the first one, which says who comes
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from llmc_jax.base.errors import ExitCode, InputError
 from llmc_jax.base.streams import print_error
-from llmc_jax.cluster.hub import SECRET, Address, Hello, Hub, in_words, rows_of
+from llmc_jax.cluster.hub import SECRET, Address, Hello, Hub, in_words
 from llmc_jax.cluster.judge import Ended, Peer, Verdict, beat_interval, judge_hub, line_of
 from llmc_jax.cluster.launchers import Member
 from llmc_jax.cluster.links import Clock, Link
@@ -72,7 +72,6 @@ class Parent:
         self.hub: Hub | None = None
         self.link: Link | None = None  # to the hub
         self.rank_0 = Peer(0, member.host, 0, heard=self.clock.now())
-        self.table: dict[int, tuple[int, int, str, float]] = {}  # of everybody's last beats, by rank
         self.worker: Worker | None = None
         self.signals = 0
         self.verdict: Verdict | None = None
@@ -232,10 +231,9 @@ class Parent:
                 await self._begin(message)
             case "met" if self.worker:
                 self.worker.link.send("met", name=message["name"], values=message["values"])
-            case "table":
-                self.table.update(rows_of(message))
-                if 0 in self.table:
-                    self.rank_0.worker, self.rank_0.step, self.rank_0.phase, _ = self.table[0]
+            case "rank 0":
+                place = number(message, "worker"), number(message, "step"), text(message, "phase")
+                self.rank_0.worker, self.rank_0.step, self.rank_0.phase = place
             case "verdict":
                 self._conclude(Verdict.of_message(message))
             case "close":

@@ -62,38 +62,30 @@ def facts(
 # ----- what differs ---------------------------------------------------------------------------------------------------
 
 
-class Compared(NamedTuple):
-    """One thing that must be the same for all."""
-
-    name: str
-    value: Any  # as JSON can hold it; None: this process has none
-    advice: str
-
-
 def differences(everybody: Sequence[Facts], hosts: Sequence[str]) -> list[str]:
     """Return what is not the same for all processes, a line each: which ranks on which hosts have what.
 
     everybody, hosts: by rank. Empty where they can train together.
     """
-    tables = [{item.name: item for item in _compared(each)} for each in everybody]
-    union = {name: item.advice for table in tables for name, item in table.items()}
+    tables = [dict(_compared(each)) for each in everybody]
     found = list[str]()
-    for name, advice in union.items():
-        values = [table[name].value if name in table else None for table in tables]
+    for name, advice in dict.fromkeys(key for table in tables for key in table):
+        values = [table.get((name, advice)) for table in tables]
         if len(set(map(_key, values))) > 1:
             found.append(f"{name}: {_who_has_what(values, hosts)}; {advice}")
     return found + _wrong_with_devices(everybody, hosts)
 
 
-def _compared(each: Facts) -> Iterator[Compared]:
-    yield from (Compared(name, value, "install the same everywhere") for name, value in each.versions.items())
-    yield Compared("commit", each.commit, "take the same source everywhere")
-    yield Compared("device", each.device, "all devices of a run must be of one kind")
+def _compared(each: Facts) -> Iterator[tuple[tuple[str, str], Any]]:
+    """Yield what must be the same for all: its name and advice, and the value here, as JSON can hold it."""
+    yield from (((name, "install the same everywhere"), value) for name, value in each.versions.items())
+    yield ("commit", "take the same source everywhere"), each.commit
+    yield ("device", "all devices of a run must be of one kind"), each.device
     for name, value in each.options.items():
         flag = BY_NAME[name].flags[0] if name in BY_NAME else name
-        yield Compared(flag, value, "write the same for all")
+        yield (flag, "write the same for all"), value
     for flag, value in each.files.items():
-        yield Compared(f"files of {flag}", value[:DIGITS], "give every host the same files")
+        yield (f"files of {flag}", "give every host the same files"), value[:DIGITS]
 
 
 def _wrong_with_devices(everybody: Sequence[Facts], hosts: Sequence[str]) -> list[str]:
