@@ -17,7 +17,7 @@ from llmc_jax.base.errors import InputError
 from llmc_jax.generate import llmc
 from llmc_jax.generate.engine import Drawn, Dropped, Request, generate
 from llmc_jax.generate.look import look
-from llmc_jax.generate.model import Model, flat_weights
+from llmc_jax.generate.model import Model
 from llmc_jax.generate.text import TextStream
 from llmc_jax.machine.device import full_memory
 
@@ -73,9 +73,8 @@ def ask_as_llmc(
 ) -> Answer:
     """Return one sample drawn as llm.c draws it, with its generator's state as the seed; otherwise as `ask`."""
     check_as_llmc(model, tokens, seed)
-    T = model.config.max_seq_len
-    weights = flat_weights(model.weights, model.config)
-    ids = llmc.generate(weights, model.config, tokens + 1, T, model.end_of_text, model.execution, seed, model.drawable)
+    start = model.weights, model.config, tokens + 1, model.end_of_text, model.attention
+    ids = llmc.generate(*start, state=seed, ids=model.drawable)
     answer = collect(_drawn(model, ids, tokens), 1, show, stop)
     sample = answer.samples[0]
     sample.logprobs = [seen.logprob for seen in look(model, sample.ids, 0)]

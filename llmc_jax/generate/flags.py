@@ -103,8 +103,7 @@ def _add_other_questions(group: argparse._ArgumentGroup) -> None:
     add("--serve", nargs="?", const=OPTIONAL["serve"], metavar="PORT", help="a page on 127.0.0.1 to ask the model with "
         f"(default port {OPTIONAL['serve']}; 0: any free one)")  # fmt: skip
     add("--no-history", action="store_true", help="with --interactive: neither read nor keep what was typed")
-    add("--llmc", action="store_true", help="draw as llm.c does while it trains: its random numbers, all computed "
-        "again for each token; in fp32 the same tokens")  # fmt: skip
+    add("--llmc", action="store_true", help="draw as llm.c does while it trains, by its random numbers")
 
 
 def parse(words: Sequence[str]) -> SimpleNamespace:

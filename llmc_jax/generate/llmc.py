@@ -1,8 +1,8 @@
 """Sampling as llm.c does it: its random stream, from the end-of-text token, temperature 1, nothing filtered.
 
-Two ways to the same tokens: `generate` computes the whole text again for each, as llm.c does; `generate_cached` keeps
-keys and values, and is what a training run takes. Their logits differ by roundings, so a token differs where a draw
-falls between two such. Where a sample begins in the stream is for the caller to say (run/due.py).
+llm.c computes the whole text again for each token, and here keys and values are kept. The logits differ by roundings,
+so a token differs where a draw falls between two such. Where a sample begins in the stream is for the caller to say
+(run/due.py).
 
 Leaves out prompts and other ways to draw (engine.py).
 """
@@ -18,12 +18,9 @@ from llmc_jax.base.rng import random_f32
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.machine import compiling
 from llmc_jax.models.gpt2.decode import Cache, decode, empty_cache, separated
-from llmc_jax.models.gpt2.model import PLAIN, Execution, forward_stream
-from llmc_jax.models.gpt2.tensors import Params, views
-from llmc_jax.ops.linear import linear_forward
+from llmc_jax.models.gpt2.tensors import Params
 
 SEED = 1337  # the state that llm.c's stream begins with
-CHUNK = 256  # llm.c runs the model on a multiple of this many positions, or of T where T is smaller
 LARGE = 70.0  # exp(70) times any vocabulary is still a float32, and exp(-70) still one with all its digits
 
 
@@ -52,19 +49,6 @@ def sample_mult(logits: np.ndarray, coin: float) -> int:
     return min(int(np.searchsorted(cdf, np.float32(coin), side="right")), logits.size - 1)
 
 
-@partial(jax.jit, static_argnames=("config", "execution"))
-def next_token_logits(
-    weights: jax.Array, tokens: jax.Array, position: jax.Array, config: ModelConfig, execution: Execution = PLAIN
-) -> jax.Array:
-    """Return the logits (V,) in float32 of the token after `position` in the only row of tokens (1, T).
-
-    weights (flat_size,) in the compute dtype. The head sees that position alone.
-    """
-    tensors = views(weights, config)
-    lnf, _ = forward_stream(tensors, tokens, config, execution)  # (1, T, C)
-    return linear_forward(lnf[0, position], tensors.wte, None)[: config.vocab_size].astype(jnp.float32)
-
-
 @partial(jax.jit, static_argnames=("config", "attention"), donate_argnames=("cache",))
 def decoded_logits(
     params: Params, token: jax.Array, position: jax.Array, cache: Cache, config: ModelConfig, attention: str
@@ -75,37 +59,7 @@ def decoded_logits(
 
 
 def generate(
-    weights: jax.Array,
-    config: ModelConfig,
-    num_tokens: int,
-    sequence_length: int,
-    end_of_text: int,
-    execution: Execution = PLAIN,
-    state: int = SEED,
-    ids: int | None = None,
-) -> Iterator[int]:
-    """Yield num_tokens - 1 ids, each drawn after the ones before it, the first after end_of_text.
-
-    weights (flat_size,) in the compute dtype; num_tokens at most maxT; sequence_length: the run's T; state: of the
-    random stream, one draw of which each id takes; ids: only the first so many are drawn (None: all V). The model runs
-    on whole chunks, filled up with end_of_text, so that few lengths are compiled: what stands after a position does not
-    change its logits.
-    Source: llm.c train_gpt2.cu, `main`, "generating".
-    """
-    assert num_tokens <= config.max_seq_len
-    chunk = min(sequence_length, CHUNK)
-    tokens = np.full((1, config.max_seq_len), end_of_text, np.int32)
-    for position in range(1, num_tokens):
-        length = min(-(-position // chunk) * chunk, config.max_seq_len)
-        arrays = weights, tokens[:, :length], np.int32(position - 1)
-        logits = compiling.call(next_token_logits, arrays, (config, execution), execution.compiler_options)  # (V,)
-        coin, state = random_f32(state)
-        tokens[0, position] = sample_softmax(np.asarray(logits)[:ids], coin)
-        yield int(tokens[0, position])
-
-
-def generate_cached(
-    weights: jax.Array,
+    weights: Params | jax.Array,
     config: ModelConfig,
     num_tokens: int,
     end_of_text: int,
@@ -115,14 +69,19 @@ def generate_cached(
     pick: Callable[[np.ndarray, float], int] = sample_softmax,
     ids: int | None = None,
 ) -> Iterator[int]:
-    """Yield what `generate` yields, with a cache of keys and values: one program, for one token.
+    """Yield num_tokens - 1 ids, each drawn after the ones before it, the first after end_of_text.
 
-    Needs memory for the weights once more, less than the activations of a step. attention: softmax or relu; options: of
-    XLA, which the programs are compiled with; pick: llm.c's `sample_softmax` or `sample_mult`.
+    weights: in the compute dtype, as `separated` gives them, or (flat_size,): then memory is needed for them once more,
+    less than the activations of a step. num_tokens: at most maxT; attention: softmax or relu; options: of XLA, which
+    the programs are compiled with; state: of the random stream, one draw of which each id takes; pick: llm.c's
+    `sample_softmax` or `sample_mult`; ids: only the first so many are drawn (None: all V).
+    Source: llm.c train_gpt2.cu, `main`, "generating".
     """
     assert num_tokens <= config.max_seq_len
-    params: Params = compiling.call(separated, (weights,), (config,), options)
-    cache, token = empty_cache(config, 1, num_tokens, weights.dtype), end_of_text
+    params: Params = (
+        weights if isinstance(weights, Params) else compiling.call(separated, (weights,), (config,), options)
+    )
+    cache, token = empty_cache(config, 1, num_tokens, params.wte.dtype), end_of_text
     for position in range(num_tokens - 1):
         arrays = params, np.array([token], np.int32), np.int32(position), cache
         logits, cache = compiling.call(decoded_logits, arrays, (config, attention), options)

@@ -7,7 +7,7 @@ from llmc_jax.base.rng import skip_u32
 from llmc_jax.cluster.agreement import Agreed
 from llmc_jax.config.train import attention_computed
 from llmc_jax.data.tokenizers import drawable, sample_text, usual_eot
-from llmc_jax.generate.llmc import SEED, generate_cached, sample_mult, sample_softmax
+from llmc_jax.generate.llmc import SEED, generate, sample_mult, sample_softmax
 from llmc_jax.machine.device import memory_stats
 from llmc_jax.run.batches import Batches, validate
 from llmc_jax.run.early import stops_early
@@ -65,7 +65,7 @@ def draw_sample(run: Run, progress: Progress) -> Progress:
     state = skip_u32(SEED, 0 if setup.config.sampling == "train_gpt2.cu" else counters.drawn)
     count, options = setup.config.sample_tokens, setup.plan.execution.compiler_options
     pick = sample_mult if setup.config.sampling == "train_gpt2.c" else sample_softmax
-    for token in generate_cached(weights, model, count, end_of_text, attention, options, state, pick, ids):
+    for token in generate(weights, model, count, end_of_text, attention, options, state, pick, ids):
         cluster.here().phase("sample", progress.step)  # whose limit is for one token
         if request.is_set():
             return progress

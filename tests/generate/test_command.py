@@ -136,7 +136,7 @@ def test_heads_are_drawn_into_a_file(ask: Ask, tmp_path: Path) -> None:
 
 def test_llmc_draws_what_its_sampler_draws(ask: Ask) -> None:
     source = open_source(MODEL)
-    expected = list(llmc_generate(jnp.asarray(flat_parameters(source)), source.config, 7, 32, 256))
+    expected = list(llmc_generate(jnp.asarray(flat_parameters(source)), source.config, 7, 256, "softmax"))
     found = ask("--llmc", "-n", "6", "--json").json["samples"][0]
     assert found["ids"] == expected and len(found["logprobs"]) == 6
     assert ask("--llmc", "-n", "6").out == printable(found["text"]).removesuffix("\n") + "\n"

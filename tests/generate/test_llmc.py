@@ -12,9 +12,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from llmc_jax.base.rng import random_f32
 from llmc_jax.config.model import ModelConfig, parse_descriptor
-from llmc_jax.generate.llmc import CHUNK, LARGE, generate, sample_mult, sample_softmax
-from llmc_jax.models.gpt2.model import Execution, forward
+from llmc_jax.generate.llmc import LARGE, SEED, generate, sample_mult, sample_softmax
+from llmc_jax.models.gpt2.model import forward
 from llmc_jax.models.gpt2.tensors import padded, tensor_specs, views
 
 Pick = Callable[[np.ndarray, float], int]
@@ -126,44 +127,24 @@ def small() -> Small:
     return Small(config, jnp.array(padded(flat, config)))
 
 
-def ids(small: Small, num_tokens: int, sequence_length: int, **options: int) -> list[int]:
-    return list(generate(small.params, small.config, num_tokens, sequence_length, end_of_text=39, **options))
+def ids(small: Small, num_tokens: int) -> list[int]:
+    return list(generate(small.params, small.config, num_tokens, 39, "softmax"))
 
 
 def test_every_token_comes_from_the_whole_model_on_the_tokens_before_it(small: Small) -> None:
+    """As llm.c computes them: all of the text again for each token, filled up behind it."""
     whole = jax.jit(lambda tokens: forward(views(small.params, small.config), tokens, small.config)[0])
-    tokens = [39]
-    for coin in COINS:
-        row = tokens + [0] * (len(COINS) - len(tokens))
+    tokens, state, coins = [39], SEED, []
+    while len(tokens) < small.config.max_seq_len:
+        row = tokens + [39] * (small.config.max_seq_len - len(tokens))
         logits = np.asarray(whole(jnp.array([row])))[0, len(tokens) - 1]  # (Vp,)
+        coin, state = random_f32(state)
         tokens.append(scalar_sample_softmax(logits[: small.config.vocab_size], coin))
-    assert ids(small, len(COINS) + 1, 24) == tokens[1:]
-    assert len(set(tokens)) > 3
+        coins.append(coin)
+    assert ids(small, len(tokens)) == tokens[1:]
+    assert np.array_equal(np.float32(coins[: len(COINS)]), np.float32(COINS)) and len(set(tokens)) > 3
 
 
-def test_positions_after_the_current_one_do_not_matter(small: Small) -> None:
-    whole = ids(small, 24, 24)
-    assert len(whole) == 23
-    assert ids(small, 24, 5) == whole  # chunks of 5 positions, the last one cut at maxT: longer than the run's T
-    assert ids(small, 10, 24) == whole[:9]
-
-
-def test_one_token_is_the_end_of_text_alone(small: Small) -> None:
-    assert ids(small, 1, 24) == []
-
-
-def test_few_lengths_are_computed(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
-    lengths = []
-
-    def logits(
-        weights: jax.Array, tokens: np.ndarray, position: np.int32, config: ModelConfig, execution: Execution
-    ) -> np.ndarray:
-        assert position < tokens.shape[1]
-        lengths.append(tokens.shape[1])
-        return np.zeros(config.vocab_size, np.float32)
-
-    monkeypatch.setattr("llmc_jax.generate.llmc.next_token_logits", logits)
-    long = small.config.__class__(1000, 40, 128, 1, 1, 16)
-    assert len(list(generate(small.params, long, 1000, 1024, end_of_text=39))) == 999
-    assert sorted(set(lengths)) == [CHUNK, 2 * CHUNK, 3 * CHUNK, 1000]
-    assert lengths.index(2 * CHUNK) == CHUNK  # 256 positions fit the first chunk
+def test_a_shorter_text_is_the_beginning_of_a_longer_one(small: Small) -> None:
+    assert ids(small, 10) == ids(small, 24)[:9]
+    assert ids(small, 1) == []  # the end of text alone

@@ -252,7 +252,7 @@ def test_samples_and_models_are_those_of_their_step(full_run: Result) -> None:
     )
     assert full_run.values("checkpoint", "path") == ["state_00000003", "state_00000006"]
     params = jax.numpy.array(padded(full_run.model(6), parse_descriptor(TINY)))
-    ids = list(generate(params, parse_descriptor(TINY), 8, 16, end_of_text=256))
+    ids = list(generate(params, parse_descriptor(TINY), 8, 256, "softmax"))
     assert full_run.values("sample", "text")[-1] == sample_text(bytes_tokenizer(), ids)
     three, six = full_run.model(3), full_run.model(6)
     assert (three.tobytes(), six.tobytes()) == (full_run.exported(3).tobytes(), full_run.exported(6).tobytes())
@@ -715,7 +715,7 @@ def test_a_signal_while_sampling_ends_it_there(
             drawn.append(token)
             yield token
 
-    monkeypatch.setattr(due, "generate_cached", generate)
+    monkeypatch.setattr(due, "generate", generate)
     run = train("-s", 2, "-g", 16, "-x", 10)
     assert run.code == 130
     assert drawn == [0, 1, 2, 3]

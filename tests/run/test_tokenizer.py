@@ -19,8 +19,8 @@ from llmc_jax.evaluate import command as evaluate
 from llmc_jax.generate import command as generate
 from llmc_jax.generate import page
 from llmc_jax.generate.answer import ask_as_llmc
-from llmc_jax.generate.llmc import SEED, generate_cached, sample_mult, sample_softmax
-from llmc_jax.generate.model import flat_weights
+from llmc_jax.generate.llmc import SEED, sample_mult, sample_softmax
+from llmc_jax.generate.llmc import generate as llmc_generate
 from llmc_jax.run.command import main as train_main
 from tests.own_table import PADDED, TEXT, V, made_tokenizer, write_own
 
@@ -215,10 +215,10 @@ def test_padding_is_never_drawn(trained: Trained, say: Say) -> None:
         drawn = list(llmc_jax.stream(model, "the", tokens=12, samples=2, **how))
         assert max(each.token for each in drawn) < ids
         assert max(each.logprob for each in drawn) < -10  # of all V rows
-    flat, args = flat_weights(model.weights, model.config), (8, model.end_of_text, "softmax", (), SEED)
+    args = model.weights, model.config, 8, model.end_of_text, "softmax", (), SEED
     for pick in (sample_softmax, sample_mult):
-        assert max(generate_cached(flat, model.config, *args, pick, model.drawable)) < ids
-        assert max(generate_cached(flat, model.config, *args, pick)) >= ids
+        assert max(llmc_generate(*args, pick, model.drawable)) < ids
+        assert max(llmc_generate(*args, pick)) >= ids
     assert max(ask_as_llmc(model, 8, SEED, lambda _: None).samples[0].ids) < ids
 
 
