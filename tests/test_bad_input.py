@@ -127,8 +127,9 @@ def test_token_files(bench: Bench, flag: str) -> None:
 def test_files_that_are_not_there(bench: Bench, flag: str) -> None:
     Path("folder").mkdir()
     os.mkfifo("pipe")  # must not wait for a writer
+    folder = "an empty folder" if flag == "-e" else "is a folder"
     for name, words in (
-        ("nowhere/bad.bin", "no such file"), ("./folder", "is a folder"), ("./pipe", "not a regular file"), ("", "")
+        ("nowhere/bad.bin", "no such file"), ("./folder", folder), ("./pipe", "not a regular file"), ("", "")
     ):  # fmt: skip
         message = refused(bench, flag, name)
         assert message.startswith(f"train.py: {flag} ") and name.removeprefix("./") in message and words in message

@@ -52,7 +52,8 @@ def open_source(path: str | Path, *, v2_order: str = "auto", step: int | None = 
             return _random_source(path, shape)
         if advice := where_published(str(path)):
             raise InputError(f"{path}: {advice}")
-    start = _start_of(path)
+    with opened(path) as file:
+        start = file.read(1024)
     if _begins_as_pytorch(start):
         from llmc_jax.checkpoint import nanogpt
 
@@ -101,11 +102,6 @@ def _names(folder: Path) -> set[str]:
         raise FormatError(f"{folder}: cannot be read: {reason(error)}") from None
 
 
-def _start_of(path: Path) -> bytes:
-    with opened(path) as file:
-        return file.read(1024)
-
-
 def _begins_as_pytorch(start: bytes) -> bool:
     """Look for PyTorch's zip, whose first member's name ends so, or its old format: a pickle, then a magic number."""
     return (start.startswith(b"PK\x03\x04") and b"/data.pkl" in start) or start.startswith(b"\x80\x02\x8a\nl\xfc")
@@ -114,21 +110,6 @@ def _begins_as_pytorch(start: bytes) -> bool:
 def _begins_as_safetensors(start: bytes) -> bool:
     """Look for a uint64 below 2^32 and JSON; llm.c's files have a version where that number has zeros."""
     return start[4:9] == b"\0\0\0\0{"
-
-
-def is_pytorch(path: Path) -> bool:
-    """Return whether a file is PyTorch's, such as nanoGPT's ckpt.pt. Raises FormatError if it cannot be read."""
-    return _begins_as_pytorch(_start_of(path))
-
-
-def is_hugging_face(folder: Path) -> bool:
-    """Return whether a folder is one of Hugging Face's. Raises FormatError if it cannot be read."""
-    return _is_hugging_face(_names(folder))
-
-
-def is_orbax(folder: Path) -> bool:
-    """Return whether a folder is one of orbax's. Raises FormatError if it cannot be read."""
-    return _names(folder) >= exchange.FILES
 
 
 def flat_parameters(source: Source) -> np.ndarray:
@@ -145,13 +126,9 @@ def flat_parameters(source: Source) -> np.ndarray:
 HUGGING_FACE_WEIGHTS = {"model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"}
 
 
-def _is_hugging_face(names: set[str]) -> bool:
-    return "config.json" in names and bool(names & HUGGING_FACE_WEIGHTS)
-
-
 def _open_folder(folder: Path, step: int | None) -> Source:
     names = _names(folder)
-    if _is_hugging_face(names):
+    if "config.json" in names and names & HUGGING_FACE_WEIGHTS:
         from llmc_jax.checkpoint import hugging_face
 
         if step is not None:

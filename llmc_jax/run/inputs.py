@@ -4,7 +4,6 @@ Files only; the processes of a run come together for the search of the newest ch
 (trials/here.py), and the weights themselves (weights.py).
 """
 
-import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from llmc_jax.base.commands import typed
 from llmc_jax.base.errors import InputError, naming
 from llmc_jax.checkpoint import sources
 from llmc_jax.checkpoint.source import Source
-from llmc_jax.checkpoint.store import Checkpoint
+from llmc_jax.checkpoint.store import Checkpoint, check
 from llmc_jax.cluster.agreement import alike
 from llmc_jax.cluster.launchers import devices_asked
 from llmc_jax.config.checks import check_model_fit, with_devices
@@ -28,9 +27,8 @@ from llmc_jax.data.items import Item, check_fit
 from llmc_jax.data.loader import TokenLoader, continued, of_processes
 from llmc_jax.data.tasks import read_items
 from llmc_jax.data.tokenizers import Choice
-from llmc_jax.logs.files import MAIN_LOG
 from llmc_jax.plan.plan import Repeat
-from llmc_jax.run.resume import find_earlier, find_named, repeated, with_batch_of
+from llmc_jax.run.resume import find_earlier, repeated, with_batch_of
 from llmc_jax.run.tokenizer import choose as choose_tokenizer
 
 CHECKED_TOKENS = 1 << 20  # of each data set, before the run begins: takes a tenth of a second
@@ -44,8 +42,8 @@ class Model(NamedTuple):
 
     @property
     def path(self) -> Path | None:
-        """Return the path of another program's checkpoint, if the weights come from one."""
-        return None if self.source is None or self.source.kind == "state" else self.source.path
+        """Return the path of the weights, if they come from a checkpoint."""
+        return None if self.source is None else self.source.path
 
 
 class Data(NamedTuple):
@@ -85,7 +83,7 @@ def inputs(asked: TrainConfig, available: Callable[[], tuple[int, str]]) -> Inpu
     config = of_test(asked)
     earlier = find_earlier(config, warnings.append)
     with alike("files"):
-        model = resolve_model(config, earlier, warnings.append)
+        model = resolve_model(config, earlier)
         notes = check_model_fit(config, model.config)
         counted = replace(with_batch_of(earlier, config), devices=devices_asked(config))
         config = with_devices(counted, *available(), cluster.here().size)
@@ -101,60 +99,37 @@ def inputs(asked: TrainConfig, available: Callable[[], tuple[int, str]]) -> Inpu
 # ----- model ----------------------------------------------------------------------------------------------------------
 
 
-def resolve_model(
-    config: TrainConfig, earlier: Checkpoint | None = None, report: Callable[[str], None] = lambda line: None
-) -> Model:
+def resolve_model(config: TrainConfig, earlier: Checkpoint | None = None) -> Model:
     """Return the model's shape, from a descriptor or from what holds its weights; reads none of them.
 
     earlier: what is continued; if -e says what it said then, the file that it named need not be there any more. A shape
-    that -e describes beside --init-from must be that of the weights. report is told of bad checkpoints passed over.
+    that -e describes beside --init-from must be that of the weights.
     """
     if earlier is not None and _names_nothing_new(config.model, earlier):
         return Model(earlier.metadata.identity.model, None)
-    if config.init_from:
-        source = _open_weights("--init-from", config.init_from, config, report)
-        return Model(_checked_shape(config, source.config), source)
-    name = config.model
-    if not name.endswith(".bin") and "/" not in name and (described(name) or not Path(name).exists()):
+    flag, name = ("--init-from", config.init_from) if config.init_from else ("-e", config.model)
+    no_file = not name.endswith(".bin") and "/" not in name and (described(name) or not Path(name).exists())
+    if flag == "-e" and no_file:
         return Model(parse_descriptor(name), None)
     if not Path(name).exists():
         raise InputError(_not_there(config))
-    source = _open_weights("-e", name, config, report)
-    return Model(source.config, source)
+    with naming(flag):
+        source = sources.open_source(name, v2_order=config.v2_order)
+        if source.kind == "state" and source.path == Path(name) and (problem := check(source.path)):
+            raise InputError(f"{name}: {problem}; take another checkpoint")
+    return Model(_checked_shape(config, source.config) if config.init_from else source.config, source)
 
 
 def _not_there(config: TrainConfig) -> str:
     """Return what to say of a model that is no file. Nobody asked for the default one: something was forgotten."""
     name, default = config.model, config.model == TrainConfig().model
+    if config.init_from:
+        return f"--init-from {config.init_from}: no such folder; give the folder of a run, or a state_%08d in it"
     if default and config.reuse and config.output_dir:
         return f"-y 1 -o {config.output_dir}: there is no run with a checkpoint; check the path, or begin one with -e"
     shapes = "a shape such as d12 for random weights" + "; --preset demo beside other flags trains the demo" * default
     files = "no such file; give the path of an llm.c checkpoint or of a folder of Hugging Face's"
     return f"-e {name}: {where_published(name) or f'{files}, or {shapes}'}"
-
-
-def _open_weights(flag: str, name: str, config: TrainConfig, report: Callable[[str], None]) -> Source:
-    """Open what a flag names: a model of llm.c or Hugging Face, or with --init-from a checkpoint of ours.
-
-    Raises InputError, with advice, for any other.
-    """
-    path = Path(name)
-    with naming(flag):
-        if path.is_file() and sources.is_pytorch(path):
-            words = shlex.join([name, str(path.with_suffix(".bin"))])
-            raise InputError(
-                f"{name}: a file of PyTorch, as nanoGPT writes; `python convert_checkpoint.py convert {words}` makes a "
-                "file of it that -e takes"
-            )
-        if not path.is_file() and not (path.is_dir() and (sources.is_hugging_face(path) or sources.is_orbax(path))):
-            if flag == "--init-from":
-                return find_named(path, report)
-            if path.is_dir() and ((path / MAIN_LOG).exists() or not (path / "config.json").exists()):
-                raise InputError(
-                    f"{name}: is a folder; name the checkpoint in it, such as {path / 'model_00000100.bin'}, or with "
-                    "--init-from the folder of a run of this program"
-                )
-        return sources.open_source(path, v2_order=config.v2_order)
 
 
 def _names_nothing_new(name: str, earlier: Checkpoint) -> bool:

@@ -19,8 +19,6 @@ from llmc_jax.base.options import show_value
 from llmc_jax.checkpoint import store
 from llmc_jax.checkpoint.contents import Identity, Metadata
 from llmc_jax.checkpoint.manifest import MANIFEST
-from llmc_jax.checkpoint.source import Source
-from llmc_jax.checkpoint.sources import open_source
 from llmc_jax.checkpoint.store import Checkpoint, open_checkpoint
 from llmc_jax.cluster.agreement import of_all, of_first
 from llmc_jax.config.train import ATTENTIONS, AUTO_BATCH, BY_NAME, OPTIONS, TrainConfig, differing
@@ -106,23 +104,6 @@ def _refuse_without(run: Path) -> None:
         )
     if (run / MAIN_LOG).exists() and config_file(run) is None:
         raise InputError(f"-y 1: {run} holds the {MAIN_LOG} of another program, which would be lost; give another -o")
-
-
-def find_named(folder: Path, report: Callable[[str], None]) -> Source:
-    """Return the checkpoint of ours that a path names: a state_%08d, or of a run's folder the newest good one."""
-    if not folder.is_dir():
-        raise InputError(f"{folder}: no such folder; give the folder of a run, or a state_%08d in it")
-    if (folder / MANIFEST).exists():
-        if problem := store.check(folder):
-            raise InputError(f"{folder}: {problem}; take another checkpoint")
-        return open_source(folder)
-    good = store.newest_good(folder, report)
-    if good is None:
-        raise InputError(
-            f"{folder}: there is no good checkpoint in it; `llmc-jax checkpoint verify "
-            f"{quoted(folder)}` lists what there is. An llm.c model file is given with -e"
-        )
-    return open_source(good.folder)
 
 
 # ----- which choice of kernels is repeated ---------------------------------------------------------------------------

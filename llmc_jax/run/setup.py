@@ -27,7 +27,7 @@ class Setup(NamedTuple):
 
     plan: Plan
     name: str
-    weights: Path | None  # another program's checkpoint that they come from
+    weights: Path | None  # the checkpoint that they come from
     place: Placement  # of its arrays
     data: Data
     questions: Sequence[Item]  # of HellaSwag; none: it is not evaluated

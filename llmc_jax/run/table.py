@@ -140,8 +140,6 @@ def weights_text(setup: Setup) -> str:
     """Return where the weights come from."""
     if setup.earlier is not None:
         return str(setup.earlier.folder)
-    if setup.config.init_from:
-        return setup.config.init_from
     return str(setup.weights or f"random, seed {setup.config.seed}")
 
 

@@ -32,14 +32,6 @@ HUGGING_FACE = Path(__file__).resolve().parents[1] / "golden" / "hugging_face"
 COMMON = "-x 0 -v 0 -s 0 -t 16 --no-save"
 
 
-@pytest.fixture
-def pytorch_file(tmp_path: Path) -> Path:
-    """The first bytes of what torch.save writes."""
-    path = tmp_path / "ckpt.pt"
-    path.write_bytes(b"PK\x03\x04" + bytes(26) + b"ckpt/data.pkl" + bytes(100))
-    return path
-
-
 @pytest.mark.parametrize("flag", ["-e", "--init-from"])
 @pytest.mark.parametrize("name", ["", "model.safetensors"])
 def test_a_run_starts_from_hugging_faces_weights(flag: str, name: str) -> None:
@@ -72,14 +64,6 @@ def test_a_shape_beside_init_from_must_be_that_of_the_weights() -> None:
     assert resolve_model(TrainConfig(init_from=source, model=words)).config == shape == parse_descriptor(words)
     with pytest.raises(InputError, match=r"^-e d12: .*another shape"):
         resolve_model(TrainConfig(init_from=source, model="d12"))
-
-
-@pytest.mark.parametrize("flag", ["-e", "--init-from"])
-def test_pytorchs_file_is_refused_with_the_command_that_converts_it(flag: str, pytorch_file: Path) -> None:
-    with pytest.raises(InputError) as refused:
-        prepare(parse_args([*shlex.split(COMMON), flag, str(pytorch_file)]), [])
-    assert str(refused.value).startswith(f"{flag} {pytorch_file}: ")
-    assert f"`python convert_checkpoint.py convert {pytorch_file} {pytorch_file.parent}/ckpt.bin`" in str(refused.value)
 
 
 # ----- the kernels ----------------------------------------------------------------------------------------------------

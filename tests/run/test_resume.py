@@ -709,16 +709,16 @@ def test_a_run_whose_files_were_taken_away_ends_and_writes_nothing_there(
 
 @pytest.mark.parametrize("name", ["state_00000004", pytest.param("", marks=pytest.mark.slow)])
 def test_init_from_takes_the_weights_alone(train: Train, stopped: Path, name: str) -> None:
-    """In any precision."""
+    """In any precision; -e takes it too."""
     before, dtype = snapshot(stopped), "bf16" if name else "fp32"
     run = complete(train("--init-from", stopped / name, "-x", 2, "-v", 1, "--dtype", dtype, folder="new"))
     step = 4 if name.endswith("4") else 7
     assert run.values("train", "step") == [0, 1] and run.values("train", "lr")[0] == np.float32(0.01)
     assert run.values("resume", "step") == []
     assert snapshot(stopped) == before
-    weights = complete(
-        train("--init-from", stopped / name, "-x", 0, "-v", 1, "--dtype", dtype, folder="weights")
-    ).values("val", "loss")
+    weights = complete(train("-e", stopped / name, "-x", 0, "-v", 1, "--dtype", dtype, folder="weights")).values(
+        "val", "loss"
+    )
     assert weights == run.values("val", "loss")[:1]
     assert steps_of(run.folder, "DONE") == [2]
     found, theirs = arrays(run.folder, 2), arrays(stopped, step)
