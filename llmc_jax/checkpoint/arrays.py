@@ -8,7 +8,6 @@ two processes write to one file.
 Leaves out which arrays there are, and what a damaged one means (store.py).
 """
 
-import hashlib
 import json
 import os
 import struct
@@ -20,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from llmc_jax.base.errors import FormatError
-from llmc_jax.checkpoint.manifest import THREADS, File, Tensor, digest_of_block, dtype_of, in_threads, opened_regular
+from llmc_jax.checkpoint.manifest import THREADS, Tensor, digest_of_block, dtype_of, in_threads, opened_regular
 
 TENSORS = "tensors"  # the folder of the arrays
 WORTH_A_THREAD = 1 << 20  # bytes that take longer to read than a thread to begin
@@ -134,18 +133,10 @@ def damaged_blocks(
 # ----- writing ------------------------------------------------------------------------------------------------------
 
 
-def write_array(folder: Path, name: str, tensor: Tensor, array: np.ndarray) -> File:
-    """Write an array that has one file into a state folder, where `describe_arrays` has been. Raises OSError.
-
-    Returns the file's size and digest, of the bytes in memory.
-    """
-    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-    digest, index = hashlib.sha256(data), _index(len(data))
-    digest.update(index)
-    with open(folder / array_file(name, tensor), "xb") as file:
-        file.write(data)
-        file.write(index)
-    return File(len(data) + INDEX_SIZE, digest.hexdigest())
+def write_array(folder: Path, name: str, tensor: Tensor, array: np.ndarray) -> None:
+    """Write an array into a state folder, where `describe_arrays` has been. Raises OSError."""
+    for k, block in enumerate(np.ascontiguousarray(array).reshape(len(tensor.sha256), -1)):
+        write_block(folder, name, tensor, k, block)
 
 
 def write_block(folder: Path, name: str, tensor: Tensor, k: int, block: np.ndarray) -> None:

@@ -69,7 +69,6 @@ class Manifest(NamedTuple):
     step: int
     tensors: dict[str, Tensor]
     files: dict[str, File]
-    format: int = FORMAT
 
 
 def dtype_of(name: str) -> np.dtype:
@@ -204,7 +203,7 @@ def parse_manifest(raw: bytes) -> Manifest:
         _demand(METADATA in files and MANIFEST not in files)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise FormatError(f"{MANIFEST}: its fields are not those of format {form}") from error
-    return Manifest(data["step"], tensors, files, form)
+    return Manifest(data["step"], tensors, files)
 
 
 def _demand(condition: object) -> None:
@@ -250,8 +249,8 @@ def read_metadata(folder: Path, manifest: Manifest) -> dict[str, Any]:
         stored = json.loads(raw)
     except (ValueError, RecursionError):
         stored = None
-    if not isinstance(stored, dict) or (stored.get("format"), stored.get("step")) != (manifest.format, manifest.step):
-        raise FormatError(f"{METADATA}: this is no metadata of format {manifest.format} and step {manifest.step}")
+    if not isinstance(stored, dict) or (stored.get("format"), stored.get("step")) != (FORMAT, manifest.step):
+        raise FormatError(f"{METADATA}: this is no metadata of format {FORMAT} and step {manifest.step}")
     return stored
 
 

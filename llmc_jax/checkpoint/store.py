@@ -101,7 +101,6 @@ class Writing(NamedTuple):
     tensors: dict[str, Tensor]
     val_loss: float | None
     files: dict[str, File]  # the metadata, and what says how the arrays are stored, as they were written
-    arrays: dict[str, File]  # the arrays' files that are written already
 
 
 class Entry(NamedTuple):
@@ -160,22 +159,20 @@ def begin(
     run, arrays, words = Path(run), _checked(arrays), dump(metadata)
     tensors = {name: _buffer(name, size, dtype, parts) for name, (size, dtype) in (buffers or {}).items()}
     tensors |= {name: describe(array) for name, array in arrays.items()}
-    _check_room(run, step, sum(tensor.parts * file_size(tensor) for tensor in tensors.values()))
-    writing = Writing(run, step, _hidden(run, step, "tmp"), tensors, val_loss_of(metadata), {}, {})
+    writing = Writing(run, step, _hidden(run, step, "tmp"), tensors, val_loss_of(metadata), {})
     folder = writing.folder
     with _attempt(writing):
+        _check_room(run, sum(tensor.parts * file_size(tensor) for tensor in tensors.values()))
         folder.mkdir()
         describe_arrays(folder, tensors)
         plans = _digests(folder, sizes_in(folder))
-        written = {
-            array_file(name, tensors[name]): write_array(folder, name, tensors[name], array)
-            for name, array in arrays.items()
-        }
+        for name in arrays:
+            write_array(folder, name, tensors[name], arrays[name])
         folder.joinpath(METADATA).write_bytes(words)
         if parts > 1:  # other processes, which write blocks, may be on other machines
             _sync_folders(folder)
             sync(run)
-    return writing._replace(files={METADATA: digest_of_bytes(words), **plans}, arrays=written)
+    return writing._replace(files={METADATA: digest_of_bytes(words), **plans})
 
 
 def _buffer(name: str, size: int, dtype: str, parts: int, digests: Mapping[int, str] | None = None) -> Tensor:
@@ -210,17 +207,12 @@ def _checked(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _check_room(run: Path, step: int, size: int) -> None:
+def _check_room(run: Path, size: int) -> None:
     """Refuse to begin what the disk cannot hold: a full one would stop whoever else writes to it, such as the logs."""
-    try:
-        free = shutil.disk_usage(run).free
-    except OSError as error:
-        raise InputError(f"{run}: the checkpoint of step {step} cannot be written: {_cause(error)}") from None
-    if free < size + ROOM:
+    if (free := shutil.disk_usage(run).free) < size + ROOM:
         raise InputError(
-            f"{run}: the checkpoint of step {step} cannot be written: it takes {size / 1e6:,.0f} MB and "
-            f"{ROOM / 1e6:.0f} MB must stay free, but only {free / 1e6:,.0f} MB are free; free some, or keep fewer "
-            "with -nk"
+            f"it takes {size / 1e6:,.0f} MB and {ROOM / 1e6:.0f} MB must stay free, but only {free / 1e6:,.0f} MB are "
+            "free; free some, or keep fewer with -nk"
         )
 
 
@@ -258,7 +250,7 @@ def write_blocks(folder: Path, name: str, blocks: Mapping[int, np.ndarray], part
         return {}
     first = next(iter(blocks.values()))
 
-    with _explained(folder.parent, _step_of(folder)):
+    with _explained(folder):
         digests = dict(zip(blocks, in_threads(digest_of_block, blocks.values()), strict=True))
         tensor = _buffer(name, first.size * BLOCKS, first.dtype.name, parts, digests)
         in_threads(lambda k: _write(folder, name, tensor, k, blocks[k]), blocks)
@@ -273,7 +265,7 @@ def read_back(folder: Path, name: str, buffer: tuple[int, str], digests: Mapping
     """
     tensor = _buffer(name, *buffer, parts, digests)
 
-    with _explained(folder.parent, _step_of(folder)):
+    with _explained(folder):
         if parts == 1:
             sync_file(folder / array_file(name, tensor))
         size = tensor.block
@@ -286,12 +278,6 @@ def _write(folder: Path, name: str, tensor: Tensor, k: int, block: np.ndarray) -
     write_block(folder, name, tensor, k, block)
     if tensor.parts > 1:
         sync_file(folder / array_file(name, tensor, k))
-
-
-def _step_of(folder: Path) -> int:
-    found = _LEFTOVER.fullmatch(folder.name)
-    assert found, folder
-    return int(found[1])
 
 
 def _checked_blocks(blocks: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
@@ -317,18 +303,19 @@ def seal(writing: Writing, model: Path | None = None, digests: Iterable[Mapping[
     Raises InputError if what is read back differs, if a block was not written exactly once, or if anything cannot be
     written; the hidden folder is removed then, and what was there before stays.
     """
-    folder, here = writing.folder, writing.files | writing.arrays
+    folder = writing.folder
     with _attempt(writing):
-        tensors = _with_digests(writing.tensors, digests)
-        for path in here:
+        manifest = Manifest(writing.step, _with_digests(writing.tensors, digests), writing.files)
+        here = {name: tensor for name, tensor in writing.tensors.items() if "" not in tensor.sha256}
+        for path in (*manifest.files, *_sizes_of(here)):
             sync_file(folder / path)
-        if misfits := _misfits(sizes_in(folder), _sizes_of(tensors) | {path: file.size for path, file in here.items()}):
+        if misfits := _misfits(folder, manifest):
             raise InputError(misfits[0])
-        found = _digests(folder, here)
-        for path, file in here.items():
-            if found[path] != file:
-                raise _differs(path)
-        folder.joinpath(MANIFEST).write_bytes(dump_manifest(Manifest(writing.step, tensors, writing.files)))
+        wrong = _damaged_files(folder, manifest)
+        wrong += [array_file(name, tensor) for name, tensor in here.items() if damaged_blocks(folder, name, tensor)]
+        if wrong:
+            raise _differs(wrong[0])
+        folder.joinpath(MANIFEST).write_bytes(dump_manifest(manifest))
         sync(folder / MANIFEST)
         _sync_folders(folder)
         size = sum(sizes_in(folder).values())
@@ -401,7 +388,7 @@ def abandon(writing: Writing) -> None:
 def _attempt(writing: Writing) -> Iterator[None]:
     """Write within the block. What goes wrong removes the hidden folder and becomes an InputError."""
     try:
-        with _explained(writing.run, writing.step):
+        with _explained(writing.folder):
             yield
     except BaseException:
         abandon(writing)
@@ -409,13 +396,16 @@ def _attempt(writing: Writing) -> Iterator[None]:
 
 
 @contextmanager
-def _explained(run: Path, step: int) -> Iterator[None]:
-    """Write within the block. What goes wrong becomes an InputError."""
+def _explained(folder: Path) -> Iterator[None]:
+    """Write into a hidden folder within the block. What goes wrong becomes an InputError."""
+    step = _LEFTOVER.fullmatch(folder.name)
+    assert step, folder
     try:
         yield
     except Exception as error:
         error.__traceback__ = None  # whose frames refer to the arrays
-        raise InputError(f"{run}: the checkpoint of step {step} cannot be written: {_cause(error)}") from None
+        words = f"the checkpoint of step {int(step[1])} cannot be written: {_cause(error)}"
+        raise InputError(f"{folder.parent}: {words}") from None
 
 
 def _cause(error: BaseException) -> str:
@@ -573,8 +563,11 @@ def check(folder: str | Path) -> str | None:
     return loose_entry(folder).problem
 
 
-def _misfits(sizes: Mapping[str, int], written: Mapping[str, int]) -> list[str]:
-    """Return what is wrong with the names and sizes of a folder's files. written: those that were written."""
+def _misfits(folder: Path, manifest: Manifest) -> list[str]:
+    """Return what is wrong with the names and sizes of a folder's files."""
+    sizes = sizes_in(folder)
+    sizes.pop(MANIFEST, None)
+    written = _sizes_of(manifest.tensors) | {path: file.size for path, file in manifest.files.items()}
     misfits = [f"{path}: is missing" for path in written.keys() - sizes.keys()]
     misfits += [f"{path}: is not part of the checkpoint; move it away" for path in sizes.keys() - written.keys()]
     for path in written.keys() & sizes.keys():
@@ -589,22 +582,18 @@ def _misfits(sizes: Mapping[str, int], written: Mapping[str, int]) -> list[str]:
 def _damages(checkpoint: Checkpoint, deep: bool, share: tuple[int, int]) -> list[str]:
     """Return every file that is missing, not known, or not what it was; share: as `entry` has it."""
     folder, manifest = checkpoint.folder, checkpoint.manifest
-    damages = []
-    if share[0] == 0:
-        sizes = sizes_in(folder)
-        sizes.pop(MANIFEST, None)
-        written = {path: file.size for path, file in manifest.files.items()}
-        damages = _misfits(sizes, _sizes_of(manifest.tensors) | written)
+    damages = _misfits(folder, manifest) if share[0] == 0 else []
     if damages or not deep:
         return damages
-    return (_damaged_files(checkpoint) if share[0] == 0 else []) + _damaged_arrays(checkpoint, own_blocks(*share))
+    files = _damaged_files(folder, manifest) if share[0] == 0 else []
+    found = [f"{path}: damaged: its SHA-256 is not that in the manifest" for path in files]
+    return found + _damaged_arrays(checkpoint, own_blocks(*share))
 
 
-def _damaged_files(checkpoint: Checkpoint) -> list[str]:
-    """Return what is wrong with the contents of the files that have a digest of their own."""
-    files = checkpoint.manifest.files
-    found = _digests(checkpoint.folder, files)
-    return [f"{path}: damaged: its SHA-256 is not that in the manifest" for path in files if found[path] != files[path]]
+def _damaged_files(folder: Path, manifest: Manifest) -> list[str]:
+    """Return which of the files that have a digest of their own hold something else."""
+    found = _digests(folder, manifest.files)
+    return [path for path, file in manifest.files.items() if found[path] != file]
 
 
 def _damaged_arrays(checkpoint: Checkpoint, own: range) -> list[str]:
