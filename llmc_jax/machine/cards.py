@@ -9,7 +9,7 @@ import difflib
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 from llmc_jax.base.errors import InputError
 from llmc_jax.machine import gpus
@@ -118,49 +118,35 @@ def _did_you_mean(name: str, found: Mapping[str, Target]) -> str:
 
 # ----- a card of your own ---------------------------------------------------------------------------------------------
 
-GPU_KEYS = ("fp16", "bf16", "tf32", "fp32", "bandwidth")
-TARGET_KEYS = (
-    "multiprocessors", "shared_memory", "threads_per_multiprocessor", "cores_per_multiprocessor", "l2_cache", "clock",
-)  # fmt: skip
-WHOLE = ("multiprocessors", "shared_memory", "threads_per_multiprocessor", "cores_per_multiprocessor", "l2_cache",
-         "memory", "node")  # fmt: skip
 LARGEST = 1e12  # of any number, in its unit
 LEAST_MEMORY = 300  # MiB; a smaller number is one of GB
-WORDS = ("name", "like", "device_kind", "capability", "link_name")
-NUMBERS = (*GPU_KEYS, *TARGET_KEYS, "memory", "watts", "link", "node")
+# Every key of a file, with its type: a field of one of the tables.
+KEYS: dict[str, Any] = {"name": str, "like": str}
+KEYS |= get_type_hints(Target) | get_type_hints(Gpu) | get_type_hints(Card)
 
 
 def _own(path: Path) -> Target:
     """Read a card from a file, put it into the tables and return it."""
     facts = _facts(path)
-    like = _like(path, facts["like"])
-    name, kind = facts["name"].lower(), facts.get("device_kind", facts["name"])
+    if facts["like"] not in BUILT_IN:
+        raise InputError(
+            f"{path}: like: {facts['like']!r} is no card that is known here; take one of {', '.join(BUILT_IN)}"
+        )
+    like, name, kind = TARGETS[facts["like"]], facts["name"].lower(), facts.get("device_kind", facts["name"])
     if name in BUILT_IN or kind in {TARGETS[short].device_kind for short in BUILT_IN}:
         raise InputError(f"{path}: name: {name!r} is a card that is known already; give yours another name")
-    card, target = card_of(like), like._replace(device_kind=kind, **_of(facts, TARGET_KEYS))
-    if "memory" in facts:
-        card = card._replace(memory=facts["memory"] * MIB)
-    if "link" in facts:
-        card = card._replace(link=facts["link"] * 1e9)
-    GPUS[kind] = _gpu(like.gpu, facts)
-    CARDS[kind] = card._replace(**_of(facts, ("watts", "link_name", "node")))
-    TARGETS[name] = target
+    for key, unit in (("memory", MIB), ("link", 1e9)):
+        if key in facts:
+            facts[key] *= unit
+    CARDS[kind] = _changed(card_of(like), facts)
+    TARGETS[name] = target = _changed(like, facts | {"device_kind": kind})
+    GPUS[kind] = _changed(like.gpu, facts | ({"memory": facts["memory"] / 1e9} if "memory" in facts else {}))
     return target
 
 
-def _gpu(like: Gpu, facts: Mapping[str, Any]) -> Gpu:
-    sold = {"memory": facts["memory"] * MIB / 1e9} if "memory" in facts else {}
-    return like._replace(**_of(facts, (*GPU_KEYS, "capability")), **sold)
-
-
-def _of(facts: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
-    return {key: facts[key] for key in keys if key in facts}
-
-
-def _like(path: Path, name: str) -> Target:
-    if name not in BUILT_IN:
-        raise InputError(f"{path}: like: {name!r} is no card that is known here; take one of {', '.join(BUILT_IN)}")
-    return TARGETS[name]
+def _changed[Row: (Card, Target, Gpu)](row: Row, facts: Mapping[str, Any]) -> Row:
+    """Return a row of a table with what a file says of it."""
+    return row._replace(**{key: facts[key] for key in row._fields if key in facts})
 
 
 def _facts(path: Path) -> dict[str, Any]:
@@ -180,16 +166,15 @@ def _facts(path: Path) -> dict[str, Any]:
 
 
 def _check(path: Path, key: str, value: Any) -> None:
-    known = (*WORDS, *NUMBERS)
-    if key not in known:
-        near = difflib.get_close_matches(key, known, n=1)
-        raise InputError(f"{path}: {key}: not known; {f'did you mean {near[0]}?' if near else ', '.join(known)}")
-    if key in WORDS:
+    if key not in KEYS:
+        near = difflib.get_close_matches(key, KEYS, n=1)
+        raise InputError(f"{path}: {key}: not known; {f'did you mean {near[0]}?' if near else ', '.join(KEYS)}")
+    if KEYS[key] is str:
         if not isinstance(value, str) or not value.strip():
             raise InputError(f"{path}: {key} = {value!r}: expected text in quotes")
     elif isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < LARGEST:
         raise InputError(f"{path}: {key} = {value!r}: expected a number above 0 and below {LARGEST:.0e}")
-    elif key in WHOLE and not isinstance(value, int):
+    elif KEYS[key] is int and not isinstance(value, int):
         raise InputError(f"{path}: {key} = {value!r}: expected a whole number")
     if key == "memory" and value < LEAST_MEMORY:
         raise InputError(f"{path}: memory = {value}: expected MiB, as nvidia-smi shows them: 24564 for an rtx4090")
