@@ -43,43 +43,34 @@ def find_card(cuda: Any = None) -> Card | None:
 
     cuda: the driver's library, where a test has its own.
     """
-    if cuda is None and not _jax_uses_cuda():
-        return None
-    try:
-        return _described(cuda or ctypes.CDLL("libcuda.so.1"))
-    except (OSError, AttributeError):
-        return None
+    return next(iter(_cards(cuda)), None)
 
 
 def seen_gpus(cuda: Any = None) -> tuple[str, ...]:
-    """Return the uuid of each GPU that CUDA shows this process, in its order; none where JAX is not going to use one.
+    """Return the uuid of each GPU that CUDA shows this process, in its order. cuda: as in `find_card`."""
+    return tuple(card.uuid for card in _cards(cuda))
 
-    cuda: the driver's library, where a test has its own.
-    """
+
+def _cards(cuda: Any) -> list[Card]:
+    """Return the GPUs that CUDA shows this process; none where the driver does not describe each of them."""
     if cuda is None and not _jax_uses_cuda():
-        return ()
-    device, count, uuid = ctypes.c_int(), ctypes.c_int(), ctypes.create_string_buffer(16)
-    found = []
+        return []
+    count = ctypes.c_int()
     try:
         cuda = cuda or ctypes.CDLL("libcuda.so.1")
         if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)):
-            return ()
-        for number in range(count.value):
-            if cuda.cuDeviceGet(ctypes.byref(device), number) or cuda.cuDeviceGetUuid_v2(uuid, device):
-                return ()
-            found.append(uuid.raw.hex())
+            return []
+        return [_described(cuda, number, count.value) for number in range(count.value)]
     except (OSError, AttributeError):
-        return ()
-    return tuple(found)
+        return []
 
 
-def _described(cuda: Any) -> Card | None:
-    device, count, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+def _described(cuda: Any, number: int, gpus: int) -> Card:
+    """Return one of several GPUs. Raises OSError where the driver refuses a question."""
+    device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
     name, uuid, memory = ctypes.create_string_buffer(128), ctypes.create_string_buffer(16), ctypes.c_size_t()
     calls: list[tuple[Callable[..., int], tuple[Any, ...]]] = [
-        (cuda.cuInit, (0,)),
-        (cuda.cuDeviceGetCount, (ctypes.byref(count),)),
-        (cuda.cuDeviceGet, (ctypes.byref(device), 0)),
+        (cuda.cuDeviceGet, (ctypes.byref(device), number)),
         (cuda.cuDeviceGetName, (name, len(name), device)),
         (cuda.cuDeviceGetUuid_v2, (uuid, device)),
         (cuda.cuDeviceTotalMem_v2, (ctypes.byref(memory), device)),
@@ -87,9 +78,9 @@ def _described(cuda: Any) -> Card | None:
         (cuda.cuDeviceGetAttribute, (ctypes.byref(minor), MINOR, device)),
     ]
     if any(call(*arguments) for call, arguments in calls):
-        return None
+        raise OSError
     words, capability = name.value.decode(errors="replace"), f"{major.value}.{minor.value}"
-    return Card(words, uuid.raw.hex(), capability, memory.value, driver_version(), count.value)
+    return Card(words, uuid.raw.hex(), capability, memory.value, driver_version(), gpus)
 
 
 def driver_version() -> str:
