@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.heading import machine_line  # noqa: E402
+from benchmarks.hlo import copied_arrays  # noqa: E402
 from benchmarks.sent import Collective, collectives, sent_bytes  # noqa: E402
 from llmc_jax.base.errors import InputError  # noqa: E402
 from llmc_jax.kernels import plain  # noqa: E402
@@ -75,7 +76,7 @@ def measure(gpu: str, case: Case) -> Measured:
         state=compiled.state_bytes(plan),
         needed=plan.needed.total,
         logit_rows=plan.execution.logit_rows,
-        copies=tuple(program.copies(LARGE)),
+        copies=tuple(name for name, _ in copied_arrays(program.hlo, LARGE)),
         collectives=tuple(collectives(program.hlo)),
         sent=() if plan.parallel.fixed else tuple(sent_of(plan)),
     )

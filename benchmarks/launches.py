@@ -6,7 +6,8 @@ Leaves out reading the program (llmc_jax/plan/program.py) and time.
 import re
 from collections.abc import Iterator, Sequence
 
-from llmc_jax.machine.hlo import CONTAINERS, FREE, Instruction, num_bytes
+from benchmarks.hlo import num_bytes
+from llmc_jax.machine.hlo import CONTAINERS, FREE, Instruction
 from llmc_jax.plan.program import Program
 
 _WORKSPACE = re.compile(r"s8\[\d+\](\{0\})?")

@@ -12,7 +12,8 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from llmc_jax.machine.hlo import CONTAINERS, FREE, Instruction, Module, num_bytes
+from benchmarks.hlo import num_bytes
+from llmc_jax.machine.hlo import CONTAINERS, FREE, Instruction, Module
 
 KINDS = (
     "all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective-permute", "collective-broadcast",

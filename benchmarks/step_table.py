@@ -42,12 +42,13 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.hlo import copied_arrays  # noqa: E402
 from benchmarks.launches import launched, moved_bytes  # noqa: E402
 from llmc_jax.base.errors import InputError  # noqa: E402
 from llmc_jax.config.flags import parse_args  # noqa: E402
 from llmc_jax.config.model import ModelConfig, parse_descriptor  # noqa: E402
 from llmc_jax.config.train import TrainConfig  # noqa: E402
-from llmc_jax.machine import deviceless, gpus  # noqa: E402
+from llmc_jax.machine import gpus  # noqa: E402
 from llmc_jax.machine.hlo import Instruction, elements  # noqa: E402
 from llmc_jax.models.gpt2.work import PHASES, Shape, rows_at_once, step_work  # noqa: E402
 from llmc_jax.plan import efficiency  # noqa: E402
@@ -247,7 +248,7 @@ def _added(one: Group, other: Group) -> Group:
 
 def facts_of(program: Program, text: str, model: ModelConfig, shape: Shape) -> Facts:
     """Return what the program copies, what it leaves in float32, and the epilogues of its products."""
-    copies = [name for name, size in deviceless.copied_arrays(text) if size >= LARGE]
+    copies = [name for name, _ in copied_arrays(text, LARGE)]
     # The gradient of wte has more elements than a few rows of activations, so rows are looked for.
     of_rows = {rows_at_once(shape), shape.rows}
     wide, epilogues = [], Counter[str]()

@@ -9,8 +9,9 @@ import re
 import pytest
 
 from benchmarks import sent
+from benchmarks.hlo import num_bytes
 from benchmarks.sent import Collective, Operation, scope_of, sent_bytes
-from llmc_jax.machine.hlo import Module, num_bytes
+from llmc_jax.machine.hlo import Module
 
 HEADER = "HloModule jit_step, is_scheduled=true, entry_computation_layout={()->()}, num_partitions=8\n\n"
 GROUPS = "channel_id=1, replica_groups=mesh['d'=8] {'d'}, use_global_device_ids=true, dimensions={0}"

@@ -12,7 +12,6 @@ import dataclasses
 import importlib.util
 import math
 import os
-import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -55,10 +54,6 @@ class Program(NamedTuple):
     def hlo(self) -> str:
         """Return XLA's program after all optimisations, as text."""
         return self.compiled.as_text() or ""
-
-    def copies(self, least: int = 0) -> list[str]:
-        """Return the arrays of at least so many bytes that the program copies whole, such as `f32[124518400]`."""
-        return [shape for shape, size in copied_arrays(self.hlo) if size >= least]
 
 
 def plugin_installed() -> bool:
@@ -241,18 +236,3 @@ dnn_version_info {{ major: 9 minor: 8 }}
 runtime_version {{ major: {cuda.split(".")[0]} minor: {cuda.split(".")[1]} patch: 0 }}
 device_description_str: "{target.device_kind}"
 """
-
-
-# ----- what XLA says --------------------------------------------------------------------------------------------------
-
-_COPY = re.compile(r"= \(?([a-z]+(\d+)\w*\[([\d,]*)\])[^=]* copy(?:-start)?\(")
-
-
-def copied_arrays(hlo: str) -> list[tuple[str, int]]:
-    """Return shape and bytes of every array that a program's text copies whole. Booleans (`pred`) are left out."""
-    found = []
-    for line in hlo.splitlines():
-        if match := _COPY.search(line):
-            elements = math.prod(int(size) for size in match[3].split(",") if size)
-            found.append((match[1], elements * int(match[2]) // 8))
-    return found

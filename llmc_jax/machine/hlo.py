@@ -47,16 +47,6 @@ def elements(shape: str) -> int:
     return sum(math.prod(sizes) for _, sizes in arrays(shape))
 
 
-def num_bytes(shape: str) -> int:
-    """Return the bytes of an array, or of all arrays of a tuple."""
-    return sum(math.prod(sizes) * _bits(dtype) // 8 for dtype, sizes in arrays(shape))
-
-
-def _bits(dtype: str) -> int:
-    named = {"pred": 8, "token": 0}
-    return named[dtype] if dtype in named else int(re.findall(r"\d+", dtype)[0])  # bf16, f8e4m3fn, s32
-
-
 class Module:
     """A program, parsed from what `compiled.as_text()` gives, or `lowered.as_text(dialect='hlo')`.
 

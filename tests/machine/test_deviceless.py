@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks import assembler
+from benchmarks.hlo import copied_arrays
 from llmc_jax.base.errors import InputError
 from llmc_jax.machine import deviceless, gpus
 from llmc_jax.machine.deviceless import MemoryUse
@@ -99,7 +100,7 @@ HLO = """
 
 
 def test_copies_are_found() -> None:
-    assert deviceless.copied_arrays(HLO) == [
+    assert copied_arrays(HLO) == [
         ("f32[124518400]", 498_073_600), ("bf16[4,1024,768]", 6_291_456), ("s32[4]", 16), ("f32[]", 4),
     ]  # fmt: skip
 

@@ -4,8 +4,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from benchmarks.hlo import num_bytes
 from benchmarks.launches import launched, moved_bytes
-from llmc_jax.machine.hlo import elements, num_bytes
+from llmc_jax.machine.hlo import elements
 from llmc_jax.plan.program import Place, Program, place_of
 
 
