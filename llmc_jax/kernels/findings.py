@@ -59,6 +59,11 @@ class Findings(NamedTuple):
         """Return what was found out about a row."""
         return [each for each in self.found if each.key[:2] == (operation, implementation)]
 
+    def right(self, operation: str) -> list[Finding]:
+        """Return what is not wrong of an operation: the fastest first, what was not timed last."""
+        found = [each for each in self.found if each.operation == operation and not each.problem]
+        return sorted(found, key=lambda each: (not each.us, each.us))
+
     def problem(self, operation: str, implementation: str) -> str:
         """Return why a row cannot be used on this card; empty where some form of it can, or nothing is known."""
         known = self.of(operation, implementation)
@@ -66,22 +71,15 @@ class Findings(NamedTuple):
 
     def variant(self, operation: str, implementation: str) -> Variant:
         """Return the form of a row that was the fastest of those that are right; its default if nothing is known."""
-        step = [each for each in self.fastest if each.key[:2] == (operation, implementation)]
-        right = [each for each in self.of(operation, implementation) if not each.problem]
-        timed = sorted((each for each in right if each.us), key=lambda each: each.us)
-        return next((each.variant for each in (*step, *timed, *right)), Variant())
+        forms = (*self.fastest, *self.right(operation))
+        return next((each.variant for each in forms if each.key[:2] == (operation, implementation)), Variant())
 
     def ratio(self, finding: Finding) -> tuple[float, str]:
         """Return how many times faster a finding is than the best other implementation, and that one's name.
 
         (0, "") where no other one was timed.
         """
-        others = [
-            each for each in self.found
-            if each.operation == finding.operation and each.implementation != finding.implementation
-            and each.us and not each.problem
-        ]  # fmt: skip
-        if not others or not finding.us:
+        others = [each for each in self.right(finding.operation) if each.implementation != finding.implementation]
+        if not others or not others[0].us or not finding.us:
             return 0.0, ""
-        best = min(others, key=lambda each: each.us)
-        return best.us / finding.us, best.implementation
+        return others[0].us / finding.us, others[0].implementation

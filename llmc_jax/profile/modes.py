@@ -11,6 +11,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jax
+
 from llmc_jax.base.errors import ExitCode, InputError
 from llmc_jax.base.files import write_atomic
 from llmc_jax.base.streams import print_error
@@ -20,13 +22,20 @@ from llmc_jax.kernels.plain import to_json
 from llmc_jax.machine.cards import named
 from llmc_jax.machine.device import device_label, gib
 from llmc_jax.machine.gpus import GPUS, peak_flops
-from llmc_jax.machine.jax_setup import settle
+from llmc_jax.machine.jax_setup import configure, settle
 from llmc_jax.machine.target import Machine, machine_of
 from llmc_jax.models.gpt2 import memory as memory_of
 from llmc_jax.models.gpt2.tensors import num_parameters
 from llmc_jax.models.gpt2.work import Shape, flops_per_token, products_flops, step_work
 from llmc_jax.plan.asked import model_of
+from llmc_jax.plan.efficiency import gpu
 from llmc_jax.plan.plan import make_plan
+from llmc_jax.profile import saved, table
+from llmc_jax.profile.picture import draw_layer
+from llmc_jax.profile.trace import newest_trace, read_trace
+from llmc_jax.run.console import format_table
+from llmc_jax.run.record import check_writable
+from llmc_jax.run.table import kernel_rows, option_rows, precision_text
 from llmc_jax.training import outliers
 
 # ----- what is printed ----------------------------------------------------------------------------------------------
@@ -98,10 +107,6 @@ def llmc_rows(model: ModelConfig, shape: Shape) -> list[tuple[str, Any]]:
 
 def calculate(config: TrainConfig, own: SimpleNamespace) -> int:
     """Print everything that the shape alone says: `--calculate`."""
-    from llmc_jax.plan.efficiency import gpu
-    from llmc_jax.profile.table import calculated, calculated_text
-    from llmc_jax.run.console import format_table
-
     model = model_of(config.init_from or config.model)
     device = own.device if own.device in (None, *GPUS) else named(own.device).device_kind
     config = replace(config, strict_kernels=False)  # nothing runs
@@ -123,7 +128,7 @@ def calculate(config: TrainConfig, own: SimpleNamespace) -> int:
                 f"--device {device}: it does not compute in {plan.product_precision}; take another --dtype"
             )
         roof = gpu(device, plan.product_precision).roof
-    lines = calculated(step_work(model, shape), roof, by_layer=own.layers)
+    lines = table.calculated(step_work(model, shape), roof, by_layer=own.layers)
     if own.json:
         kept = ("phase", "operation", "layer", "flops", "bytes")
         operations = [
@@ -137,7 +142,7 @@ def calculate(config: TrainConfig, own: SimpleNamespace) -> int:
             "products_flops": products_flops(model, shape), "operations": operations,
         })  # fmt: skip
     print(format_table(sections))
-    print(calculated_text(lines))
+    print(table.calculated_text(lines))
     return ExitCode.DONE
 
 
@@ -150,8 +155,6 @@ def _write_json(path: str, content: dict[str, Any]) -> None:
 
 def read(own: SimpleNamespace) -> int:
     """Print the table of a trace from before: `--read`. Raises InputError for a trace that says nothing of the step."""
-    from llmc_jax.profile import table
-
     report = _from_trace(Path(own.read), own)
     if reason := report.problem:
         raise InputError(f"--read {own.read}: {reason}; record it again with --trace")
@@ -163,10 +166,6 @@ def read(own: SimpleNamespace) -> int:
 
 def _from_trace(folder: Path, own: SimpleNamespace, title: str = "") -> Any:
     """Return the table of a trace that was kept, and draw what --picture asks for. title: the layer is added to it."""
-    from llmc_jax.profile import saved, table
-    from llmc_jax.profile.picture import draw_layer
-    from llmc_jax.profile.trace import newest_trace, read_trace
-
     facts = saved.kept(folder)
     trace = read_trace(newest_trace(folder), facts.program.name, facts.program.whole)
     work = step_work(facts.model, facts.shape)
@@ -180,19 +179,13 @@ def _from_trace(folder: Path, own: SimpleNamespace, title: str = "") -> Any:
 
 def measure(config: TrainConfig, own: SimpleNamespace) -> int:
     """Compile, time and trace the step, and print the table: the default."""
-    from llmc_jax.machine import jax_setup
-    from llmc_jax.run.record import check_writable
-
     if own.trace:
         check_writable(Path(own.trace))
     if own.picture and own.differences:
         raise InputError(f"--picture {own.picture}: needs a trace; --differences has no timeline")
-    notes = [*settle(steps=True), *jax_setup.configure(tf32=config.tf32)]
-    import jax
-
+    notes = [*settle(steps=True), *configure(tf32=config.tf32)]
     jax.config.update("jax_enable_compilation_cache", False)  # the time of a compilation is to be measured
-    from llmc_jax.plan.asked import model_of
-    from llmc_jax.profile import measure, table
+    from llmc_jax.profile import measure  # here, because the other modes do without
 
     _layer(own, model_of(config.init_from or config.model))
     bench = measure.prepared(config)
@@ -231,11 +224,6 @@ def _layer(own: SimpleNamespace, model: ModelConfig) -> int:
 
 def _summary(bench: Any, times: Any, used: Any, rates: Any) -> str:
     """Return the box at the top: machine, model, step, memory."""
-    import jax
-
-    from llmc_jax.run.console import format_table
-    from llmc_jax.run.table import kernel_rows, option_rows, precision_text
-
     plan, model, shape = bench.plan, bench.model, bench.shape
     per_second = bench.tokens / times.median
     step = [
@@ -283,7 +271,6 @@ def _summary(bench: Any, times: Any, used: Any, rates: Any) -> str:
 
 def _table(bench: Any, own: SimpleNamespace, folder: Path, roof: Any) -> Any:
     """Return the table from the trace in a folder; from differences where it says nothing, or none is wanted."""
-    from llmc_jax.profile import saved, table
     from llmc_jax.profile.measure import differences
 
     if not own.differences:

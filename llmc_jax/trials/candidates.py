@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import NamedTuple
 
 from llmc_jax import kernels
@@ -138,8 +137,3 @@ def parts(case: Case, operation: str) -> list[Part]:
 def row_of(finding: Finding) -> Implementation:
     """Return the row that a finding is about."""
     return implementations(finding.operation)[finding.implementation]
-
-
-def shallower(case: Case) -> Case:
-    """Return the case with as many layers as the step that is compared has."""
-    return case._replace(model=replace(case.model, num_layers=min(case.model.num_layers, LAYERS)))

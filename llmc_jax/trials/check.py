@@ -4,6 +4,7 @@ A task of children.py. Leaves out what is tried (candidates.py) and what follows
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -102,7 +103,8 @@ def measure_step(case: Case, chosen: tuple[Finding, ...], options: compiling.Opt
     chosen: nothing is XLA's step itself. options: of XLA, beside the run's own. Both steps are the run's own program,
     but for their number of layers (candidates.LAYERS); the gradient is what AdamW makes of it in its first step.
     """
-    case = candidates.shallower(case)
+    layers = min(case.model.num_layers, candidates.LAYERS)
+    case = case._replace(model=replace(case.model, num_layers=layers))
     reference = _xla_step(case)
     if not chosen:
         return Tried("", reference.seconds)

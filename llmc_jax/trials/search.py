@@ -13,7 +13,6 @@ from llmc_jax.machine.compiling import Options
 from llmc_jax.trials import candidates
 from llmc_jax.trials.candidates import Case, row_of
 from llmc_jax.trials.children import Outcome, Task
-from llmc_jax.trials.figures import Tried
 
 MODULE = "llmc_jax.trials.check"
 CANDIDATE_SECONDS = 40.0  # that one implementation may take to compile, and then to run
@@ -118,32 +117,30 @@ def _finding(finding: Finding, outcome: Outcome) -> Finding:
 
 
 class Step(NamedTuple):
-    """A whole step."""
+    """A whole step, and what came of it."""
 
     name: str
     sets: Set  # nothing: XLA's, with which the others are compared
     options: Options = ()  # of XLA
     guilty: tuple[str, ...] = ()  # operations whose kernels are wrong where this one is right
     seconds: float = 0.0  # 0: not known
+    problem: str = ""  # what is wrong with it
 
 
 def compare_steps(how: Search, known: Findings, until: float) -> Findings:
     """Return the findings with the set whose whole step is right and the fastest; if time suffices, complete."""
-    how.say("a whole step by XLA")
-    tried = _try_step(how, Step("xla", ()), until)
-    if tried is None or tried.problem:
-        return _undecided(how, known, UNCOMPARED if tried is None else f"XLA's step: {tried.problem}")
-    by_xla = Step("xla", _by_xla(how.case), how.case.other_options, (), tried.seconds)
+    by_xla = _tried(how, Step("xla", ()), until, "a whole step by XLA")
+    if by_xla is None or by_xla.problem:
+        return _undecided(how, known, UNCOMPARED if by_xla is None else f"XLA's step: {by_xla.problem}")
+    by_xla = by_xla._replace(sets=_by_xla(how.case), options=how.case.other_options)
     attempts = _attempts(how.case, known)
     for step in attempts:
-        how.say(f"a whole step on {step.name}")
-        tried = _try_step(how, step, until)
+        tried = _tried(how, step, until, f"a whole step on {step.name}")
         if tried is None:
             return _undecided(how, known, UNCOMPARED)
         if not tried.problem:
             known = known._replace(found=_spoilt(known.found, step.guilty))
-            right = [by_xla._replace(options=step.options), step._replace(seconds=tried.seconds)]
-            return _decided(how, known, right, until)
+            return _decided(how, known, [by_xla._replace(options=step.options), tried], until)
         known = _told(how, known, f"a whole step on {step.name}: {tried.problem}")
     if attempts:
         known = _told(how, known, "no whole step with kernels is correct, so XLA runs everything")
@@ -162,19 +159,17 @@ def _decided(how: Search, known: Findings, right: list[Step], until: float) -> F
     """
     shipped_set, others = shipped(how.case, known), how.case.other_options
     if shipped_set != right[-1].sets and not _is_xla(right[-1].sets) and not _is_xla(shipped_set):
-        how.say("a whole step on the kernels as shipped")
         step = right[-1]._replace(name="as shipped", sets=shipped_set)
-        tried = _try_step(how, step, until)
+        tried = _tried(how, step, until, "a whole step on the kernels as shipped")
         if tried is not None and not tried.problem:
-            right.append(step._replace(seconds=tried.seconds))
+            right.append(tried)
     best = min((step for step in right if step.seconds), key=lambda step: step.seconds, default=right[-1])
     if others and best.seconds:
-        how.say("the fastest whole step once more, with XLA's default products")
         options = tuple(option for option in best.options if option not in others)
         step = best._replace(name=f"{best.name}, XLA's default products", options=options)
-        tried = _try_step(how, step, until)
+        tried = _tried(how, step, until, "the fastest whole step once more, with XLA's default products")
         if tried is not None and not tried.problem and 0 < tried.seconds < best.seconds:
-            best = step._replace(seconds=tried.seconds)
+            best = tried
             right.append(best)
     named = {each.key: each for each in known.found}
     fastest = tuple(named.get(each.key, each) for each in best.sets)
@@ -213,12 +208,10 @@ def proposed(case: Case, known: Findings) -> Set:
     """Return what was the fastest of each operation by itself; what was asked for, where that is right."""
     chosen = []
     for default in shipped(case, known):
-        operation = default.operation
-        right = [each for each in known.found if each.operation == operation and not each.problem]
-        timed = sorted((each for each in right if each.us), key=lambda each: each.us)
-        asked = choice.candidates(operation, case.asked, case.setting)
-        first = [each for each in (*timed, *right) if each.implementation == asked.rows[0].name]
-        chosen.append(([*first, default] if asked.asked else [*timed, default])[0])
+        asked = choice.candidates(default.operation, case.asked, case.setting)
+        name = asked.rows[0].name if asked.asked else ""
+        right = [each for each in known.right(default.operation) if (each.implementation == name if name else each.us)]
+        chosen.append([*right, default][0])
     return tuple(chosen)
 
 
@@ -250,12 +243,17 @@ def _spoilt(found: Sequence[Finding], operations: Collection[str]) -> Set:
     )  # fmt: skip
 
 
-def _try_step(how: Search, step: Step, until: float) -> Tried | None:
-    """Return what came of a step; None: time was up, the memory too small for two steps, or it could not be judged."""
+def _tried(how: Search, step: Step, until: float, words: str) -> Step | None:
+    """Return a step with what came of it. words: what to say of it.
+
+    None: time was up, the memory too small for two steps, or it could not be judged.
+    """
+    how.say(words)
     arguments = {"chosen": step.sets, "options": step.options}
     outcome = how.attempt(task("step", STEP_SECONDS, "step", how.case, **arguments), until)
     if outcome.kind in ("TIME", "UNJUDGED"):
         if outcome.content:
             how.say(f"{step.name} is not judged: {outcome.content}")
         return None
-    return outcome.content if outcome.kind == "DONE" else Tried(str(outcome.content))
+    problem, seconds = outcome.content if outcome.kind == "DONE" else (str(outcome.content), 0.0)
+    return step._replace(problem=problem, seconds=seconds)

@@ -74,7 +74,6 @@ def test_shapes_are_the_runs_own() -> None:
     assert sizes["classifier"] == ([8192, 50257, 50304], 8)
     assert sizes["attention"] == ([64, 1024, 12, 64], 12)
     assert candidates.parts(D12._replace(logit_rows=0), "classifier")[0].sizes[0] == 65536
-    assert candidates.shallower(D12._replace(model=parse_descriptor("d48"))).model.num_layers == candidates.LAYERS
 
 
 def tried(finding: Finding, case: Case = TINY) -> Finding:
