@@ -19,17 +19,15 @@ CHUNK = 1 << 16
 
 def seed_words(seed: int) -> np.ndarray:
     """Return the 624 state words that a 32-bit seed gives: `init_genrand` of Matsumoto and Nishimura (2002), uint32."""
-    words = [seed & 0xFFFFFFFF]
-    for j in range(1, MT_WORDS):
-        words.append((1812433253 * (words[-1] ^ (words[-1] >> 30)) + j) & 0xFFFFFFFF)
-    return np.array(words, np.uint32)  # (624,)
+    words: np.ndarray = np.random.RandomState(seed & 0xFFFFFFFF).get_state(legacy=False)["state"]["key"]
+    return words  # (624,)
 
 
 class Mt19937:
     """The Mersenne twister with the distributions that llm.c builds on it (llmc/rand.h).
 
     NumPy's MT19937 turns the state and tempers the words (the published algorithm, the same 32-bit words in the same
-    order); seeding and everything made from the words is here. NumPy's own seeding and normal draws are different.
+    order), and its oldest generator seeds them; everything made from the words is here. NumPy's normal draws differ.
     """
 
     def __init__(self, seed: int = 42) -> None:

@@ -124,13 +124,20 @@ def device_label(device: Device, used: int = 1) -> str:
 
 def cpu_name() -> str:
     """Return the processor's model name, as the operating system gives it."""
-    on_mac = platform.system() == "Darwin"
-    name = _sysctl("machdep.cpu.brand_string") if on_mac else _field(Path("/proc/cpuinfo"), "model name")
+    if platform.system() == "Darwin":
+        name = output_of("sysctl", "-n", "machdep.cpu.brand_string")
+    else:
+        name = _field(Path("/proc/cpuinfo"), "model name")
     return name or platform.processor() or platform.machine() or "unknown processor"
 
 
-def _sysctl(name: str) -> str:
-    return subprocess.run(["sysctl", "-n", name], capture_output=True, text=True, check=False).stdout.strip()
+def output_of(*command: str, seconds: float = 5.0) -> str:
+    """Return what a program prints; nothing where there is no such program, or it fails, or takes longer."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, errors="replace", check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()
 
 
 def _field(path: Path, key: str) -> str:
@@ -172,7 +179,7 @@ def cache_bytes(cores: Iterable[int] | None = None, root: Path = Path("/")) -> i
     cores: those that this process may use where it is None. root: where /sys is looked for (a test's own).
     """
     if platform.system() == "Darwin":
-        found = _sysctl("hw.l3cachesize")  # of Intel's; Apple's own processors have no such entry
+        found = output_of("sysctl", "-n", "hw.l3cachesize")  # of Intel's; Apple's own processors have no such entry
         return int(found) if found.isdigit() and int(found) > 0 else UNKNOWN_CACHE
     sizes: dict[tuple[str, ...], int] = {}
     for core in usable_cores() if cores is None else cores:

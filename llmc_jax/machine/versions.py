@@ -3,12 +3,12 @@
 import importlib.metadata
 import os
 import platform
-import subprocess
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from llmc_jax.base.options import without_credentials
+from llmc_jax.machine.device import output_of
 
 # Variables that change how a program computes, how fast, or where. No others are ever recorded: some hold credentials.
 VARIABLES = (
@@ -46,14 +46,6 @@ def git_state(root: Path | None = None) -> dict[str, Any] | None:
     root = Path(__file__).resolve().parents[2] if root is None else root
     if not (root / ".git").exists():
         return None
-    commit = _git(root, "rev-parse", "HEAD")
-    changes = _git(root, "status", "--porcelain", "--untracked-files=no")
-    return None if commit is None else {"commit": commit, "modified": bool(changes)}
-
-
-def _git(root: Path, *command: str) -> str | None:
-    try:
-        done = subprocess.run(["git", "-C", str(root), *command], capture_output=True, text=True, timeout=5, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()
+    git = "git", "-C", str(root)
+    commit, changes = output_of(*git, "rev-parse", "HEAD"), output_of(*git, "status", "--porcelain", "-uno")
+    return {"commit": commit, "modified": bool(changes)} if commit else None

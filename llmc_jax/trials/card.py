@@ -7,13 +7,13 @@ out the figures that change while it works (llmc_jax/machine/nvml.py). Imports J
 import ctypes
 import importlib.util
 import os
-import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from llmc_jax.machine.device import output_of
 from llmc_jax.machine.target import Machine
 
 DRIVER_VERSION = Path("/sys/module/nvidia/version")
@@ -109,13 +109,7 @@ def jax_has_begun() -> bool:
 
 
 def _nvidia_smi(arguments: Sequence[str]) -> str:
-    try:
-        done = subprocess.run(
-            ["nvidia-smi", *arguments], capture_output=True, text=True, timeout=20, errors="replace", check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout if done.returncode == 0 else ""
+    return output_of("nvidia-smi", *arguments, seconds=20)
 
 
 def busy(card: Card, ask: Callable[[Sequence[str]], str] = _nvidia_smi) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from llmc_jax.machine import device as hardware
-from llmc_jax.profile import measure, picture, trace
+from llmc_jax.profile import measure, modes, picture, trace
 from llmc_jax.profile.command import main
 from llmc_jax.profile.flags import OWN
 
@@ -172,7 +172,7 @@ def test_a_trace_without_the_names_of_kernels(
 ) -> None:
     """Reading it is refused in a line; measuring goes on by differences, and draws nothing."""
     graph = trace.Trace((trace.Span("command_buffer", 0.0, 1e6, "Stream #1"),), ((0.0, 1e6),), True)
-    monkeypatch.setattr(trace, "read_trace", lambda *_: graph)
+    monkeypatch.setattr(modes, "read_trace", lambda *_: graph)
     text, error = run(capsys, "--read", str(measured / "trace"), status=2)
     assert text == "" and "100 %" in error and len(error.splitlines()) == 1
     monkeypatch.setattr(measure, "array_bytes", lambda cache, memory: 1 << 20)

@@ -58,16 +58,23 @@ def batch_gradient(
     micro_batches = inputs.shape[0]
     share_of_loss = weight / (micro_batches * parallel.devices)
     at_once = parallel.stage == 2 or (micro_batches == 1 and not parallel.fixed)
+    multiple = parallel.devices if parallel.splits or parallel.fixed else 1  # what divides the rows of a unit
+    waits = parallel.splits and parallel.stage == 2
 
     def over_devices(rows: jax.Array) -> jax.Array:
         with jax.named_scope("reduce"):
             return summed(rows, parallel)
 
+    def unit(tensors: Any) -> jax.Array:
+        with jax.named_scope("gradient"):
+            rows = as_rows(jax.tree.map(lambda leaf: leaf.astype(weights.dtype), tensors), config.channels, multiple)
+        return over_devices(rows) if at_once else rows
+
     def of_micro_batch(inputs: jax.Array, targets: jax.Array) -> Found:
-        on_unit = over_devices if at_once else lambda rows: rows
-        multiple = parallel.devices if parallel.splits or parallel.fixed else 1
-        waits = parallel.splits and parallel.stage == 2
-        return units_of(weights, inputs, targets, config, execution, share_of_loss, on_unit, multiple, waits)
+        """Return what inputs and targets (B, T) add to the loss, and their gradients in the order of `units`."""
+        loss, found = gpt2.loss_and_gradients(weights, inputs, targets, config, execution, share_of_loss, unit, waits)
+        ends = (found.wpe, gpt2.unused_positions(found, config), found.lnfw, found.lnfb)
+        return loss, (unit(found.wte), unit(ends), *found.blocks)
 
     if parallel.fixed:
         found = sum_of_tree(of_micro_batch, inputs, targets, at_once, parallel)
@@ -84,33 +91,6 @@ def batch_gradient(
         loss = summed_number(loss, parallel)
     with jax.named_scope("gradient"):
         return loss, jnp.concatenate(units).reshape(-1) if parallel.splits else flat_of(units, config)
-
-
-def units_of(
-    weights: jax.Array,
-    inputs: jax.Array,
-    targets: jax.Array,
-    config: ModelConfig,
-    execution: Execution,
-    weight: jax.Array | float,
-    on_unit: Callable[[jax.Array], jax.Array],
-    multiple: int = 1,
-    waits: bool = False,
-) -> Found:
-    """Return weight times the loss of one micro-batch (B, T), and its gradients in the order of `units`.
-
-    on_unit: what is made of the rows (rows, C) of each unit as soon as they exist. multiple: what divides these.
-    waits: as in `gpt2.backward`.
-    """
-
-    def unit(tensors: Any) -> jax.Array:
-        with jax.named_scope("gradient"):
-            rows = as_rows(jax.tree.map(lambda leaf: leaf.astype(weights.dtype), tensors), config.channels, multiple)
-        return on_unit(rows)
-
-    loss, found = gpt2.loss_and_gradients(weights, inputs, targets, config, execution, weight, unit, waits)
-    ends = (found.wpe, gpt2.unused_positions(found, config), found.lnfw, found.lnfb)
-    return loss, (unit(found.wte), unit(ends), *found.blocks)
 
 
 # ----- sums over micro-batches ----------------------------------------------------------------------------------------
