@@ -204,8 +204,3 @@ def known_target(name: str) -> Target:
 def multiprocessors_of(kind: str) -> int | None:
     """Return how many a GPU has, by the driver's name; None where TARGETS has none such."""
     return next((each.multiprocessors for each in TARGETS.values() if each.device_kind == kind), None)
-
-
-def one_of_each() -> dict[str, Target]:
-    """Return one GPU of each architecture, by its architecture: the first in the table, which sizes are chosen for."""
-    return {target.architecture: target for target in reversed(TARGETS.values())}

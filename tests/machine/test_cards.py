@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc_jax.base.errors import InputError
-from llmc_jax.machine import cards, gpus
 from llmc_jax.machine.cards import CARDS, GIB, card_of, named, short_name
 from llmc_jax.machine.gpus import GPUS, MIB, TARGETS
 from llmc_jax.machine.target import machine_of
@@ -144,13 +143,3 @@ def test_files_that_are_no_text_and_not_there(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"cannot be read|not known here") as error:
             named(str(path))
         assert str(path) in str(error.value)
-
-
-def test_one_of_each_is_the_first_of_its_architecture() -> None:
-    assert gpus.one_of_each() == {
-        f"sm_{number}": TARGETS[name]
-        for number, name in [
-            (90, "h200"), (80, "a100"), (86, "rtx3090"), (89, "rtx4090"), (120, "rtx5090"), (100, "b200"),
-        ]
-    }  # fmt: skip
-    assert tuple(TARGETS) == cards.BUILT_IN

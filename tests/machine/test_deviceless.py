@@ -35,9 +35,10 @@ def test_targets_agree_with_the_other_tables() -> None:
         cores, clock = target.multiprocessors * target.cores_per_multiprocessor, target.clock
         # fp32 peak: a multiplication and an addition per core and clock. The clocks are rounded, NVIDIA's peaks too.
         assert 2e-3 * cores * clock == pytest.approx(target.gpu.fp32, rel=0.02), name
-    for architecture, target in gpus.one_of_each().items():
-        assert tuning.sizes(architecture).sms == target.multiprocessors
-    assert set(gpus.one_of_each()) == set(tuning.TARGETS)
+    first = {target.architecture: target for target in reversed(gpus.TARGETS.values())}  # which sizes are chosen for
+    assert {name: target.multiprocessors for name, target in first.items()} == {
+        name: sizes.sms for name, sizes in tuning.SIZES.items()
+    }
 
 
 def test_an_unknown_gpu_is_answered_with_the_list() -> None:

@@ -28,7 +28,6 @@ import triton  # noqa: E402
 
 from llmc_jax.kernels.triton import classifier, layernorm, softmax  # noqa: E402
 from llmc_jax.machine import deviceless, gpus  # noqa: E402
-from llmc_jax.machine.cards import short_name  # noqa: E402
 
 ODD = ", odd"  # sizes that divide by nothing
 
@@ -127,9 +126,8 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
 
 
 def main(arguments: Sequence[str]) -> None:
-    names = [argument for argument in arguments if argument != "--table"] or list(
-        map(short_name, gpus.one_of_each().values())
-    )
+    one_of_each = {target.architecture: name for name, target in reversed(gpus.TARGETS.items())}
+    names = [argument for argument in arguments if argument != "--table"] or list(one_of_each.values())
     lines = [compiled(case, gpu) for gpu in names for case in cases()]
     if "--table" in arguments:
         print(table([line for line in lines if not line["kernel"].endswith(ODD)]))
