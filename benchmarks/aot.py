@@ -24,10 +24,13 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
+
+if TYPE_CHECKING:
+    from llmc_jax.plan.plan import Plan
 
 KEPT = ("kernels", "calls", "arguments", "aliased", "temporaries")  # in the table; the rest must be empty or equal
 ASSEMBLER = "13.0.88"  # version of nvidia-cuda-nvcc: another one allocates registers in another way
@@ -51,6 +54,23 @@ def problem() -> str:
     if deviceless.plugin_installed() and found == ASSEMBLER:
         return ""
     return f"needs JAX's CUDA plugin and nvidia-cuda-nvcc {ASSEMBLER}: make test-aot installs them"
+
+
+def state_bytes(plan: "Plan") -> int:
+    """Return the bytes of a run's state on each of its devices."""
+    import jax
+
+    from llmc_jax.plan.compiled import state_of
+    from llmc_jax.training.parallel.stage import EVERYWHERE, SPLIT, state_specs
+
+    leaves, devices = jax.tree.leaves(state_of(plan)), plan.parallel.devices
+    specs = jax.tree.leaves(
+        state_specs(state_of(plan), plan.parallel), is_leaf=lambda each: each in (SPLIT, EVERYWHERE)
+    )
+    return sum(
+        leaf.size * leaf.dtype.itemsize // (devices if spec == SPLIT else 1)
+        for leaf, spec in zip(leaves, specs, strict=True)
+    )
 
 
 def measure(target: str, only: str, output: Path) -> None:

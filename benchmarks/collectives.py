@@ -25,6 +25,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.aot import state_bytes  # noqa: E402
 from benchmarks.heading import machine_line  # noqa: E402
 from benchmarks.hlo import copied_arrays  # noqa: E402
 from benchmarks.sent import Collective, collectives, sent_bytes  # noqa: E402
@@ -73,7 +74,7 @@ def measure(gpu: str, case: Case) -> Measured:
     program = compiled.compile_step(plan, gpu, options if case.overlap else compiling.of_one_device(options))
     return Measured(
         memory=program.memory,
-        state=compiled.state_bytes(plan),
+        state=state_bytes(plan),
         needed=plan.needed.total,
         logit_rows=plan.execution.logit_rows,
         copies=tuple(name for name, _ in copied_arrays(program.hlo, LARGE)),

@@ -29,6 +29,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.aot import state_bytes  # noqa: E402
 from benchmarks.heading import machine_line  # noqa: E402
 from llmc_jax.kernels import plain  # noqa: E402
 from llmc_jax.machine import gpus  # noqa: E402
@@ -108,7 +109,7 @@ def size_of(gpu: str, model: Model, stage: int, batch: int) -> Size:
     else:
         few, more = (temporaries(layers) for layers in FEWER)
         found = few + (more - few) * (model.layers - FEWER[0]) // (FEWER[1] - FEWER[0])
-    size = Size(batch, compiled.state_bytes(plan), found, plan.needed.total, model.whole)
+    size = Size(batch, state_bytes(plan), found, plan.needed.total, model.whole)
     print(f"{gpu} {model.name} -z {stage}: {size}", file=sys.stderr, flush=True)
     return size
 

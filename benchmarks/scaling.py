@@ -60,7 +60,7 @@ def row_of(name: str, micro_batches: int = 1, devices: int = 1, stage: int = 0) 
     tokens = batch * 1024 * micro_batches * devices
     plan = plan_for(GPU, f"-e {name} -b {batch} -t 1024 -d {tokens} --devices {devices} -z {stage}")
     hardware = hardware_of(plan)
-    return Row(plan, computes_of(times_of(plan, hardware), plan, hardware)[TYPICAL], sent_by(plan))
+    return Row(plan, computes_of(list(times_of(plan, hardware)), plan, hardware)[TYPICAL], sent_by(plan))
 
 
 def efficiency(one: float, seconds: float) -> float:

@@ -3,7 +3,6 @@
 plan.py          precision, kernels, memory and the step's numbers, which runs and measurements take from there
 interval.py      an estimate as three numbers
 efficiency.py    a machine's peaks, what shares of them are reached, and the floors they set
-measured.py      shares that were measured on a card, which take the place of estimates
 time.py          what a step takes, operation by operation
 cpu.py           the same on a CPU, by rates that were measured on it
 calibrate.py     measuring them
@@ -15,7 +14,7 @@ moments.py       what a step's program holds from moment to moment, from shapes 
 separate.py      programs compiled in processes of their own, and kept by content
 course.py        a run's steps, hours, energy and cost; prices.toml: what an hour of a GPU costs, dated
 neighbours.py    what is near a configuration, sweeps along an option, llm.c's reproductions
-near.py          these as tables; picture.py: a sweep as a picture
+near.py          these as tables, and a sweep as a picture
 search.py        the largest -b that fits, for each -r, --recompute-blocks and -z
 fits.py          with which other flags a step would fit, for refusals
 asked.py         words of the command line to what is planned

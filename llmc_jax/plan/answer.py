@@ -73,11 +73,18 @@ class Wishes(NamedTuple):
 # ----- the answer -----------------------------------------------------------------------------------------------------
 
 
-def answer(config: TrainConfig, place: Place, wishes: Wishes | None = None, told: Told = lambda words: None) -> Answer:
+def answer(
+    config: TrainConfig,
+    place: Place,
+    wishes: Wishes | None = None,
+    told: Told = lambda words: None,
+    *,
+    largest: bool = True,
+) -> Answer:
     """Return what a configuration comes to on a device.
 
-    config: `asked_config` of train.py's flags. told: is told of what takes seconds before it begins.
-    Raises InputError for what cannot run there.
+    config: `asked_config` of train.py's flags. told: is told of what takes seconds before it begins. largest:
+    look for the largest -b of each way too. Raises InputError for what cannot run there.
     """
     wishes = wishes or Wishes()
     asked = replace(config, devices=config.devices or place.devices)
@@ -87,8 +94,8 @@ def answer(config: TrainConfig, place: Place, wishes: Wishes | None = None, told
     plan = planner.plan(config)
     if place.machine.platform == "cpu" and not is_measured(plan.dtype):
         told("measuring this CPU once, which takes some twelve seconds")
-    memory, step, largest = planner.memory(plan), planner.time(plan), planner.largest(config)
-    found = Compiled(memory, largest, None) if wishes.quick else compiled(planner, config, memory, largest)
+    memory, step, rows = planner.memory(plan), planner.time(plan), planner.largest(config) if largest else ()
+    found = Compiled(memory, rows, None) if wishes.quick else compiled(planner, config, memory, rows)
     return Answer(
         setting=setting_of(plan, auto_batch=config != asked),
         place=place,

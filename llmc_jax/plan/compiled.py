@@ -59,17 +59,6 @@ def state_of(plan: Plan) -> TrainState:
     return jax.tree.map(over_devices, state, state_specs(state, plan.parallel))
 
 
-def state_bytes(plan: Plan) -> int:
-    """Return the bytes of the state on each of the devices."""
-    state = state_of(plan)
-    sizes = jax.tree.map(lambda leaf: leaf.size * leaf.dtype.itemsize, state)
-    specs = jax.tree.leaves(state_specs(state, plan.parallel), is_leaf=lambda each: each in (SPLIT, EVERYWHERE))
-    return sum(
-        size // (plan.parallel.devices if spec == SPLIT else 1)
-        for size, spec in zip(jax.tree.leaves(sizes), specs, strict=True)
-    )
-
-
 def arguments(plan: Plan) -> tuple[TrainState, Any, Any, StepNumbers]:
     """Return the shapes of what the step takes: state, inputs, targets (A, B, T), numbers."""
     config = plan.config
@@ -78,31 +67,22 @@ def arguments(plan: Plan) -> tuple[TrainState, Any, Any, StepNumbers]:
     return state_of(plan), tokens, tokens, numbers
 
 
-def lower_step(plan: Plan, gpu: str) -> Any:
-    """Return the `jax.stages.Lowered` of a plan's step on one GPU. Needs no CUDA packages."""
-    assert plan.parallel.devices == 1, plan.parallel
-    return deviceless.lower_for(train_step, (*arguments(plan), plan.model, plan.step_options), gpu)
+def compile_step(plan: Plan, gpu: str | None, options: Settings | None = None) -> deviceless.Program:
+    """Compile a plan's step for as many GPUs of one machine as it has devices. Memory is that of one of them.
 
-
-def compile_here(plan: Plan, options: Settings | None = None) -> deviceless.Program:
-    """Compile a plan's step for one device of this machine. options: as below. Raises InputError for several."""
-    if plan.parallel.devices > 1:
+    gpu: what the plan was made for; None: the processor at hand, as one device. options: XLA's; None: the plan's.
+    Raises InputError as `deviceless.compile_for`, and for several devices of a processor.
+    """
+    options = plan.execution.compiler_options if options is None else options
+    given = (*arguments(plan), plan.model, plan.step_options)
+    if gpu is None and plan.parallel.devices > 1:
         raise InputError(
             f"--devices {plan.parallel.devices}: for several devices that a processor pretends to have nothing is "
             "compiled here"
         )
-    options = plan.execution.compiler_options if options is None else options
-    found = compiling.compiled(train_step.lower(*arguments(plan), plan.model, plan.step_options), options)
-    return deviceless.Program("cpu", deviceless.memory_use(found), found)
-
-
-def compile_step(plan: Plan, gpu: str, options: Settings | None = None) -> deviceless.Program:
-    """Compile a plan's step for as many GPUs of one machine as it has devices. Memory is that of one of them.
-
-    gpu: what the plan was made for. options: XLA's; None: the plan's. Raises InputError as `deviceless.compile_for`.
-    """
-    options = plan.execution.compiler_options if options is None else options
-    given = (*arguments(plan), plan.model, plan.step_options)
+    if gpu is None:
+        found = compiling.compiled(train_step.lower(*given), options)
+        return deviceless.Program("cpu", deviceless.memory_use(found), found)
     if plan.parallel.devices == 1:
         return deviceless.compile_for(train_step, given, gpu, compiler_options=options)
     mesh = deviceless.gpu_mesh(gpu, (plan.parallel.devices,), (AXIS,))

@@ -119,8 +119,8 @@ def compiled(plan: "Plan", gpu: str | None) -> Memory:
     """
     from llmc_jax.plan import compiled as steps  # here: it imports JAX
 
-    options, quick = plan.execution.compiler_options, computed(plan)
-    program = steps.compile_step(plan, gpu, (*options, *UNOPTIMIZED)) if gpu else steps.compile_here(plan, options)
+    quick, options = computed(plan), (*plan.execution.compiler_options, *(UNOPTIMIZED if gpu else ()))
+    program = steps.compile_step(plan, gpu, options)
     return quick._replace(source="compiled", unexplained=program.memory.total - quick.program)
 
 

@@ -3,24 +3,22 @@
 All computed, nothing compiled. Leaves out what one configuration comes to (answer.py), and how rows are shown.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.options import Option
-from llmc_jax.config.checks import validate
 from llmc_jax.config.flags import given_options
 from llmc_jax.config.model import divisors
 from llmc_jax.config.train import AUTO_BATCH, OPTIONS, TrainConfig
 from llmc_jax.machine.cards import named, short_name
 from llmc_jax.machine.gpus import TARGETS
-from llmc_jax.plan.answer import Wishes, course_of
-from llmc_jax.plan.asked import asked_config, checked_model
+from llmc_jax.plan.answer import Wishes, answer
+from llmc_jax.plan.asked import asked_config
 from llmc_jax.plan.course import Course
 from llmc_jax.plan.interval import Interval
-from llmc_jax.plan.network import network_of
-from llmc_jax.plan.planner import Planner, gpu_place, place_here
+from llmc_jax.plan.planner import place_here, place_named
 
 GPU = "gpu"  # what differs, or is swept, where it is no option
 LEVELS = (0, 1, 2)  # of -r
@@ -54,29 +52,31 @@ class Row(NamedTuple):
     problem: str
 
 
-Look = Callable[[TrainConfig, str | None], Figures]
 Wish = tuple[str, str, TrainConfig, str | None]  # what differs, its value, the configuration, the GPU
 
 
-def look_of(gpu: str | None, wanted: Wishes) -> Look:
-    """Return what finds out what a configuration comes to on a GPU; None: on the device at hand.
+def look(wish: Wish, own: str | None, wanted: Wishes) -> Row:
+    """Return what a configuration comes to on a GPU, or why it cannot be; None: on the device at hand.
 
-    gpu: what the wishes are of: their price is of that one alone, of another the table's.
+    own: the GPU that the wishes are of: their price is of that one alone, of another the table's. Raises InputError
+    where nothing differs: then it is what is asked.
     """
-    own = _plain(gpu)
-
-    def look(config: TrainConfig, name: str | None) -> Figures:
-        place = place_here() if name is None else gpu_place(name)
-        planner = Planner(checked_model(config), place, network_of(place.machine.kind, wanted.network))
-        config = planner.with_batch(config)
-        plan = planner.plan(config)
-        memory, step = planner.memory(plan), planner.time(plan)
-        run = course_of(plan, place, step, wanted._replace(price=wanted.price if _plain(name) == own else None))
-        return Figures(
-            config.batch_size, memory.fits, memory.program, memory.available, step.seconds, step.tokens_per_second, run
-        )
-
-    return look
+    differs, value, config, gpu = wish
+    row = Row(
+        differs, value, gpu, max(1, config.devices), config.batch_size, config.recompute, config.zero_stage, None, ""
+    )
+    try:
+        price = wanted.price if _plain(gpu) == own else None
+        found = answer(config, place_named(gpu), wanted._replace(quick=True, price=price), largest=False)
+    except InputError as error:
+        if not differs:
+            raise
+        return row._replace(problem="; ".join(line.strip() for line in str(error).splitlines()))
+    size, memory, step = found.setting.batch_size, found.memory, found.step
+    figures = Figures(
+        size, memory.fits, memory.program, memory.available, step.seconds, step.tokens_per_second, found.course
+    )
+    return row._replace(batch_size=size, figures=figures)
 
 
 # ----- neighbours -----------------------------------------------------------------------------------------------------
@@ -87,9 +87,8 @@ def neighbours(config: TrainConfig, gpu: str | None, wanted: Wishes) -> tuple[Ro
 
     Raises InputError for what is asked; others that cannot be are rows that say so.
     """
-    gpu, look = _plain(gpu), look_of(gpu, wanted)
-    asked, *others = wishes(_counted(config, gpu), gpu)
-    return (_possible(asked, look), *(_row(wish, look) for wish in others))
+    gpu = _plain(gpu)
+    return tuple(look(wish, gpu, wanted) for wish in wishes(_counted(config, gpu), gpu))
 
 
 def _plain(gpu: str | None) -> str | None:
@@ -130,8 +129,8 @@ def _powers(devices: int) -> list[int]:
     return [power for power in (2**n for n in range(16)) if power <= max(8, 2 * devices) and power != devices]
 
 
-def _wish(config: TrainConfig, gpu: str | None, name: str, value: object) -> Wish:
-    return name, str(value), fitted(replace(config, **{name: value}), name), gpu  # type: ignore[arg-type]
+def _wish(config: TrainConfig, gpu: str | None, name: str, value: object, text: str = "") -> Wish:
+    return name, text or str(value), fitted(replace(config, **{name: value}), name), gpu  # type: ignore[arg-type]
 
 
 def fitted(config: TrainConfig, changed: str = "") -> TrainConfig:
@@ -143,29 +142,6 @@ def fitted(config: TrainConfig, changed: str = "") -> TrainConfig:
     if config.batch_size == AUTO_BATCH or config.total_batch_size == -1 or left or changed == "batch_size":
         return config
     return replace(config, batch_size=next(size for size in divisors(rows) if size <= config.batch_size))
-
-
-def _row(wish: Wish, look: Look) -> Row:
-    """Return the row of a configuration, or why it cannot be."""
-    try:
-        return _possible(wish, look)
-    except InputError as error:
-        problem = "; ".join(line.strip() for line in str(error).splitlines())
-        return _empty(wish)._replace(problem=problem)
-
-
-def _possible(wish: Wish, look: Look) -> Row:
-    _, _, config, gpu = wish
-    validate(config)
-    found = look(config, gpu)
-    return _empty(wish)._replace(batch_size=found.batch_size, figures=found)
-
-
-def _empty(wish: Wish) -> Row:
-    differs, value, config, gpu = wish
-    return Row(
-        differs, value, gpu, max(1, config.devices), config.batch_size, config.recompute, config.zero_stage, None, ""
-    )
 
 
 # ----- sweeps ---------------------------------------------------------------------------------------------------------
@@ -205,18 +181,15 @@ def _option(word: str) -> Option:
 
 def swept(config: TrainConfig, gpu: str | None, sweep: Sweep, wanted: Wishes) -> tuple[Row, ...]:
     """Return what a configuration comes to with each value of a sweep, its -b lowered to what -d allows."""
-    gpu, look = _plain(gpu), look_of(gpu, wanted)
-    counted = _counted(config, sweep.values[0] if sweep.name == GPU else gpu)
-    return tuple(_row(wish, look) for wish in _along(counted, gpu, sweep))
+    own = _plain(gpu)
+    config = _counted(config, sweep.values[0] if sweep.name == GPU else own)
+    return tuple(look(_valued(config, own, sweep.name, text), own, wanted) for text in sweep.values)
 
 
-def _along(config: TrainConfig, gpu: str | None, sweep: Sweep) -> Iterable[Wish]:
-    for text in sweep.values:
-        if sweep.name == GPU:
-            yield GPU, text, config, text
-            continue
-        value = given_options([_option(sweep.name).flags[-1], text]).flags[sweep.name]
-        yield sweep.name, text, fitted(replace(config, **{sweep.name: value}), sweep.name), gpu
+def _valued(config: TrainConfig, gpu: str | None, name: str, text: str) -> Wish:
+    if name == GPU:
+        return GPU, text, config, text
+    return _wish(config, gpu, name, given_options([_option(name).flags[-1], text]).flags[name], text)
 
 
 # ----- llm.c's reproductions ------------------------------------------------------------------------------------------
@@ -259,4 +232,4 @@ def reproductions(rows: Sequence[Published] = REPRODUCTIONS) -> tuple[Reproducti
 
 def _reproduced(each: Published) -> Row:
     config = replace(asked_config(["--preset", each.preset]), devices=each.devices)
-    return _row(("preset", each.preset, config, each.gpu), look_of(each.gpu, Wishes()))
+    return look(("preset", each.preset, config, each.gpu), each.gpu, Wishes())

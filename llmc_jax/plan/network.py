@@ -81,8 +81,13 @@ class Step(NamedTuple):
 
     compute: float
     sending: float  # of all collectives, if nothing else happened
-    alone: float  # the update without overlap
-    overlapped: float  # with it
+    overlapped: float  # the update, with what lies beside computing
+    hidden: dict[str, float]  # of each collective the share that does; of one that follows computing there is none
+
+    @property
+    def alone(self) -> float:
+        """Return the update without overlap."""
+        return self.compute + self.sending
 
     @property
     def left(self) -> float:
@@ -100,11 +105,6 @@ def collective_seconds(kind: str, size: int, devices: int, network: Network) -> 
     ring += size / inside * (nodes - 1) / nodes / (network.reached_between * network.between)
     ring += (nodes - 1) * network.hop_between
     return network.start + ring * (2 if kind == "all-reduce" else 1)
-
-
-def beside(sent: Sequence[Sent], micro_batches: int) -> list[Sent]:
-    """Return what is sent while a micro-batch is computed."""
-    return [each for each in sent if each.times == micro_batches and each.about not in AFTER]
 
 
 def overlapped(
@@ -136,19 +136,10 @@ def step_of(
     def seconds(each: Sent) -> float:
         return collective_seconds(each.kind, each.bytes, devices, known)
 
-    computing = micro_batches * compute.micro_batch + compute.update
-    sending = sum(each.times * seconds(each) for each in sent)
-    meanwhile = beside(sent, micro_batches)
-    alone = sum(each.times * seconds(each) for each in sent if each not in meanwhile)
-    one, _ = overlapped(compute, meanwhile, seconds)
-    return Step(computing, sending, computing + sending, micro_batches * one + alone + compute.update)
-
-
-def hidden_shares(
-    compute: Compute, sent: Sequence[Sent], devices: int, micro_batches: int, network: Network
-) -> dict[str, float]:
-    """Return the share of each collective that lies beside computing; of one that follows it there is none."""
-    return overlapped(
-        compute, beside(sent, micro_batches),
-        lambda each: collective_seconds(each.kind, each.bytes, devices, network),
-    )[1]  # fmt: skip
+    meanwhile = [each for each in sent if each.times == micro_batches and each.about not in AFTER]
+    after = sum(each.times * seconds(each) for each in sent if each not in meanwhile)
+    one, hidden = overlapped(compute, meanwhile, seconds)
+    return Step(
+        micro_batches * compute.micro_batch + compute.update, sum(each.times * seconds(each) for each in sent),
+        micro_batches * one + after + compute.update, hidden,
+    )  # fmt: skip

@@ -18,7 +18,7 @@ from llmc_jax.machine.device import describe_device
 from llmc_jax.machine.gpus import Target
 from llmc_jax.machine.jax_setup import MEMORY_SHARE, configure
 from llmc_jax.machine.target import machine_of, this_machine
-from llmc_jax.plan.memory import Memory, computed, outside
+from llmc_jax.plan.memory import Memory, computed
 from llmc_jax.plan.network import Network
 from llmc_jax.plan.plan import Plan, make_plan
 from llmc_jax.plan.search import Largest, auto_sizes, largest_size, limit_of, mark_fastest, sizes, ways
@@ -112,15 +112,14 @@ class Planner(NamedTuple):
         if anew and (one if gpu == CPU else python_that_compiles()):
             flags = " and ".join(f"-b {each.config.batch_size}" for each in anew)
             self.told(f"compiling the step with {flags}, which is kept; --quick compiles nothing")
-        found = compiled_apart(requests)
-        limits = [self._limits(config.devices) for config in configs]
-        return [
-            # a process of its own knows nothing of the links of a card of the user's own
-            each._replace(available=available, card=card, outside=outside(self.plan(config)))
-            if isinstance(each, Memory)
-            else each
-            for each, config, (available, card) in zip(found, configs, limits, strict=True)
-        ]
+        return list(map(self._placed, configs, compiled_apart(requests)))
+
+    def _placed(self, config: TrainConfig, found: Memory | Problem) -> Memory | Problem:
+        """Return what a configuration takes by its compiler, beside what is known of the place alone."""
+        if isinstance(found, Problem):
+            return found
+        known = self.memory(self.plan(config))
+        return found._replace(available=known.available, card=known.card, outside=known.outside)
 
     def close(self, config: TrainConfig, row: Largest) -> bool:
         """Return whether a row may be another one where computing is off by as much as it may be."""
@@ -179,21 +178,18 @@ class Planner(NamedTuple):
         """Return the largest -b of each way of computing a configuration, and the fastest of them marked."""
         if self.place.available is None:
             return ()
-        return mark_fastest([self._largest(way) for way in ways(config, self.model.num_layers)])
+        return mark_fastest([
+            self._row(way, largest_size(way, self.fits)) for way in ways(config, self.model.num_layers)
+        ])  # fmt: skip
 
-    def _largest(self, way: TrainConfig) -> Largest:
-        size = largest_size(way, self.fits)
-        if size is not None:
-            return self._row(way, size)
-        fewest = next(iter(sizes(way)), None)
-        program = None if fewest is None else self._program(way, fewest)
-        levels = (way.recompute, way.recompute_blocks, way.zero_stage)
-        return Largest(*levels, None, program, "computed", None, None)
-
-    def _row(self, way: TrainConfig, size: int) -> Largest:
-        step = self.time(self.plan(replace(way, batch_size=size)))
-        levels = (way.recompute, way.recompute_blocks, way.zero_stage)
-        return Largest(*levels, size, self._program(way, size), "computed", step.seconds, step.tokens_per_second)
+    def _row(self, way: TrainConfig, size: int | None) -> Largest:
+        """Return a way of computing with so many rows; None: not even the fewest fit."""
+        step = None if size is None else self.time(self.plan(replace(way, batch_size=size)))
+        shown = next(iter(sizes(way)), None) if size is None else size
+        return Largest(
+            way.recompute, way.recompute_blocks, way.zero_stage, size, shown and self._program(way, shown), "computed",
+            step and step.seconds, step and step.tokens_per_second,
+        )  # fmt: skip
 
     def _program(self, way: TrainConfig, size: int) -> int:
         return self.memory(self.plan(replace(way, batch_size=size))).program

@@ -17,7 +17,7 @@ the model is written, waiting for data, and the host.
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.machine.compiling import TRITON_GEMM
@@ -40,8 +40,7 @@ from llmc_jax.plan.efficiency import (
     roofline,
 )
 from llmc_jax.plan.interval import Interval, certain, total
-from llmc_jax.plan.measured import with_measured
-from llmc_jax.plan.network import Compute, Network, collective_seconds, hidden_shares, network_of, step_of
+from llmc_jax.plan.network import Compute, Network, collective_seconds, network_of, step_of
 from llmc_jax.plan.plan import Plan
 from llmc_jax.training.parallel.traffic import Sent, of_update
 
@@ -123,13 +122,12 @@ def step_time(plan: Plan, hardware: Hardware | Calibration | None = None, networ
 
 
 def hardware_of(plan: Plan) -> Hardware:
-    """Return the GPU of a plan, with what was measured on such a card. Raises InputError for one not known."""
-    here = gpu(plan.machine.kind, plan.product_precision)
-    return with_measured(here) if plan.dtype != "fp32" else here
+    """Return the GPU of a plan. Raises InputError for one not known."""
+    return gpu(plan.machine.kind, plan.product_precision)
 
 
 def _on_gpu(plan: Plan, hardware: Hardware, network: Network | None) -> StepTime:
-    times = times_of(plan, hardware)
+    times = list(times_of(plan, hardware))
     operations = tuple(together(each for _, each in times))
     launches = sum(each.launches for each in operations)
     gaps = hardware.gap.times(launches)
@@ -200,19 +198,8 @@ SLICES = 8  # kernels that cut the weights of a layer out of the flat buffer
 MATRICES, PIECES = 4, 7
 
 
-class Task(NamedTuple):
-    """One operation's work of one layer, and what its time depends on beside FLOPs and bytes."""
-
-    work: Work
-    kind: str  # of work, as shares have it; of one that waits for memory its phase and operation
-    sides: tuple[tuple[int, int], ...]  # of the result of each of its products, which have equal FLOPs
-    large: int  # kernels each time it runs
-    small: int  # kernels that take the least time there is: sums of partial sums, scalars
-    added: int = 0  # bytes of what follows a product by itself: the addition of its bias
-
-
 # Kernels as tests/aot/test_step_table.py and results/step_table.md count them in compiled programs: (large, small).
-_FORWARD = (1, 0)
+# A small one takes the least time there is: sums of partial sums, scalars.
 _BACKWARD = dict.fromkeys(LINEAR, (2, 0)) | {
     "gelu": (1, 1), "ln1": (1, 1), "ln2": (1, 1), "lnf": (1, 1), "attention": (2, 1), "embedding": (1, 5),
 }  # fmt: skip
@@ -241,87 +228,78 @@ def works_of(plan: Plan) -> Iterator[tuple[Work, bool]]:
         )
 
 
-def tasks_of(plan: Plan) -> list[Task]:
-    """Return the tasks of a step on one GPU."""
+def times_of(plan: Plan, hardware: Hardware) -> Iterator[tuple[Work, OperationTime]]:
+    """Yield every operation of a step on one GPU, layer by layer, and what it takes."""
     model, shape, fused = plan.model, plan.shape, plan.execution.gelu_fusion
     biases_in_products = dict(plan.execution.compiler_options).get(TRITON_GEMM) is False
-    found = []
     for work, forward in works_of(plan):
         if fused and work[:2] == ("forward", "gelu"):
             continue  # the product before it does it, and writes its result as well
         if fused and work[:2] == ("forward", "fc"):
             work = work._replace(bytes=work.bytes + shape.micro_batches * array_bytes("fch_gelu", model, shape))
-        task = _task(work, forward, model, shape)
-        if forward and task.kind == PRODUCTS and not biases_in_products and work.operation != "head":
-            (rows, columns), times = task.sides[0], work.times
-            task = task._replace(large=task.large + 1, added=2 * shape.element * rows * columns * times)
-        found.append(task)
-    return found
+        kind, large, small = _kernels(work, forward, model, shape)
+        sides = _sides(work, forward, model, shape) if kind == PRODUCTS else ()
+        added = 0  # bytes of what follows a product by itself: the addition of its bias
+        if forward and sides and not biases_in_products and work.operation != "head":
+            large, added = large + 1, 2 * shape.element * sides[0][0] * sides[0][1] * work.times
+        by_work = work_seconds(work, kind, sides, added, hardware)
+        least = certain(work.times * large * hardware.least)
+        seconds = total([_larger(by_work, least), certain(work.times * small * hardware.least)])
+        floor, bound = roofline(work, hardware.roof)
+        yield work, OperationTime(
+            work.phase, work.operation, work.times, work.times * (large + small), work.flops, work.bytes, floor,
+            "launches" if by_work.typical < seconds.typical / 2 else bound, seconds, hardware.share(kind),
+        )  # fmt: skip
 
 
-def _task(work: Work, forward: bool, model: ModelConfig, shape: Shape) -> Task:
-    """Return the task of a work of the model. forward: it is a forward, perhaps computed again by the backward."""
-    kind = f"{work.phase} {work.operation}"
+def _kernels(work: Work, forward: bool, model: ModelConfig, shape: Shape) -> tuple[str, int, int]:
+    """Return the kind of a work, as shares have it, and its kernels each time it runs, large and small.
+
+    Of one that waits for memory the kind is its phase and operation. forward: it is one, perhaps computed again.
+    """
+    own = f"{work.phase} {work.operation}"
     if work.operation == WEIGHTS:
-        return Task(work, kind, (), SLICES * model.num_layers, 0)
+        return own, SLICES * model.num_layers, 0
     if work.operation == "gradient":
-        return Task(work, COPY, (), PIECES + MATRICES * model.num_layers, 0)
+        return COPY, PIECES + MATRICES * model.num_layers, 0
     if work.phase == "update":
-        return Task(work, kind, (), *_UPDATE.get(work.operation, (1, 2)))
-    large, small = _FORWARD if forward else _BACKWARD.get(work.operation, _FORWARD)
-    if work.operation in LINEAR:
-        return Task(work, PRODUCTS, _sides(work, forward, model, shape), large, small)
+        return own, *_UPDATE.get(work.operation, (1, 2))
+    large, small = (1, 0) if forward else _BACKWARD.get(work.operation, (1, 0))
     if work.operation == "attention":
-        kind = MATRIX if not shape.flash else ATTENTION if forward else ATTENTION_BACKWARD
-        return Task(work, kind, (), large, small)
-    return Task(work, kind, (), large, small)
+        own = MATRIX if not shape.flash else ATTENTION if forward else ATTENTION_BACKWARD
+    return PRODUCTS if work.operation in LINEAR else own, large, small
 
 
-def _sides(work: Work, forward: bool, model: ModelConfig, shape: Shape) -> tuple[tuple[int, int], ...]:
+Sides = tuple[tuple[int, int], ...]  # of the result of each product of a work, which have equal FLOPs
+
+
+def _sides(work: Work, forward: bool, model: ModelConfig, shape: Shape) -> Sides:
     """Return the sides of the results of a linear layer's products, one forward and two backward."""
     outputs, inputs = sizes(row_of(LINEAR[work.operation]).shape, letters(model))
     rows = rows_at_once(shape) if work.operation == "head" else shape.rows
     return ((rows, outputs),) if forward else ((rows, inputs), (outputs, inputs))
 
 
-def task_seconds(task: Task, hardware: Hardware) -> Interval:
-    """Return the seconds of a task on a GPU by its products or its bytes, without small kernels and gaps."""
-    work, shares = task.work, hardware.shares
+def work_seconds(work: Work, kind: str, sides: Sides, added: int, hardware: Hardware) -> Interval:
+    """Return the seconds of a work on a GPU by its products or its bytes, without small kernels and gaps."""
+    shares = hardware.shares
     by_products, moved = work.flops / hardware.flops, work.bytes / hardware.bandwidth
-    if task.kind == PRODUCTS:
-        fill = [1 / hardware.filled(*sides) for sides in task.sides]
-        by_products *= sum(fill) / len(fill)
-        added = shares[MEMORY].seconds(task.added / hardware.bandwidth)
-        return total([added, _larger(shares[PRODUCTS].seconds(by_products), shares[COPY].seconds(moved))])
-    if task.kind == MATRIX:
+    if kind == PRODUCTS:
+        by_products *= sum(1 / hardware.filled(*each) for each in sides) / len(sides)
+        alone = shares[MEMORY].seconds(added / hardware.bandwidth)
+        return total([alone, _larger(shares[PRODUCTS].seconds(by_products), shares[COPY].seconds(moved))])
+    if kind == MATRIX:
         return total([shares[PRODUCTS].seconds(by_products), shares[MATRIX].seconds(moved)])
-    if task.kind in (ATTENTION, ATTENTION_BACKWARD):
-        return _larger(shares[task.kind].seconds(by_products), shares[MEMORY].seconds(moved))
-    return hardware.share(task.kind).seconds(moved)
-
-
-def times_of(plan: Plan, hardware: Hardware) -> list[tuple[Task, OperationTime]]:
-    """Return every task of a step on one device and what it takes."""
-    return [(task, timed(task, hardware)) for task in tasks_of(plan)]
-
-
-def timed(task: Task, hardware: Hardware) -> OperationTime:
-    """Return what a task takes."""
-    work = task.work
-    floor, bound = roofline(work, hardware.roof)
-    least, small = (work.times * count * hardware.least for count in (task.large, task.small))
-    by_work = task_seconds(task, hardware)
-    seconds = total([_larger(by_work, certain(least)), certain(small)])
-    if by_work.typical < seconds.typical / 2:
-        bound = "launches"
-    return OperationTime(
-        work.phase, work.operation, work.times, work.times * (task.large + task.small), work.flops, work.bytes, floor,
-        bound, seconds, hardware.share(task.kind),
-    )  # fmt: skip
+    if kind in (ATTENTION, ATTENTION_BACKWARD):
+        return _larger(shares[kind].seconds(by_products), shares[MEMORY].seconds(moved))
+    return hardware.share(kind).seconds(moved)
 
 
 def _larger(one: Interval, other: Interval) -> Interval:
     return Interval(*map(max, one, other))
+
+
+SUMMED = ("times", "launches", "flops", "bytes", "floor")
 
 
 def together(times: Iterable[OperationTime]) -> Iterator[OperationTime]:
@@ -331,28 +309,22 @@ def together(times: Iterable[OperationTime]) -> Iterator[OperationTime]:
         groups.setdefault((each.phase, each.operation), []).append(each)
     for found in groups.values():
         largest = max(found, key=lambda each: each.seconds.typical)
-        yield largest._replace(
-            times=sum(each.times for each in found),
-            launches=sum(each.launches for each in found),
-            flops=sum(each.flops for each in found),
-            bytes=sum(each.bytes for each in found),
-            floor=sum(each.floor for each in found),
-            seconds=total(each.seconds for each in found),
-        )
+        sums: dict[str, Any] = {name: sum(getattr(each, name) for each in found) for name in SUMMED}
+        yield largest._replace(**sums, seconds=total(each.seconds for each in found))
 
 
 # ----- several devices ------------------------------------------------------------------------------------------------
 
 
-def computes_of(times: Sequence[tuple[Task, OperationTime]], plan: Plan, hardware: Hardware) -> list[Compute]:
+def computes_of(times: Sequence[tuple[Work, OperationTime]], plan: Plan, hardware: Hardware) -> list[Compute]:
     """Return what one device computes, in parts beside which something is sent, at each end of the intervals."""
     return [_compute(times, plan.shape.micro_batches, hardware.gap, at) for at in range(3)]
 
 
-def _compute(times: Sequence[tuple[Task, OperationTime]], micro_batches: int, gap: Interval, at: int) -> Compute:
+def _compute(times: Sequence[tuple[Work, OperationTime]], micro_batches: int, gap: Interval, at: int) -> Compute:
     layers: dict[int, float] = {}
     before = end = update = 0.0
-    for (work, *_), each in times:
+    for work, each in times:
         seconds = each.seconds[at] + each.launches * gap[at]
         if work.phase == "update":
             update += seconds
@@ -376,17 +348,17 @@ def exchanged(computes: Sequence[Compute], plan: Plan, network: Network) -> tupl
 
     computes: at the low, the typical and the high end.
     """
-    devices, A, sent = plan.parallel.devices, plan.shape.micro_batches, sent_by(plan)
-    ends = network.ends()
-    pairs = list(zip(computes, ends, strict=True))
-    seconds = Interval(*(step_of(compute, sent, devices, A, end).overlapped for compute, end in pairs))
-    hidden = hidden_shares(computes[1], sent, devices, A, ends[1])
+    devices, ends, sent = plan.parallel.devices, network.ends(), sent_by(plan)
+    steps = [
+        step_of(compute, sent, devices, plan.shape.micro_batches, end)
+        for compute, end in zip(computes, ends, strict=True)
+    ]
     exchanges = tuple(
         Exchange(
             each.kind, each.about, each.bytes, each.times,
             Interval(*(each.times * collective_seconds(each.kind, each.bytes, devices, end) for end in ends)),
-            hidden.get(each.about, 0.0),
+            steps[1].hidden.get(each.about, 0.0),
         )
         for each in sent
     )  # fmt: skip
-    return seconds, exchanges
+    return Interval(*(each.overlapped for each in steps)), exchanges

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 import pallas_kernels
+from benchmarks.aot import state_bytes
 from llmc_jax.config.flags import parse_args
 from llmc_jax.config.model import parse_descriptor
 from llmc_jax.config.train import TrainConfig
@@ -24,6 +25,7 @@ from llmc_jax.plan import compiled
 from llmc_jax.plan.plan import Plan
 from llmc_jax.training.adamw import AdamWNumbers
 from llmc_jax.training.optimizer import decay_ranges
+from llmc_jax.training.step import train_step
 from pallas_kernels.layernorm import longest_row
 from pallas_kernels.tuning import VERSIONS, attention_sizes
 
@@ -230,10 +232,12 @@ class StepCase(NamedTuple):
 
     @property
     def donated_bytes(self) -> int:
-        return compiled.state_bytes(self.plan("h200"))
+        return state_bytes(self.plan("h200"))
 
     def lower(self, gpu: str) -> Any:
-        return compiled.lower_step(self.plan(gpu), gpu)
+        plan = self.plan(gpu)
+        given = (*compiled.arguments(plan), plan.model, plan.step_options)
+        return deviceless.lower_for(train_step, given, gpu)
 
     def compile(self, gpu: str) -> deviceless.Program:
         return compiled.compile_step(self.plan(gpu), gpu)

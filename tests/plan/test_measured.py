@@ -1,20 +1,17 @@
-"""Shares that a card's own check has measured take the place of estimates; nothing else does."""
+"""Shares that a card's own check has measured: how they are found, and that the package's are those."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from llmc_jax.base.errors import InputError
+from benchmarks.card_shares import file_of, shares_in
 from llmc_jax.plan.compiled import plan_for
-from llmc_jax.plan.efficiency import ATTENTION, ATTENTION_BACKWARD, COPY, MATRIX, MEMORY, PRODUCTS, gpu
-from llmc_jax.plan.measured import file_of, shares_in, with_measured
+from llmc_jax.plan.efficiency import ATTENTION, ATTENTION_BACKWARD, COPY, MEMORY, PRODUCTS, gpu
 from llmc_jax.plan.memory import computed
 from llmc_jax.plan.time import step_time
 
-A100 = gpu("NVIDIA A100-SXM4-80GB", "bf16")
-H100, H200 = gpu("NVIDIA H100 80GB HBM3", "bf16"), gpu("NVIDIA H200", "bf16")
+A100, H200 = gpu("NVIDIA A100-SXM4-80GB", "bf16"), gpu("NVIDIA H200", "bf16")
 SHAPE = "attention bf16 64x1024x12x64"
 Item = tuple[str, str, str, dict[str, Any]]
 RECORDS: list[Item] = [
@@ -30,17 +27,8 @@ RECORDS: list[Item] = [
 ]  # fmt: skip
 
 
-ODD = json.dumps({"records": [["machine", "product bf16", "done", {"TFLOP/s": 1.0}]]})
-
-
-def kept(folder: Path, records: list[Item], kind: str = A100.kind) -> None:
-    content = {"machine": {"device": kind}, "commands": [], "records": records}
-    file_of(kind, folder).write_text(json.dumps(content))
-
-
-def test_what_was_measured_counts(tmp_path: Path) -> None:
-    kept(tmp_path, RECORDS)
-    shares = with_measured(A100, tmp_path).shares
+def test_what_was_measured_is_found() -> None:
+    shares = shares_in({"records": RECORDS}, A100, "a.json")
     typical = {name: share.typical for name, share in shares.items() if share.measured_on == A100.kind}
     # a step's products lose by themselves what their tiles leave of the last wave: here it has been lost already
     products = [rate / 312 / A100.filled(65536, columns) for rate, columns in ((240, 3072), (220, 768))]
@@ -52,24 +40,8 @@ def test_what_was_measured_counts(tmp_path: Path) -> None:
     low, high = 0.95 * sum(products) / 2, 1.05 * sum(products) / 2  # at least
     assert (shares[PRODUCTS].low, shares[PRODUCTS].high) == pytest.approx((low, high))
     assert min(products) > 220 / 312 and max(products) > 240 / 312
-    assert shares[MATRIX] == A100.shares[MATRIX]
     for share in shares.values():
         assert share.low < share.typical < share.high
-
-
-def test_another_card_s_measurements_do_not(tmp_path: Path) -> None:
-    kept(tmp_path, RECORDS)
-    assert with_measured(H100, tmp_path) == H100
-    assert with_measured(A100, tmp_path / "none") == A100
-
-
-def test_what_the_package_knows_of_a_card_stays_and_a_card_like_it_has_its_own(tmp_path: Path) -> None:
-    """The rates of Hopper are one H200's; an H100 that was measured has its own."""
-    kept(tmp_path, RECORDS, H200.kind)
-    kept(tmp_path, RECORDS, H100.kind)
-    assert with_measured(H200, tmp_path) == H200
-    assert H100.shares == H200.shares
-    assert with_measured(H100, tmp_path).shares[PRODUCTS].measured_on == H100.kind
 
 
 # ----- the card whose rates the package has ---------------------------------------------------------------------------
@@ -78,8 +50,7 @@ def test_what_the_package_knows_of_a_card_stays_and_a_card_like_it_has_its_own(t
 def test_the_package_s_rates_are_those_of_the_records() -> None:
     """Alone, a kernel may be faster than in a step, and a product slower: it is repeated until the clock falls."""
     content = json.loads(file_of(H200.kind).read_text())
-    done = [(part, name, figures) for part, name, status, figures, *_ in content["records"] if status == "done"]
-    for kind, share in shares_in(done, H200, "").items():
+    for kind, share in shares_in(content, H200, "").items():
         known = H200.shares[kind]
         assert known.measured_on == H200.kind
         assert share.typical == pytest.approx(known.typical, rel=0.08), kind
@@ -106,10 +77,3 @@ def test_the_plan_of_the_steps_that_were_measured() -> None:
         assert 1e3 * found.seconds.typical == pytest.approx(step["ms"], rel=0.05) and found.measured
         assert found.seconds.low < 1e-3 * step["ms"] < found.seconds.high
         assert computed(plan).program / 2**30 == pytest.approx(step["GiB"], rel=0.02)
-
-
-@pytest.mark.parametrize("text", ["{", "[]", '{"records": 3}', '{"records": [[1]]}', ODD])
-def test_a_file_that_is_something_else_is_refused(text: str, tmp_path: Path) -> None:
-    file_of(A100.kind, tmp_path).write_text(text)
-    with pytest.raises(InputError, match="gpu_nvidia_a100"):
-        with_measured(A100, tmp_path)

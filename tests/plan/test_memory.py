@@ -53,7 +53,7 @@ def test_the_compiler_s_total_is_split_as_computed(words: str) -> None:
     plan = compiled.plan_here(parse_args(["-e", "L2-NH2-C16", *words.split()]))
     found, quick = memory.compiled(plan, None), computed(plan)
     assert (found.source, found.kinds, found.moment) == ("compiled", quick.kinds, quick.moment)
-    assert found.program == compiled.compile_here(plan).memory.total == quick.program + found.unexplained
+    assert found.program == compiled.compile_step(plan, None).memory.total == quick.program + found.unexplained
 
 
 def memory_of(program: int, available: int | None, card: int | None = None, beside: int = 0) -> Memory:

@@ -12,7 +12,7 @@ from llmc_jax.config.train import AUTO_BATCH, TrainConfig
 from llmc_jax.machine.cards import CARDS
 from llmc_jax.machine.gpus import GPUS, TARGETS
 from llmc_jax.plan.answer import Wishes
-from llmc_jax.plan.near import reproductions_table, rows_table
+from llmc_jax.plan.near import draw_sweep, reproductions_table, rows_table, title_of
 from llmc_jax.plan.neighbours import (
     REPRODUCTIONS,
     Row,
@@ -24,7 +24,6 @@ from llmc_jax.plan.neighbours import (
     swept,
     wishes,
 )
-from llmc_jax.plan.picture import draw_sweep, title_of
 
 ASKED = TrainConfig(
     model="d6", batch_size=8, sequence_length=256, total_batch_size=2**15, devices=4, recompute=0, max_steps=1000

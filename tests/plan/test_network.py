@@ -10,7 +10,7 @@ from llmc_jax.base.errors import InputError
 from llmc_jax.config.model import parse_descriptor
 from llmc_jax.machine.cards import CARDS
 from llmc_jax.machine.gpus import GPUS
-from llmc_jax.plan.network import Compute, Network, collective_seconds, hidden_shares, network_of, step_of
+from llmc_jax.plan.network import Compute, Network, collective_seconds, network_of, step_of
 from llmc_jax.training.parallel.stage import Parallel
 from llmc_jax.training.parallel.traffic import Sent, of_update
 
@@ -64,8 +64,7 @@ def test_a_layer_is_hidden_behind_those_below() -> None:
     step = step_of(COMPUTE._replace(end=0), sent, 2, network=network)
     assert step.sending == pytest.approx(12 * 0.002)
     assert step.left == pytest.approx(0.002)
-    hidden = hidden_shares(COMPUTE._replace(end=0), sent, 2, 1, network)
-    assert [hidden[f"layer {layer}"] for layer in range(12)] == pytest.approx([0, *[1] * 11], abs=1e-9)
+    assert [step.hidden[f"layer {layer}"] for layer in range(12)] == pytest.approx([0, *[1] * 11], abs=1e-9)
     slow = step_of(COMPUTE._replace(end=0), sent, 2, network=network._replace(inside=0.25e9))
     assert slow.left == pytest.approx(12 * 0.008 - 11 * 0.004)  # the network never waits after the first
 

@@ -1,21 +1,36 @@
-"""Shares that were measured on a card, out of what gpu_check.sh keeps: they take the place of others and estimates.
+"""Shares of the peaks that a card's own check measured, as rows for llmc_jax/plan/efficiency.py.
 
-Looks into benchmarks/results beside the package, so only a checkout has them. What the package knows of a card by
-itself stands in efficiency.py, and stays. Leaves out the times of whole steps (benchmarks/plan_error.py).
+    python benchmarks/card_shares.py "NVIDIA H200"
+
+Reads what gpu_check.sh keeps in results/. The package's own of Hopper were adapted from these: a product is slower
+in a step, where the clock falls, and a kernel that waits for memory as fast as in a traced step.
 """
 
 import json
 import re
 import statistics
+import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from llmc_jax.base.errors import InputError
-from llmc_jax.plan.efficiency import ATTENTION, ATTENTION_BACKWARD, COPY, MEMORY, PRODUCTS, Efficiency, Hardware
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
 
-RESULTS = Path(__file__).resolve().parents[2] / "benchmarks/results"
+from llmc_jax.machine import gpus  # noqa: E402
+from llmc_jax.plan.efficiency import (  # noqa: E402
+    ATTENTION,
+    ATTENTION_BACKWARD,
+    COPY,
+    MEMORY,
+    PRODUCTS,
+    Efficiency,
+    Hardware,
+    gpu,
+)
+
+RESULTS = ROOT / "benchmarks/results"
 # Kernels that wait for memory, and the operations that they run in a step.
 KERNELS = {
     "residual_layernorm_forward": ("forward ln1", "forward ln2", "forward lnf"),
@@ -36,26 +51,12 @@ def file_of(kind: str, folder: Path = RESULTS) -> Path:
     return folder / f"gpu_{re.sub(r'[^a-z0-9]+', '_', kind.lower()).strip('_')}.json"
 
 
-def with_measured(hardware: Hardware, folder: Path = RESULTS) -> Hardware:
-    """Return a GPU with the shares that were measured on such a card; as it is where none were.
+def shares_in(content: Mapping[str, Any], hardware: Hardware, source: str) -> dict[str, Efficiency]:
+    """Return the shares that were measured, by kind of work. The best of each shape counts: it is what a run takes.
 
-    Raises InputError for a file that is something else.
+    content: of the card's file.
     """
-    path = file_of(hardware.kind, folder)
-    if not path.exists() or hardware.shares[PRODUCTS].measured_on == hardware.kind:
-        return hardware
-    try:
-        content = json.loads(path.read_text())
-        done = [(part, name, figures) for part, name, status, figures, *_ in content["records"] if status == "done"]
-        return hardware._replace(shares={**hardware.shares, **shares_in(done, hardware, path.name)})
-    except (OSError, ValueError, LookupError, TypeError, ArithmeticError, RecursionError) as error:
-        raise InputError(f"{path}: not what gpu_check.sh writes ({error}); move it away") from error
-
-
-def shares_in(
-    done: Iterable[tuple[str, str, Mapping[str, Any]]], hardware: Hardware, source: str
-) -> dict[str, Efficiency]:
-    """Return the shares that were measured, by kind of work. The best of each shape counts: it is what a run takes."""
+    done = [(part, name, figures) for part, name, status, figures, *_ in content["records"] if status == "done"]
     flops, bandwidth = hardware.flops / 1e12, hardware.bandwidth / 1e9
     best: dict[str, dict[str, float]] = defaultdict(dict)
 
@@ -82,3 +83,16 @@ def _efficiency(shares: list[float], kind: str, source: str) -> Efficiency:
     typical = statistics.median(shares)
     low, high = min([*shares, (1 - ALONE) * typical]), max([*shares, (1 + ALONE) * typical])
     return Efficiency(low, typical, high, kind, f"benchmarks/results/{source}")
+
+
+def main() -> None:
+    kind = sys.argv[1] if len(sys.argv) == 2 else ""
+    if kind not in gpus.GPUS or not (path := file_of(kind)).exists():
+        raise SystemExit(f'expected the name of a GPU whose gpu_check.sh has run, as in "NVIDIA H200", not {kind!r}')
+    for name, share in shares_in(json.loads(path.read_text()), gpu(kind, "bf16"), path.name).items():
+        low, typical, high = (f"{value:.3f}" for value in share[:3])
+        print(f'    "{name}": Efficiency({low}, {typical}, {high}, "{kind}", "{share.source}"),')
+
+
+if __name__ == "__main__":
+    main()
