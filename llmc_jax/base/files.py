@@ -10,6 +10,7 @@ import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -199,12 +200,16 @@ def write_problem(folder: Path) -> str | None:
 
 def plain(value: Any) -> Any:
     """Return a value as JSON can hold it: NumPy's and JAX's arrays and scalars as Python's, NaN and inf as strings."""
+    if is_dataclass(value):
+        value = {field.name: getattr(value, field.name) for field in fields(value)}
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if hasattr(value, "tolist"):  # a float32 becomes the double of the same value: nothing is rounded
         value = value.tolist()
     if isinstance(value, list | tuple | set | frozenset):
-        return [plain(item) for item in value]
+        kinds = set(map(type, value))  # of long curves no number is looked at by itself
+        whole = kinds <= {int} or (kinds == {float} and all(map(math.isfinite, value)))
+        return list(value) if whole else [plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)

@@ -14,8 +14,7 @@ from llmc_jax.base import text
 from llmc_jax.checkpoint.llmc import V2_ORDERS
 from llmc_jax.checkpoint.source import Source
 from llmc_jax.checkpoint.sources import open_source
-from llmc_jax.compare.report import Show
-from llmc_jax.compare.tensors import Difference, Limit, as_json, cells, index_text, tolerance_of
+from llmc_jax.compare.tensors import Difference, Limit, Show, as_json, cells, index_text, tolerance_of
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.models.gpt2.tensors import BY_NAME, tensor_specs
 from llmc_jax.models.tensors import TensorSpec

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llmc_jax.base.errors import InputError
+from llmc_jax.base.numbers import small
 from llmc_jax.base.text import table
 from llmc_jax.checkpoint.debug_state import DebugState, program, read_debug_state
 from llmc_jax.checkpoint.source import Source
 from llmc_jax.checkpoint.sources import flat_parameters, open_source
-from llmc_jax.compare.report import Show, small
-from llmc_jax.compare.tensors import Difference, Limit, as_json, cells, difference, index_text, tolerance_of
+from llmc_jax.compare.tensors import Difference, Limit, Show, as_json, cells, difference, index_text, tolerance_of
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.config.train import ATTENTIONS, BY_NAME, TrainConfig
 from llmc_jax.machine import jax_setup

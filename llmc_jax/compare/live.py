@@ -23,7 +23,7 @@ from llmc_jax.base.streams import escaped
 from llmc_jax.base.text import wrapped
 from llmc_jax.checkpoint.llmc import read_header
 from llmc_jax.compare import logs
-from llmc_jax.compare.report import Show
+from llmc_jax.compare.tensors import Show
 from llmc_jax.config.checks import validate
 from llmc_jax.config.flags import parse_args
 from llmc_jax.config.train import AUTO_BATCH, OPTIONS
@@ -267,46 +267,33 @@ def precision_of(output: Path) -> str | None:
 # ----- side by side -------------------------------------------------------------------------------------------------
 
 
-class Result(NamedTuple):
-    """Both runs, and how they compare."""
-
-    logs: tuple[Log, Log]  # llm.c's, ours
-    differences: list[logs.Difference]  # training, validation
-
-    @property
-    def agree(self) -> bool:
-        """Return whether no loss of the common steps differs by more than the tolerance."""
-        compared = [each for each in self.differences if len(each.steps)]
-        return bool(compared) and all(each.first_beyond is None for each in compared)
-
-    @property
-    def time_ratio(self) -> float | None:
-        """Return our median time per step as a part of llm.c's."""
-        theirs, mine = (median(log.of("ms")) for log in self.logs)
-        return mine / theirs if mine and theirs else None
+def agree(found: Sequence[logs.Difference]) -> bool:
+    """Return whether no loss of the common steps differs by more than the tolerance."""
+    compared = [each for each in found if len(each.steps)]
+    return bool(compared) and all(each.first_beyond is None for each in compared)
 
 
-def compare(theirs: Log, mine: Log, tolerance: float, window: int) -> Result:
-    """Return the two logs compared, single steps unless a window is given."""
-    return Result((theirs, mine), logs.differences([theirs, mine], tolerance, window or 1))
+def time_ratio(both: Sequence[Log]) -> float | None:
+    """Return our median time per step as a part of llm.c's."""
+    theirs, mine = (median(log.of("ms")) for log in both)
+    return mine / theirs if mine and theirs else None
 
 
-def steps_table(result: Result, rows: int) -> str:
+def steps_table(both: Sequence[Log], rows: int) -> str:
     """Return a table of losses and ms by step; of long runs, some steps."""
-    steps = {step for log in result.logs for curve in (log.train, log.val) for step in curve.steps.tolist()}
-    return logs.steps_table(result.logs, logs.spread(steps, rows), NAMES, with_times=True)
+    steps = {step for log in both for curve in (log.train, log.val) for step in curve.steps.tolist()}
+    return logs.steps_table(both, logs.spread(steps, rows), NAMES, with_times=True)
 
 
-def verdict(result: Result) -> list[str]:
-    """Return what it comes to: a sentence on each kind of loss, one on the time."""
-    lines = [logs.verdict(each, f"{each.curve} losses") for each in result.differences]
-    theirs, mine = (median(log.of("ms")) for log in result.logs)
-    if ratio := result.time_ratio:
+def verdict(both: Sequence[Log], found: Sequence[logs.Difference]) -> list[str]:
+    """Return the result: a sentence on each kind of loss, one on the time. both: llm.c's log and ours."""
+    lines = [logs.verdict(each, f"{each.curve} losses") for each in found]
+    theirs, mine = (median(log.of("ms")) for log in both)
+    if ratio := time_ratio(both):
         words = f"ours is {1 / ratio:.2f} times as fast" if ratio < 1 else f"ours takes {ratio:.2f} times as long"
-        medians = f"{theirs:.2f} ms per step of llm.c, {mine:.2f} ms of ours"
-        lines.append(f"time, median without the first step: {medians}: {words}")
-    agree = "the losses agree" if result.agree else "the losses do NOT agree"
-    return [*lines, f"verdict: {agree} within {result.differences[0].tolerance:g} nats per token"]
+        lines.append(f"time per step, median without the first: llm.c {theirs:.2f} ms, ours {mine:.2f} ms; {words}")
+    words = "the losses agree" if agree(found) else "the losses do NOT agree"
+    return [*lines, f"verdict: {words} within {found[0].tolerance:g} nats per token"]
 
 
 def busy_note() -> str | None:
@@ -362,13 +349,13 @@ def run(args: argparse.Namespace, show: Show) -> tuple[bool, dict[str, Any]]:
         dtype = precision_of(folder / LLMC_OUTPUT) if comparison.kind == CUDA else None
         show(f"2 of 2, ours:  train.py {shlex.join(our_words(comparison, folder / OUR_FOLDER, dtype))}\n")
         mine, ours = run_ours(comparison, folder, dtype)
-        result = compare(theirs, mine, args.tolerance, args.window)
-        words = "\n".join(wrapped(line) for line in verdict(result))
-        show(f"{steps_table(result, args.rows)}\n\n{words}")
-        logs.draw(args.picture, show, result.logs, result.differences, NAMES)
-    return result.agree, {
+        both, found = (theirs, mine), logs.differences([theirs, mine], args.tolerance, args.window or 1)
+        words = "\n".join(wrapped(line) for line in verdict(both, found))
+        show(f"{steps_table(both, args.rows)}\n\n{words}")
+        logs.draw(args.picture, show, both, found, NAMES)
+    return agree(found), {
         "comparison": "run", "kind": comparison.kind, "executable": comparison.executable,
         "commands": {"llm.c": llmc_command(comparison), "ours": ["train.py", *ours]},
-        "agree": result.agree, "time_ratio": result.time_ratio, "busy": busy, "verdict": verdict(result),
-        **logs.as_json(result.logs, result.differences, args.rows),
+        "agree": agree(found), "time_ratio": time_ratio(both), "busy": busy,
+        "verdict": verdict(both, found), **logs.as_json(both, found, args.rows),
     }  # fmt: skip

@@ -13,10 +13,9 @@ import numpy as np
 
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import check_output
+from llmc_jax.base.numbers import number, small
 from llmc_jax.base.text import table, wrapped
-from llmc_jax.compare import report
-from llmc_jax.compare.report import Show
-from llmc_jax.compare.tensors import tolerance_of
+from llmc_jax.compare.tensors import Show, tolerance_of
 from llmc_jax.logs.curves import Curve, median, moving_mean, window_of
 from llmc_jax.logs.picture import LETTERS
 from llmc_jax.logs.reading import BATCHES, HELLASWAG, SPEED, Log, read_log
@@ -154,7 +153,7 @@ def _verdict(each: Difference, name: str) -> str:
         return f"{name}: equal at {steps}"
     if largest <= each.rounding * (1 + 1e-9) + 1e-12:
         return f"{name}: equal at {steps}, to the digits that the logs have"
-    at_most = f"the largest difference is {report.small(largest)}, at step {where}"
+    at_most = f"the largest difference is {small(largest)}, at step {where}"
     what = "the difference" if each.window == 1 else f"the difference, averaged over {each.window} steps,"
     bound = f"{each.tolerance:g}"
     if each.parts is not None:
@@ -202,7 +201,7 @@ def steps_table(
     for field in CURVES.values():
         losses = [[at_step(getattr(log, field), step) for step in steps] for log in logs]
         for name, log, values in zip(names, logs, losses, strict=True):
-            columns.append((f"{field} {name}", [report.number(value, digits) for value in values]))
+            columns.append((f"{field} {name}", [number(value, digits) for value in values]))
             if log is not logs[0]:
                 apart = {each.step for each in unlike(logs[0], log)} if field == CURVES[VAL] else set()
                 more = [
@@ -215,7 +214,7 @@ def steps_table(
     optional = [*(f"{name} - {names[0]}" for name in names[1:]), *reversed(others)]
     if with_times:
         optional = [f"ms {name}" for name in names]
-        times = ([report.number(at_step(log.of("ms"), step), 2) for step in steps] for log in logs)
+        times = ([number(at_step(log.of("ms"), step), 2) for step in steps] for log in logs)
         columns += zip(optional, times, strict=True)
     headings, cells = zip(*columns, strict=True)
     return table(headings, list(zip(*cells, strict=True)), optional=optional)
@@ -233,8 +232,8 @@ def logs_table(logs: Sequence[Log]) -> str:
         tokens_per_second = median(log.of(SPEED))
         rows.append([
             letter, log.path, log.kind, _range(log.train), str(len(log.val.steps) or ""),
-            report.number(last(log.train), 4), report.number(last(log.val), 4),
-            report.number(median(log.of("ms")), 2), report.number(steps_per_second(log), 3),
+            number(last(log.train), 4), number(last(log.val), 4),
+            number(median(log.of("ms")), 2), number(steps_per_second(log), 3),
             "" if tokens_per_second is None else f"{tokens_per_second:,.0f}",
         ])  # fmt: skip
     words = ["", "log", "what it is", "training steps"]
@@ -263,8 +262,8 @@ def differences_table(found: Sequence[Difference]) -> str:
         if len(each.steps):
             largest, where = each.largest
             rows.append([
-                f"{each.letter} - A, {each.curve}", f"{len(each.steps):,}", report.small(largest), str(where),
-                report.small(each.mean), signed(float(each.values[-1])),
+                f"{each.letter} - A, {each.curve}", f"{len(each.steps):,}", small(largest), str(where),
+                small(each.mean), signed(float(each.values[-1])),
                 _step(each.first_beyond), _step(each.parts), str(each.window),
             ])  # fmt: skip
     headings = ["", "steps", "largest", "at step", "mean", "last", "first beyond", "part at", "averaged over"]

@@ -5,16 +5,18 @@ Takes arrays in pieces, so that tensors larger than memory can be compared. Leav
 
 import argparse
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from llmc_jax.compare.report import small
+from llmc_jax.base.numbers import small
 
 CHUNK = 1 << 20  # elements compared at a time: the float64 copies stay at 8 MiB each
 
 Shape = tuple[int, ...]
+Show = Callable[[str], None]  # prints a line or a table, unless standard output is for JSON
 
 
 class Limit(NamedTuple):

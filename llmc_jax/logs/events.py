@@ -17,16 +17,7 @@ import numpy as np
 from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.base.files import reason
 from llmc_jax.logs.curves import NONE, Curve
-from llmc_jax.logs.files import (
-    LARGEST_NUMBER,
-    LARGEST_STEP,
-    LARGEST_TIME,
-    NON_FINITE,
-    event_in,
-    finite_number,
-    is_step,
-    whole_lines,
-)
+from llmc_jax.logs.files import LARGEST_NUMBER, LARGEST_STEP, NON_FINITE, event_in, is_step, time_of, whole_lines
 
 OF_ALL = frozenset({"event", "step", "time"})  # fields that every event has, and that are no figures
 STEP = "train"  # the kind of most events
@@ -186,7 +177,7 @@ def _take(events: Events, event: dict[str, Any] | None) -> None:
 
 
 def _time(value: Any) -> float:
-    seconds = finite_number(value, 0, LARGEST_TIME)
+    seconds = time_of(value)
     return ABSENT if seconds is None else float(seconds)
 
 

@@ -91,6 +91,11 @@ def finite_number(value: Any, least: float = -LARGEST_NUMBER, most: float = LARG
     return value if type(value) in (int, float) and least <= value <= most else None
 
 
+def time_of(value: Any) -> float | None:
+    """Return the time of an event, in seconds since 1970; None for what no clock shows."""
+    return finite_number(value, 0, LARGEST_TIME)
+
+
 def is_step(value: Any) -> TypeGuard[int]:
     """Return whether a field of an event is a step."""
     return type(value) is int and 0 <= value <= LARGEST_STEP

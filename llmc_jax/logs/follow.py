@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import reason
@@ -113,30 +113,22 @@ TAIL = 1 << 16  # bytes at the end that are read as they stand, about 200 steps
 STARTS = ("start", "resume")
 
 
-class Recent(NamedTuple):
-    """The newest events of a metrics.jsonl, in order, and up to where it was read: a Follower's start."""
-
-    events: list[dict[str, Any]]
-    place: int = 0
-
-
-def recent(path: str | Path, kinds: Iterable[str] = ()) -> Recent:
+def recent(path: str | Path, kinds: Iterable[str] = ()) -> list[dict[str, Any]]:
     """Return the last start or resume, the last event of each kind since then, and the last TAIL bytes' events.
 
-    Nothing where there is no file. Other lines are passed over and not parsed, so that a long file takes little time.
-    Raises InputError where it cannot be read.
+    In order; nothing where there is no file. Other lines are passed over and not parsed, so that a long file takes
+    little time. Raises InputError where it cannot be read.
     """
     try:
         with open(path, "rb", buffering=0, opener=_open_at_once) as file:
-            size = file.seek(0, 2)  # taken once: the file grows
-            lines = _lines_backwards(file, size)
-            end = size - len(next(lines))
+            lines = _lines_backwards(file, file.seek(0, 2))
+            next(lines)  # which has no end
             events = [event_in(line) for line in _chosen(lines, kinds)]
     except FileNotFoundError:
-        return Recent([])
+        return []
     except OSError as error:
         raise InputError(f"{path}: cannot read it: {reason(error)}") from error
-    return Recent([event for event in reversed(events) if event is not None], end)
+    return [event for event in reversed(events) if event is not None]
 
 
 def _chosen(lines: Iterable[bytes], kinds: Iterable[str]) -> Iterator[bytes]:

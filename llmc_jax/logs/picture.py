@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from llmc_jax.base.numbers import SCALES, plural
 from llmc_jax.base.pictures import PALETTE, fitting, save_figure
 from llmc_jax.logs.curves import BINS, Bins, Curve, LossRange, binned, finite, loss_range, smoothed, window_of
 from llmc_jax.logs.reading import HELLASWAG, Log
@@ -161,16 +162,13 @@ def mark_outside(axes: Any, c: Curve, shown: LossRange | None, color: str, name:
     """
     good = np.isfinite(c.values)
     over, bad = c.at(good & (c.values > (shown.high if shown else np.inf))), c.at(~good)
-    if len(over.steps):
+    if count := len(over.steps):
         top = int(np.argmax(over.values))
-        words = f"above the picture: {_counted(over)}, largest {over.values[top]:.4g} at step {over.steps[top]}"
-        _mark(axes, over.steps, 0.985, "^", f"{name} {words}", color)
-    if len(bad.steps):
-        _mark(axes, bad.steps, 0.985, "x", f"{name} not finite: {_counted(bad)}, first at step {bad.steps[0]}", color)
-
-
-def _counted(c: Curve) -> str:
-    return f"{len(c.steps):,} {'point' if len(c.steps) == 1 else 'points'}"
+        words = f"{plural(count, 'point')} off scale, largest {over.values[top]:.4g} at step {over.steps[top]}"
+        _mark(axes, over.steps, 0.985, "^", f"{name}: {words}", color)
+    if count := len(bad.steps):
+        words = f"{plural(count, 'point')} not finite, first at step {bad.steps[0]}"
+        _mark(axes, bad.steps, 0.985, "x", f"{name}: {words}", color)
 
 
 def _mark(axes: Any, steps: np.ndarray, height: float, mark: str, label: str, color: str) -> None:
@@ -236,8 +234,8 @@ def _token_axis(axes: Any, log: Log) -> None:
     if per_step <= 0:
         return
     last = per_step * max((int(each.steps[-1]) + 1 for each in (log.train, log.val) if len(each.steps)), default=1)
-    scales = ((1e9, "billion"), (1e6, "million"), (1e3, "thousand"))
-    unit, name = next((scale for scale in scales if last >= scale[0]), (1.0, ""))
+    size, name = next(scale for scale in SCALES if last >= scale[0])
+    unit = size or 1.0
     top = axes.secondary_xaxis("top", functions=(lambda s: s * per_step / unit, lambda t: t * unit / per_step))
     top.set_xlabel(f"tokens ({name})" if name else "tokens")
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from llmc_jax.logs.files import LARGEST_STEP, LARGEST_TIME, METRICS, finite_number
+from llmc_jax.logs.files import LARGEST_STEP, METRICS, finite_number, time_of
 from llmc_jax.logs.follow import STARTS, recent
 
 RUNNING, DIED, UNKNOWN = "running", "died", "unknown"  # beside the outcomes that an `end` has: done, stopped, …
@@ -80,7 +80,7 @@ def after(seen: Seen, events: Iterable[Mapping[str, Any]]) -> Seen:
 
 
 def _after(seen: Seen, event: Mapping[str, Any]) -> Seen:
-    kind, step, now = event.get("event"), finite_number(event.get("step"), 0, LARGEST_STEP), _time(event)
+    kind, step, now = event.get("event"), finite_number(event.get("step"), 0, LARGEST_STEP), time_of(event.get("time"))
     if kind in STARTS:
         steps = finite_number(event.get("steps"), 0, LARGEST_STEP)
         seen = Seen(start=event, step=seen.step, steps=seen.steps if steps is None else int(steps))
@@ -101,11 +101,6 @@ def _outcome(event: Mapping[str, Any]) -> str:
     return outcome if isinstance(outcome, str) and outcome else UNKNOWN
 
 
-def _time(event: Mapping[str, Any]) -> float | None:
-    """Return the time of an event; None where it has none, or one that no clock shows."""
-    return finite_number(event.get("time"), 0, LARGEST_TIME)
-
-
 def usual_silence(seen: Seen) -> float:
     """Return how many seconds of silence are usual: more, the longer its steps, validations and saves took so far."""
     return max(SILENCE if seen.trained else COMPILING, PAUSES * seen.longest)
@@ -122,7 +117,7 @@ def run_state(seen: Seen, now: float | None = None, process_runs: "ProcessRuns |
         state=seen.outcome or _state(runs, silent, seen),
         step=seen.step,
         steps=seen.steps,
-        started=_time(start),
+        started=time_of(start.get("time")),
         last=seen.time,
         silent=silent,
         usual=usual_silence(seen),
@@ -143,9 +138,10 @@ def _state(runs: bool | None, silent: float | None, seen: Seen) -> str:
     return DIED if _was_before_boot(seen.start or {}, seen.time) else UNKNOWN
 
 
-def read_state(folder: str | Path, now: float | None = None) -> RunState:
-    """Return the state of the run in a folder; of one without events it is unknown. Raises InputError."""
-    return run_state(after(Seen(), recent(Path(folder) / METRICS).events), now)
+def read_state(path: str | Path, now: float | None = None) -> RunState:
+    """Return the state of a run by its folder or its events' file; without events it is unknown. Raises InputError."""
+    path = Path(path)
+    return run_state(after(Seen(), recent(path / METRICS if path.is_dir() else path)), now)
 
 
 # ----- the process --------------------------------------------------------------------------------------------------

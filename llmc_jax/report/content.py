@@ -3,12 +3,13 @@
 `to_json` gives what page.html draws. Leaves out gathering it (gather.py) and drawing it (page.py).
 """
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from llmc_jax.base.files import plain
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class Run:
     status: Status
     clock: str | None  # what X.time is: wall (from the events' times), steps (the sum of the steps' times); None
     summary: Rows
-    facts: list[tuple[str, Rows]]  # by group
+    facts: Sequence[tuple[str, Rows]]  # by group
     curves: Mapping[str, Figure]  # by key, as panels name them
     samples: Sequence[Sample]
     events: Sequence[Event]
@@ -142,17 +143,3 @@ class Content:
         """Return it as JSON can hold it: numbers that are not finite are the strings nan, inf and -inf."""
         shown: dict[str, Any] = plain(self)
         return shown
-
-
-def plain(value: Any) -> Any:
-    """Return dataclasses, arrays and tuples as dicts and lists."""
-    if is_dataclass(value):
-        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
-    if isinstance(value, np.ndarray):
-        numbers = value.tolist()
-        return numbers if np.isfinite(value).all() else [plain(number) for number in numbers]
-    if isinstance(value, Mapping):
-        return {key: plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(each) for each in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

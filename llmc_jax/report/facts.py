@@ -1,22 +1,24 @@
-"""What a run was told, what ran it and how it went, in rows of words.
+"""What a run was told, what ran it and how it went, in rows of words; the settings in which runs differ.
 
 A configuration may be damaged or of another version: what is not as expected is left out.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from llmc_jax.base.numbers import count, duration, flop_rate, number, plural
 from llmc_jax.base.options import show_value, without_credentials
 from llmc_jax.config.train import BY_NAME
 from llmc_jax.logs.curves import Curve, finite, median, window_of
 from llmc_jax.logs.files import finite_number
-from llmc_jax.report.content import Rows, Status
+from llmc_jax.machine.device import gib
+from llmc_jax.report.content import Difference, Differences, Rows, Status
 from llmc_jax.report.series import Axes, Figures
-from llmc_jax.report.words import count, duration, gibibytes, number, plural, rate
 
 Config = Mapping[str, Any]
+Groups = Mapping[str, Mapping[str, str]]  # settings by group and name, as shown
 OPTIONS, MODEL, OPERATIONS, MACHINE, VERSIONS, ENVIRONMENT = (
     "Options", "Model", "What runs each operation", "Machine", "Versions", "Environment",
 )  # fmt: skip
@@ -81,7 +83,7 @@ def _machine(config: Config) -> dict[str, str]:
     memory = device.get("memory_bytes")
     if isinstance(memory, int) and not isinstance(memory, bool):
         rows.pop("memory bytes")
-        rows["memory"] = gibibytes(memory)
+        rows["memory"] = gib(memory)
     if config.get("platform"):
         rows["operating system"] = _text(config["platform"])
     return rows
@@ -95,7 +97,7 @@ def _versions(config: Config) -> dict[str, str]:
     return rows
 
 
-def facts_of(groups: Mapping[str, Mapping[str, str]], config: Config) -> list[tuple[str, Rows]]:
+def facts_of(groups: Groups, config: Config) -> list[tuple[str, Rows]]:
     """Return settings by group, the command first, the options as train.py's --help groups them."""
     found: list[tuple[str, Rows]] = []
     command = {name: _text(config[name]) for name in ("command_line", "started") if config.get(name)}
@@ -133,7 +135,7 @@ def summary_of(status: Status, figures: Figures, axes: Axes, start: Config) -> R
         ("memory", _most(figures.get("memory"), "{:,.2f} GiB")),
         ("time", _time(figures, axes)),
         ("parameters", count(size) if (size := positive(start.get("parameters"))) else ""),
-        ("peak", rate(peak) if (peak := positive(start.get("peak_flops"))) else ""),
+        ("peak", flop_rate(peak) if (peak := positive(start.get("peak_flops"))) else ""),
     ]
     return [(name, words) for name, words in rows if words]
 
@@ -194,3 +196,27 @@ def steps_words(step: int | None, steps: int | None) -> str:
     if step is None:
         return ""
     return plural(step, "step") if steps is None or steps == step else f"{step:,} of {plural(steps, 'step')}"
+
+
+# ----- what differs ---------------------------------------------------------------------------------------------------
+
+# Flags that say where a run is and not what it is; they differ between any two.
+PLACES = ("output_dir", "reuse")
+LEFT_OUT = {(OPTIONS, flag_of(name)) for name in PLACES} | {(MACHINE, "process")}
+
+# What an option was in a version that did not have it yet.
+DEFAULTS = {flag_of(name): shown_option(name, about.default) for name, about in BY_NAME.items()}
+
+
+def differences_of(names: Sequence[str], runs: Sequence[Groups]) -> Differences:
+    """Return the settings whose values differ among the runs that have settings of that group at all."""
+    return Differences(list(names), list(_rows(runs)))
+
+
+def _rows(runs: Sequence[Groups]) -> Iterator[Difference]:
+    for group in dict.fromkeys(group for run in runs for group in run):
+        having = [run[group] for run in runs if group in run]
+        for name in dict.fromkeys(name for rows in having for name in rows):
+            absent = DEFAULTS.get(name, "") if group == OPTIONS else ""
+            if len({rows.get(name, absent) for rows in having}) > 1 and (group, name) not in LEFT_OUT:
+                yield Difference(group, name, [run[group].get(name, absent) if group in run else "" for run in runs])

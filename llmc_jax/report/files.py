@@ -39,11 +39,10 @@ def csv_rows(run: Read, keys: Sequence[str]) -> Iterator[tuple[Any, ...]]:
     """Yield the rows of a run: name, step, tokens, time, and the curves' values."""
     steps = np.unique(np.concatenate([np.zeros(0, np.int64), *(each.steps for each in run.figures.values())]))
     cells: dict[str, list[Any]] = {name: [""] * len(steps) for name in ("tokens", "time", *keys)}
-    for key in sorted(
-        run.figures, key=BEFORE.__contains__, reverse=True
-    ):  # what comes after a step's update has the last word
+    for key in sorted(run.figures, key=BEFORE.__contains__, reverse=True):  # the last word: what a step's update made
         _fill(cells, run, key, np.searchsorted(steps, run.figures[key].steps).tolist())
-    name = f"'{run.name}" if run.name.startswith(("=", "+", "-", "@")) else run.name  # no formula in a spreadsheet
+    name = run.shown.name
+    name = f"'{name}" if name.startswith(("=", "+", "-", "@")) else name  # no formula in a spreadsheet
     yield from zip([name] * len(steps), steps.tolist(), *cells.values(), strict=True)
 
 
@@ -64,7 +63,7 @@ def write_png(runs: Sequence[Read], path: Path, title: str = "") -> None:
 
     Raises InputError.
     """
-    logs = [run.log._replace(path=run.name) for run in runs]
+    logs = [run.log._replace(path=run.shown.name) for run in runs]
     if len(logs) == 1:
         draw_curves([logs[0]._replace(path=title or logs[0].path)], path)
         return

@@ -3,87 +3,60 @@
 A damaged file never stands in the way: what can be read is shown, and a note says what could not.
 """
 
-import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from llmc_jax.base.errors import InputError
-from llmc_jax.base.files import reason
+from llmc_jax.base.files import read_json_object
+from llmc_jax.base.numbers import duration, plural
 from llmc_jax.logs.curves import Curve, spread
-from llmc_jax.logs.events import Events, read_events
-from llmc_jax.logs.files import KERNELS, LARGEST, METRICS, config_file, rank_log, rank_of
-from llmc_jax.logs.follow import recent
+from llmc_jax.logs.events import Events, figures, read_events
+from llmc_jax.logs.files import KERNELS, LARGEST, METRICS, config_file, is_step, rank_log, rank_of, time_of
 from llmc_jax.logs.reading import Log, log_of, read_log
-from llmc_jax.logs.state import DIED, RUNNING, UNKNOWN, RunState, Seen, after, run_state
+from llmc_jax.logs.state import DIED, RUNNING, UNKNOWN, RunState, read_state
 from llmc_jax.logs.words import ENDS, event_words
 from llmc_jax.machine.versions import installed
+from llmc_jax.report import facts
 from llmc_jax.report.content import Content, Event, Rows, Run, Sample, Status
-from llmc_jax.report.differences import differences_of
-from llmc_jax.report.facts import facts_of, positive, settings, steps_words, summary_of, table_of
-from llmc_jax.report.happened import events_of
 from llmc_jax.report.panels import FACTORS, KEYS, panels_of
 from llmc_jax.report.series import Axes, Figures, axes_of, drawn, with_all_times
-from llmc_jax.report.words import duration
 
 MOST_SAMPLES = 100  # of a run, spread over its steps
 LONGEST_SAMPLE = 10_000  # characters
 STATES = {RUNNING: "running", DIED: "died", UNKNOWN: "not known whether it still runs", **ENDS}
+MOST_EVENTS = 400  # of a run that a page lists
+OF_STEP = ("skipped", "gpu_cap")  # events that come with a step's figures
+SAME = ("start", "resume", "compiled", "end")  # what all processes log, which is told of the first
 MOST_RANKS = 256  # processes whose logs are read
 RECENT = 200  # steps that the time left is reckoned from
 
 
 class Read(NamedTuple):
-    """What has been read of one run, before it becomes part of a page."""
+    """What has been read of one run: what its page shows, and what other files are made from."""
 
-    name: str
-    path: str
-    kind: str
+    shown: Run  # on a page
     log: Log  # as the comparison of logs has it
     figures: Figures
     axes: Axes
-    status: Status
-    notes: list[str]
-    start: Mapping[str, Any] = {}  # the event of its last start
-    config: Mapping[str, Any] = {}  # as config.json has it
-    kernels: Mapping[str, Any] = {}
-    processes: Rows | None = None  # of a run that has several, where each is
-    samples: Sequence[Sample] = ()
-    events: Sequence[Event] = ()
+    settings: facts.Groups
 
 
 def content_of(runs: Sequence[Read], title: str = "") -> Content:
     """Return the content of a page about some runs."""
-    groups = [settings(run.config, run.kernels) for run in runs]
-    shown = [_shown(run, group) for run, group in zip(runs, groups, strict=True)]
-    names = [run.name for run in runs]
+    names = [each.shown.name for each in runs]
     return Content(
         title=title or " · ".join(names),
         made=round(time.time(), 3),
         version=installed("llmc-jax").get("llmc-jax", ""),
-        runs=shown,
-        panels=panels_of({key for run in shown for key in run.curves}),
-        differences=differences_of(names, groups) if len(runs) > 1 else None,
-    )
-
-
-def _shown(run: Read, groups: Mapping[str, Mapping[str, str]]) -> Run:
-    return Run(
-        name=run.name,
-        path=run.path,
-        kind=run.kind,
-        status=run.status,
-        clock=run.axes.clock,
-        summary=summary_of(run.status, run.figures, run.axes, run.start),
-        facts=[*facts_of(groups, run.config), *([("Processes", run.processes)] if run.processes else [])],
-        curves={key: drawn(series, run.axes, key) for key, series in run.figures.items()},
-        samples=run.samples,
-        events=run.events,
-        notes=run.notes,
+        runs=[each.shown for each in runs],
+        panels=panels_of({key for each in runs for key in each.figures}),
+        differences=facts.differences_of(names, [each.settings for each in runs]) if len(runs) > 1 else None,
     )
 
 
@@ -93,10 +66,10 @@ def read_runs(paths: Sequence[str | Path], names: Sequence[str] = ()) -> list[Re
     Raises InputError where one of them is not there or no log, or where none holds anything that could be shown.
     """
     names = names or names_of([str(path) for path in paths])
-    runs = [read_run(Path(path))._replace(name=name) for path, name in zip(paths, names, strict=True)]
-    if not any(run.figures or run.events or run.samples for run in runs):
+    found = [read_run(Path(path)) for path in paths]
+    if not any(each.figures or each.shown.events or each.shown.samples for each in found):
         raise InputError(f"{paths[0]}: no events in it; expected those of a run, one a line")
-    return runs
+    return [each._replace(shown=replace(each.shown, name=name)) for each, name in zip(found, names, strict=True)]
 
 
 def names_of(paths: Sequence[str]) -> list[str]:
@@ -112,43 +85,50 @@ def names_of(paths: Sequence[str]) -> list[str]:
 def read_run(path: Path) -> Read:
     """Return what is known of a run folder or a log. Raises InputError where it is neither."""
     if path.is_dir() and (path / METRICS).is_file():
-        return read_ours(path / METRICS)._replace(name=path.name, path=str(path), kind="run folder of ours")
+        return read_ours(path / METRICS, str(path), "run folder of ours")
     is_ours = path.suffix == ".jsonl" and path.is_file()  # a copy, too
-    return read_ours(path) if is_ours else read_other(path)
+    return read_ours(path, str(path), f"{METRICS} of ours") if is_ours else read_other(path)
 
 
 # ----- ours -----------------------------------------------------------------------------------------------------------
 
 
-def read_ours(path: Path) -> Read:
+def read_ours(path: Path, given: str, kind: str) -> Read:
     """Return what is known of a run of ours. path: of its metrics.jsonl, beside which its other files are."""
     folder, events = path.parent, read_events(path)
     start: Mapping[str, Any] = next(iter(reversed(events.of("start", "resume"))), {})
-    log = log_of(events, path.name, f"{METRICS} of ours")
+    log = log_of(events, given, kind)
     found = figures_of(log)
     found |= _utilization(found, start)
-    axes = axes_of(found, log.of("tokens"), positive(start.get("tokens_per_step")), events.first_time)
+    axes = axes_of(found, log.of("tokens"), facts.positive(start.get("tokens_per_step")), events.first_time)
     notes = list(events.notes)
     config = _config(folder, start, notes)
     of_ranks = _of_ranks(folder, notes)
     if not found and not events.others:
         notes.append("no events yet")  # it has just begun, or lost them: no reason to refuse the runs beside it
-    return Read(
-        name=path.name,
-        path=str(path),
-        kind=log.kind,
-        log=log,
-        figures=with_all_times(found, axes),
-        axes=axes,
-        status=status_of(_state(path, notes), found),
-        start=start,
-        config=config,
-        kernels=_json(folder / KERNELS, notes),
-        processes=_processes({0: events, **of_ranks}) if of_ranks else None,
-        samples=samples_of(events),
-        events=events_of(events, axes, of_ranks),
-        notes=notes,
-    )
+    groups = facts.settings(config, _json(folder / KERNELS, notes))
+    shown = facts.facts_of(groups, config) + ([("Processes", _processes({0: events, **of_ranks}))] if of_ranks else [])
+    status, whole = status_of(_state(path, notes), found), with_all_times(found, axes)
+    happened = events_of(events, axes, of_ranks)
+    run = _run(log, whole, axes, status, notes, start, shown, samples_of(events), happened)
+    return Read(run, log, whole, axes, groups)
+
+
+def _run(
+    log: Log,
+    figures: Figures,
+    axes: Axes,
+    status: Status,
+    notes: list[str],
+    start: facts.Config,
+    shown: Sequence[tuple[str, Rows]] = (),
+    samples: Sequence[Sample] = (),
+    events: Sequence[Event] = (),
+) -> Run:
+    """Return a run as a page shows it. start: the event of its last start; shown: its settings."""
+    summary = facts.summary_of(status, figures, axes, start)
+    curves = {key: drawn(series, axes, key) for key, series in figures.items()}
+    return Run(log.path, log.path, log.kind, status, axes.clock, summary, shown, curves, samples, events, notes)
 
 
 def figures_of(log: Log) -> dict[str, Curve]:
@@ -184,7 +164,7 @@ def _utilization(found: Figures, start: Mapping[str, Any]) -> dict[str, Curve]:
     """Return how well a run uses its devices: of the peak where that is known, else the rate itself."""
     speed, flops, peak = (
         found.get("tokens_per_second"),
-        *map(positive, map(start.get, ("flops_per_token", "peak_flops"))),
+        *map(facts.positive, map(start.get, ("flops_per_token", "peak_flops"))),
     )
     if speed is None or flops is None:
         return {}
@@ -196,7 +176,7 @@ def _utilization(found: Figures, start: Mapping[str, Any]) -> dict[str, Curve]:
 def _config(folder: Path, start: Mapping[str, Any], notes: list[str]) -> Mapping[str, Any]:
     """Return the configuration of the last start, from its event or else its file."""
     if isinstance(start.get("config"), Mapping):
-        return table_of(start["config"])
+        return facts.table_of(start["config"])
     file = config_file(folder)
     if file is None:
         notes.append("no config.json: options and versions are not known")
@@ -207,17 +187,10 @@ def _config(folder: Path, start: Mapping[str, Any], notes: list[str]) -> Mapping
 def _json(path: Path, notes: list[str]) -> Mapping[str, Any]:
     """Return a JSON object; an empty one, and a note, for what is none."""
     try:
-        with path.open("rb") as file:
-            data = file.read(LARGEST + 1)
-        value = json.loads(data)
-    except FileNotFoundError:
+        return read_json_object(path, LARGEST) if path.exists() else {}
+    except InputError as error:
+        notes.append(str(error).removeprefix(f"{path.parent}/"))
         return {}
-    except (OSError, ValueError, RecursionError) as error:
-        notes.append(f"{path.name}: cannot be read: {reason(error) if isinstance(error, OSError) else 'no JSON'}")
-        return {}
-    if not isinstance(value, dict):
-        notes.append(f"{path.name}: cannot be read: no JSON object")
-    return table_of(value)
 
 
 def samples_of(events: Events) -> list[Sample]:
@@ -234,7 +207,7 @@ def _sample(row: Mapping[str, Any]) -> Sample:
 
 def _state(path: Path, notes: list[str]) -> RunState | None:
     try:
-        return run_state(after(Seen(), recent(path).events))
+        return read_state(path)
     except InputError as error:
         notes.append(str(error))
         return None
@@ -245,8 +218,8 @@ def status_of(state: RunState | None, found: Figures) -> Status:
     if state is None:
         return Status("unknown", None, None, None, None, "")
     left = seconds_left(state, found.get("train.loss")) if state.state == RUNNING else None
-    step, steps = state.step, state.steps
-    return Status(state.state, step, steps, state.last, left, _status_words(state, steps_words(step, steps), left))
+    far = facts.steps_words(state.step, state.steps)
+    return Status(state.state, state.step, state.steps, state.last, left, _status_words(state, far, left))
 
 
 def _status_words(state: RunState, far: str, left: float | None) -> str:
@@ -269,6 +242,70 @@ def seconds_left(state: RunState, train: Curve | None) -> float | None:
     return float((times[-1] - times[0]) / (steps[-1] - steps[0]) * max(0, state.steps - state.step))
 
 
+# ----- what happened --------------------------------------------------------------------------------------------------
+
+
+def events_of(events: Events, axes: Axes, of_ranks: Mapping[int, Events]) -> list[Event]:
+    """Return the events of a run in the order of steps, of very many some. of_ranks: its other processes' logs."""
+    found = [*_told(events, axes), *_skipped(events, axes), *_caps(events, axes)]
+    for rank, own in of_ranks.items():
+        told = (each for each in _told(own, axes) if each.kind not in SAME)
+        found += [replace(each, words=f"rank {rank}: {each.words}") for each in told]
+    found.sort(key=lambda each: (each.step, each.time or 0.0))  # stable: without times, in the order of the file
+    return (
+        found
+        if len(found) <= MOST_EVENTS
+        else [*found[: MOST_EVENTS // 2], _gap(found), *found[-MOST_EVENTS // 2 + 1 :]]
+    )
+
+
+def _gap(found: list[Event]) -> Event:
+    middle = found[MOST_EVENTS // 2 : -MOST_EVENTS // 2 + 1]
+    first, last = middle[0], middle[-1]
+    words = f"{plural(len(middle), 'more event')} up to step {last.step} are not listed"
+    return Event("left_out", first.step, first.tokens, first.time, words)
+
+
+def _event(kind: str, step: int, time: Any, axes: Axes, words: str) -> Event:
+    """Return an event at its place. One of a step counts its update, as the step's figures do."""
+    made = step + (kind in OF_STEP)
+    tokens = None if axes.tokens is None else float(axes.tokens.at(np.array([float(made)]))[0])
+    known = axes.clock == "wall" and time_of(time) is not None
+    return Event(kind, step, tokens, round(time - axes.began, 3) if known else None, words)
+
+
+def _told(events: Events, axes: Axes) -> Iterator[Event]:
+    """Yield the events that are logged as such; samples have a place of their own."""
+    for row in events.others:
+        step = row.get("step")
+        if row["event"] != "sample" and is_step(step):
+            yield _event(row["event"], step, row.get("time"), axes, event_words(row))
+
+
+def _skipped(events: Events, axes: Axes) -> Iterator[Event]:
+    """Yield the steps without an update, those in a row as one event."""
+    marks = figures(events, "train", "skipped")
+    places = np.flatnonzero(marks.values)
+    if not len(places):
+        return
+    for run in np.split(places, np.flatnonzero(np.diff(places) > 1) + 1):
+        first, last = (int(marks.steps[place]) for place in (run[0], run[-1]))
+        which = f"step {first}" if len(run) == 1 else f"{plural(len(run), 'step')}, {first} to {last}"
+        time = None if marks.times is None else float(marks.times[run[0]])
+        yield _event("skipped", first, time, axes, f"skipped, no update: {which}")
+
+
+def _caps(events: Events, axes: Axes) -> Iterator[Event]:
+    """Yield where what holds a GPU's clock back changes."""
+    table = events.tables.get("gpu")
+    if table is None:
+        return
+    for row, cap in table.words.get("cap", ()):
+        words = "the GPU's clock is held back no more" if cap == "no" else f"the GPU's clock is held back: {cap}"
+        if cap != "no" or row:
+            yield _event("gpu_cap", table.steps[row], table.times[row], axes, words)
+
+
 # ----- other programs' ------------------------------------------------------------------------------------------------
 
 
@@ -278,14 +315,5 @@ def read_other(path: Path) -> Read:
     found = figures_of(log)
     axes = axes_of(found, None, log.tokens_per_step, None)
     last = max(int(found[key].steps[-1]) + (key == "train.loss") for key in ("train.loss", "val.loss") if key in found)
-    status = Status("unknown", last, None, None, None, steps_words(last, None))
-    return Read(
-        name=path.name,
-        path=str(path),
-        kind=log.kind,
-        log=log,
-        figures=found,
-        axes=axes,
-        status=status,
-        notes=list(log.notes),
-    )
+    status = Status("unknown", last, None, None, None, facts.steps_words(last, None))
+    return Read(_run(log, found, axes, status, list(log.notes), {}), log, found, axes, {})

@@ -2,6 +2,8 @@
 
 from typing import Any, NamedTuple
 
+from llmc_jax.base.numbers import flop_rate
+
 EMA_DECAY = 0.95  # llm.c's
 
 
@@ -55,6 +57,4 @@ def utilization_text(flops_per_second: float, peak: float | None, precision: str
     """
     if peak is not None:
         return f"{100 * flops_per_second / peak:.1f}% {precision} MFU"
-    if flops_per_second < 1e12:
-        return f"{flops_per_second / 1e9:.1f} GFLOP/s"
-    return f"{flops_per_second / 1e12:.2f} TFLOP/s"
+    return flop_rate(flops_per_second)

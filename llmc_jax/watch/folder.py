@@ -10,6 +10,7 @@ from rich.text import Text
 from llmc_jax.base import text
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import reason
+from llmc_jax.base.numbers import number as figure
 from llmc_jax.base.options import show_value
 from llmc_jax.base.streams import escaped
 from llmc_jax.logs.files import MAIN_LOG, METRICS
@@ -58,18 +59,30 @@ class Row(NamedTuple):
     state: RunState
 
 
-class Shelf:
-    """The runs of a folder. What has not changed is not read again."""
+class ShelfPage:
+    """The table of the runs in a folder. What has not changed is not read again."""
+
+    plain_width = 1000  # a pipe has all columns
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.rows: list[Row] = []  # those with the newest event first
         self._read: dict[Path, tuple[tuple[Any, ...], Story]] = {}
 
-    def rows(self, now: float) -> list[Row]:
-        """Return the runs, those with the newest event first. Raises InputError where the folder cannot be read."""
+    def look(self, now: float | None = None) -> bool:
+        """Read what is new of all runs. Raises InputError where the folder cannot be read."""
         stories = {path: story for path in runs_in(self.folder) if (story := self._story(path)) is not None}
         rows = [Row(path, story, run_state(story.seen, now)) for path, story in stories.items()]
-        return sorted(rows, key=lambda row: (-(row.state.last or 0.0), row.path.name))
+        self.rows = sorted(rows, key=lambda row: (-(row.state.last or 0.0), row.path.name))
+        return False
+
+    def lines(self, room: Room) -> list[Text]:
+        """Return the table under its title."""
+        now = time.time()
+        running = sum(row.state.state == RUNNING for row in self.rows)
+        when = time.strftime("%H:%M:%S", time.localtime(now))
+        words = f"  runs: {len(self.rows)}, running: {running}, at {when}"
+        return [Text.assemble((escaped(str(self.folder)), "bold"), words), *table(self.rows, room, now)]
 
     def _story(self, path: Path) -> Story | None:
         """Return what is newest of a run; None where it is gone, or must not be read."""
@@ -78,7 +91,7 @@ class Shelf:
             mark = (found.st_ino, found.st_size, found.st_mtime_ns)
             if path not in self._read or self._read[path][0] != mark:
                 story = Story()
-                story.take(recent(path / METRICS, ("val",)).events)
+                story.take(recent(path / METRICS, ("val",)))
                 self._read[path] = mark, story
         except (OSError, InputError):
             return None
@@ -120,19 +133,8 @@ def _cells(place: int, row: Row, now: float) -> list[str]:
         escaped(state.state.replace("_", " "))[:12],
         "" if state.silent is None else f"{duration(state.silent)} ago",
         f"{state.step or 0}/{'?' if state.steps is None else state.steps}",
-        _loss(number(train, "loss")),
-        _loss(number(val, "loss")),
-        "" if speed is None else f"{speed:,.0f}",
+        figure(number(train, "loss")),
+        figure(number(val, "loss")),
+        figure(speed, 0),
         "" if left is None else duration(left),
     ]
-
-
-def _loss(value: float | None) -> str:
-    return "" if value is None else f"{value:.4f}"
-
-
-def table_title(folder: Path, rows: list[Row], now: float) -> Text:
-    """Return the line above the table."""
-    running = sum(row.state.state == RUNNING for row in rows)
-    when = time.strftime("%H:%M:%S", time.localtime(now))
-    return Text.assemble((escaped(str(folder)), "bold"), f"  runs: {len(rows)}, running: {running}, at {when}")

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -16,9 +16,9 @@ from rich.text import Text
 
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.streams import escaped, takes_ascii_only
-from llmc_jax.logs.follow import Follower, recent
-from llmc_jax.logs.state import Seen, after, run_state
-from llmc_jax.watch.folder import Row, Shelf, table, table_title
+from llmc_jax.logs.follow import Follower
+from llmc_jax.logs.state import read_state, run_state
+from llmc_jax.watch.folder import ShelfPage
 from llmc_jax.watch.load import Machine
 from llmc_jax.watch.story import Story
 from llmc_jax.watch.view import Moment, Room, view
@@ -66,7 +66,7 @@ class RunPage:
 
     def ended(self) -> bool:
         """Return whether the run has ended, without reading all of it. Raises InputError."""
-        return run_state(after(Seen(), recent(self._follower.path).events)).ended
+        return read_state(self._follower.path).ended
 
     def moment(self) -> Moment:
         """Return all that the view shows."""
@@ -96,26 +96,6 @@ def _has_gpu(story: Story) -> bool:
     return isinstance(device, dict) and device.get("platform") == "gpu"
 
 
-class ShelfPage:
-    """The table of the runs in a folder."""
-
-    plain_width = 1000  # a pipe has all columns
-
-    def __init__(self, folder: Path) -> None:
-        self.shelf = Shelf(folder)
-        self.rows: list[Row] = []
-
-    def look(self) -> bool:
-        """Read what is new of all runs."""
-        self.rows = self.shelf.rows(time.time())
-        return False
-
-    def lines(self, room: Room) -> list[Text]:
-        """Return the table under its title."""
-        now = time.time()
-        return [table_title(self.shelf.folder, self.rows, now), *table(self.rows, room, now)]
-
-
 # ----- once ---------------------------------------------------------------------------------------------------------
 
 
@@ -138,19 +118,15 @@ def show_once(page: Page) -> None:
 # ----- live ---------------------------------------------------------------------------------------------------------
 
 
-class Input(NamedTuple):
-    """What has come while the screen waited."""
-
-    key: str = ""
-    ended: int | None = None  # the signal that asks the program to end
-    suspended: bool = False  # Ctrl-Z
+class Suspended(Exception):
+    """Ctrl-Z has come."""
 
 
 @contextmanager
-def keys() -> Iterator[Callable[[float], Input]]:
-    """Yield what waits for a key, a signal or a change of the window's size, so many seconds.
+def keys() -> Iterator[Callable[[float], str]]:
+    """Yield what waits for a key or a change of the window's size, so many seconds, and returns the key.
 
-    Keys come without Enter. In the end the terminal is as it was.
+    Keys come without Enter. A signal raises SystemExit or Suspended there. In the end the terminal is as it was.
     """
     with ExitStack() as closing:
         descriptor = _unbuffered(closing)
@@ -177,14 +153,18 @@ def _unbuffered(closing: ExitStack) -> int | None:
     return descriptor
 
 
-def _wait(descriptor: int | None, heard: int, seconds: float) -> Input:
+def _wait(descriptor: int | None, heard: int, seconds: float) -> str:
     ready, _, _ = select.select([each for each in (descriptor, heard) if each is not None], [], [], seconds)
     numbers = os.read(heard, 64) if heard in ready else b""
-    ending = next((number for number in numbers if number in (signal.SIGTERM, signal.SIGHUP)), None)
     key = os.read(descriptor, 64) if descriptor is not None and descriptor in ready else b"?"
     if not key:  # the terminal is gone
-        ending = ending or signal.SIGHUP
-    return Input(key.decode(errors="replace"), ending, signal.SIGTSTP in numbers)
+        numbers += bytes([signal.SIGHUP])
+    for number in numbers:
+        if number in (signal.SIGTERM, signal.SIGHUP):
+            raise SystemExit(128 + number)
+    if signal.SIGTSTP in numbers:
+        raise Suspended
+    return key.decode(errors="replace")
 
 
 def show_live(first: Page, every: float = EVERY) -> int:
@@ -194,28 +174,23 @@ def show_live(first: Page, every: float = EVERY) -> int:
     """
     pages: list[Page] = [first]
     while pages:
-        with keys() as wait:
-            got = _shown(pages, wait, every)
-        if got.ended is not None:
-            return 128 + got.ended
-        if got.suspended:  # the terminal is as it was; the shell has it until the program goes on
+        try:
+            with keys() as wait:
+                _show(pages, wait, every)
+        except Suspended:  # the terminal is as it was; the shell has it until the program goes on
             os.kill(os.getpid(), signal.SIGSTOP)
     show_once(first)
     return 0
 
 
-def _shown(pages: list[Page], wait: Callable[[float], Input], every: float) -> Input:
-    """Show the last page until there is none, or the program is to end or to pause. Keys change the pages."""
+def _show(pages: list[Page], wait: Callable[[float], str], every: float) -> None:
+    """Show the last page until there is none. Keys change the pages."""
     console = Console(file=sys.stdout, highlight=False, force_jupyter=False)
     with Live(console=console, screen=True, auto_refresh=False) as live:
         while pages:
             more = pages[-1].look()
             live.update(_screen(pages, console), refresh=True)
-            got = wait(0.0 if more else every)
-            if got.ended is not None or got.suspended:
-                return got
-            _obey(got.key, pages)
-    return Input()
+            _obey(wait(0.0 if more else every), pages)
 
 
 def _screen(pages: list[Page], console: Console) -> Group:

@@ -4,6 +4,8 @@ import contextlib
 import importlib
 from typing import Any, NamedTuple
 
+import psutil
+
 from llmc_jax.machine.nvml import GpuReading, read_gpu
 
 FIRST = 0.2  # seconds that the first reading of the processors takes
@@ -23,21 +25,16 @@ class Machine:
     """Reads how busy this machine is. It makes no GPU context, and changes nothing."""
 
     def __init__(self, with_gpus: bool) -> None:
-        import psutil
-
-        self._psutil = psutil
-        self._nvml: Any = None
-        self._handles: list[Any] = []
-        if with_gpus:
-            self._nvml, self._handles = _open_gpus()
+        self._nvml: Any
+        self._nvml, self._handles = _open_gpus() if with_gpus else (None, [])
         self._interval: float | None = FIRST  # None: since the last reading
 
     def read(self, pid: int | None) -> Load:
         """Return a reading. pid: of the run's process, if it is on this machine."""
         interval, self._interval = self._interval, None
-        memory = self._psutil.virtual_memory()
+        memory = psutil.virtual_memory()
         return Load(
-            cpu_percent=self._psutil.cpu_percent(interval),
+            cpu_percent=psutil.cpu_percent(interval),
             memory_used=memory.total - memory.available,
             memory_total=memory.total,
             process_memory=None if pid is None else self._memory_of(pid),
@@ -46,9 +43,9 @@ class Machine:
 
     def _memory_of(self, pid: int) -> int | None:
         try:
-            resident: int = self._psutil.Process(pid).memory_info().rss
+            resident: int = psutil.Process(pid).memory_info().rss
             return resident
-        except (self._psutil.Error, OverflowError, ValueError):
+        except (psutil.Error, OverflowError, ValueError):
             return None
 
     def _gpus(self) -> list[GpuReading]:

@@ -6,19 +6,63 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from llmc_jax.base.streams import escaped
+from llmc_jax.logs.curves import Curve
 from llmc_jax.logs.files import finite_number
 from llmc_jax.logs.follow import STARTS
 from llmc_jax.logs.state import RunState, Seen, after
 from llmc_jax.logs.words import event_words
 from llmc_jax.run.console import Pace, advance, seconds_left
 from llmc_jax.run.figures import Average, utilization_text
-from llmc_jax.watch.series import Series
 
 KEPT = 100  # events
 QUIET = frozenset({"train", "val", "eval", "sample", "gpu"})  # have places of their own
 SKIPPED = "skipped"
 LARGEST = 10**15  # of whole numbers
+MOST_BINS = 2000  # of a curve; a wide terminal has a tenth of that in dots
+
+
+class Odd(NamedTuple):
+    """The values of a series that are no finite numbers."""
+
+    number: int = 0
+    last: int | None = None  # its step
+
+
+class Series:
+    """Values over steps, as means of bins of equal count: of one value, until there are too many."""
+
+    def __init__(self) -> None:
+        self._steps: list[float] = []  # sums over a bin, its values likewise
+        self._values: list[float] = []
+        self._count = 0
+        self.size = 1  # values of a bin
+        self.odd = Odd()
+
+    def add(self, step: int, value: float) -> None:
+        """Take a value."""
+        if not math.isfinite(value):
+            self.odd = Odd(self.odd.number + 1, step)
+            return
+        if self._count % self.size == 0:
+            self._steps.append(0.0)
+            self._values.append(0.0)
+        self._steps[-1] += step
+        self._values[-1] += value
+        self._count += 1
+        if self._count == MOST_BINS * self.size:
+            self._steps = [sum(pair) for pair in zip(self._steps[::2], self._steps[1::2], strict=True)]
+            self._values = [sum(pair) for pair in zip(self._values[::2], self._values[1::2], strict=True)]
+            self.size *= 2
+
+    def curve(self) -> Curve:
+        """Return the means of the bins, at their mean steps."""
+        counts = np.full(len(self._steps), float(self.size))
+        if self._count % self.size:
+            counts[-1] = self._count % self.size
+        return Curve((np.array(self._steps) / counts).astype(np.int64), np.array(self._values) / counts)
 
 
 class Told(NamedTuple):

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.text import Text
 
+from llmc_jax.base.numbers import count
 from llmc_jax.base.streams import escaped
 from llmc_jax.logs.curves import Curve, binned, loss_range, moving_mean, window_of
 from llmc_jax.logs.files import finite_number
@@ -189,7 +190,7 @@ def _figures(moment: Moment, width: int) -> list[Text]:
         Column(_named("HellaSwag {:.4f}", evaluated, "accuracy_norm"), 4, style=VAL),
         Column(f"{story.skipped:,} skipped" if story.skipped else "", 5, style="yellow"),
         Column(story.utilization(), 6),
-        Column("" if tokens is None else f"{_short(tokens)} tokens", 7),
+        Column("" if tokens is None else f"{count(tokens)} tokens", 7),
         Column(_memory(train), 8),
     ]
     shown = fitting(columns, width, gap=3)
@@ -204,14 +205,6 @@ def _named(form: str, event: Mapping[str, Any], name: str) -> str:
 def _memory(train: Mapping[str, Any]) -> str:
     value = finite_number(train.get("memory"))
     return "" if value is None else f"memory {gib(int(value))}"
-
-
-def _short(count: float) -> str:
-    """Return a count in three digits: 812k, 1.23M, 4.56B."""
-    for scale, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if count >= scale:
-            return f"{count / scale:.3g}{letter}"
-    return f"{count:.0f}"
 
 
 def _machine(moment: Moment, width: int) -> list[Text]:

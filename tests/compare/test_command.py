@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from llmc_jax.base.files import plain
 from llmc_jax.compare import command, logs
 from llmc_jax.compare.command import COMMANDS, main
-from llmc_jax.compare.report import Show
+from llmc_jax.compare.tensors import Show
 
 ROOT = Path(__file__).resolve().parents[2]
 

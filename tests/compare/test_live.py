@@ -15,10 +15,10 @@ import pytest
 
 from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.checkpoint.llmc import write_model
-from llmc_jax.compare import live
+from llmc_jax.compare import live, logs
 from llmc_jax.compare.command import DIFFERS, main
 from llmc_jax.config.model import parse_descriptor
-from llmc_jax.logs.reading import read_log
+from llmc_jax.logs.reading import Log, read_log
 from llmc_jax.models.gpt2.init import random_parameters
 from tests.compare.test_logs import curve, log_of
 from tests.conftest import TokenPair
@@ -259,22 +259,25 @@ def test_precision_of_the_cuda_trainer(word: str, dtype: str | None, tmp_path: P
 def test_verdicts() -> None:
     theirs = log_of([4, 3, 2], curve([4.5]), ms=[900, 20, 20])
     mine = log_of([4, 3.001, 2], curve([4.5, 1], [0, 3]), ms=[900, 5, 5])
-    result = live.compare(theirs, mine, 0.01, 0)
-    assert result.agree and result.time_ratio == 0.25
-    train, val, time, verdict = live.verdict(result)
+
+    def said(*both: Log, tolerance: float = 0.01) -> tuple[bool, float | None, list[str]]:
+        found = logs.differences(both, tolerance, 1)
+        return live.agree(found), live.time_ratio(both), live.verdict(both, found)
+
+    agree, ratio, (train, val, time, verdict) = said(theirs, mine)
+    assert (agree, ratio) == (True, 0.25)
     assert "together" in train and "0.001, at step 1" in train and "equal at step 0" in val
     assert "20.00 ms" in time and "5.00 ms" in time and "4.00 times as fast" in time
     assert "losses agree within 0.01" in verdict
-    table = [line.split() for line in live.steps_table(result, 50).splitlines()]
+    table = [line.split() for line in live.steps_table((theirs, mine), 50).splitlines()]
     assert table[3] == ["1", "3.000000", "3.001000", "+0.001", "20.00", "5.00"]
     assert table[-1] == ["3", "1.000000"]
-    assert len(live.steps_table(result, 2).splitlines()) == 4
-    slow = live.compare(mine, theirs, 1e-4, 0)
-    assert not slow.agree and slow.time_ratio == 4
-    assert "4.00 times as long" in live.verdict(slow)[2] and "do NOT agree within 0.0001" in live.verdict(slow)[3]
-    apart = live.compare(log_of([], curve([1.0], [5])), log_of([1.0], ms=[1.0]), 0.01, 0)
-    assert not apart.agree and apart.time_ratio is None
-    assert not live.compare(theirs, log_of([4, float("nan"), 2]), 0.01, 0).agree
+    assert len(live.steps_table((theirs, mine), 2).splitlines()) == 4
+    agree, ratio, (_, _, time, verdict) = said(mine, theirs, tolerance=1e-4)
+    assert (agree, ratio) == (False, 4)
+    assert "4.00 times as long" in time and "do NOT agree within 0.0001" in verdict
+    assert said(log_of([], curve([1.0], [5])), log_of([1.0], ms=[1.0]))[:2] == (False, None)
+    assert not said(theirs, log_of([4, float("nan"), 2]))[0]
 
 
 @pytest.mark.parametrize(("load", "busy"), [(0.1, False), (3.9, False), (4.1, True)])
@@ -311,9 +314,9 @@ def test_both_for_real(tmp_path: Path, model: Path, tokens: TokenPair, capsys: A
     vals = {str(step): loss for step, loss in zip(mine.val.steps.tolist(), mine.val.values.tolist(), strict=True)}
     program(executable, f"losses, vals = {mine.train.values.tolist()}, {vals}\n" + PRINT_RUN)
     comparison = planned(executable, files(model, tokens))
-    same = live.compare(live.run_llmc(comparison, tmp_path), mine, 1e-6, 0)
-    assert live.verdict(same)[0] == "training losses: equal at all 41 common steps, to the digits that the logs have"
-    assert same.agree
+    both = live.run_llmc(comparison, tmp_path), mine
+    same = logs.differences(both, 1e-6, 1)
+    assert live.agree(same) and [each.parts for each in same] == [None, None]
 
 
 def test_ours_fails(tmp_path: Path, model: Path, tokens: TokenPair, capsys: Any) -> None:

@@ -123,7 +123,7 @@ def test_skipped_steps_are_marked_and_do_not_stop_the_drawing(tmp_path: Path, pa
     bad[31].update(loss=float("inf"), norm=float("nan"))
     draw_curves(rows, tmp_path / "a.png")
     assert _line(panels[0], "update skipped: 1")[1] == [30]
-    assert _line(panels[0], "training not finite: 2 points, first at step 30")[1] == [30, 31]
+    assert _line(panels[0], "training: 2 points not finite, first at step 30")[1] == [30, 31]
 
 
 def test_a_picture_says_what_lies_outside_of_it(tmp_path: Path, panels: list[Any]) -> None:
@@ -137,13 +137,13 @@ def test_a_picture_says_what_lies_outside_of_it(tmp_path: Path, panels: list[Any
     draw_curves(rows, tmp_path / "a.png")
     axes = panels[0]
     assert axes.get_ylim()[1] < 100
-    label, steps, _ = _line(axes, "training above the picture: 3 points")
+    label, steps, _ = _line(axes, "training: 3 points off scale")
     assert steps == [990, 991, 992] and label.endswith("largest 4e+04 at step 991")
-    assert _line(axes, "training not finite: 7 points, first at step 993")[1] == list(range(993, 1000))
-    assert _line(axes, "validation not finite: 1 point, first at step 1000")[1] == [1000]
+    assert _line(axes, "training: 7 points not finite, first at step 993")[1] == list(range(993, 1000))
+    assert _line(axes, "validation: 1 point not finite, first at step 1000")[1] == [1000]
     assert _line(axes, "validation (last nan)")[1][-1] == 980
     draw_curves(metrics_of(1000), tmp_path / "a.png")
-    assert not [line for line in panels[0].lines if re.search("above|finite|skipped", str(line.get_label()))]
+    assert not [line for line in panels[0].lines if re.search("off scale|finite|skipped", str(line.get_label()))]
 
 
 def test_a_diverged_run_says_so_and_hides_nothing(tmp_path: Path, panels: list[Any]) -> None:
@@ -170,8 +170,8 @@ def test_a_diverged_run_says_so_and_hides_nothing(tmp_path: Path, panels: list[A
 def test_a_long_run_of_nan_is_a_thousand_marks_and_not_a_million(tmp_path: Path, panels: list[Any]) -> None:
     rows = [{"event": "train", "step": step, "loss": math.nan} for step in range(50_000)]
     draw_curves(rows, tmp_path / "a.png")
-    label, steps, _ = _line(panels[0], "training not finite")
-    assert "50,000 points" in label and len(steps) == BINS and (steps[0], steps[-1]) == (0, 49_950)
+    label, steps, _ = _line(panels[0], "training: 50,000 points not finite")
+    assert "first at step 0" in label and len(steps) == BINS and (steps[0], steps[-1]) == (0, 49_950)
 
 
 ODD_NAMES = ["W" * 300, "$x^{$_" * 20, "中文" * 40, "a\n\x1b[31m", ""]

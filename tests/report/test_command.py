@@ -68,7 +68,7 @@ def test_the_csv_holds_every_point_with_every_digit(runs: Path) -> None:
     paths = {"a": runs / "a", "b": runs / "b", "main.log": log}
     assert list(dict.fromkeys(row["run"] for row in rows)) == list(paths)
     for run in read_runs(list(paths.values())):
-        own = {int(row["step"]): row for row in rows if row["run"] == run.name}
+        own = {int(row["step"]): row for row in rows if row["run"] == run.shown.name}
         for key, series in run.figures.items():
             found = [own[step][key] for step in series.steps.tolist()]
             np.testing.assert_array_equal(np.array(found, np.float64), series.values)

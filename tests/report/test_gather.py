@@ -65,7 +65,7 @@ def test_facts_and_status_of_a_run(whole: Run) -> None:
     assert rows_of(whole, "Options: others") == {"gone": "1"}
     assert rows_of(whole, "What runs each operation") == {"attention": "naive, xla (on a CPU)"}
     assert rows_of(whole, "Environment") == {"XLA_FLAGS": "--xla_x=1"}
-    assert rows_of(whole, "Machine")["memory"] == "16.00 GiB"
+    assert rows_of(whole, "Machine")["memory"] == "16.0 GiB"
     assert {"best validation loss", "speed", "tokens", "memory", "time"} <= dict(whole.summary).keys()
 
 

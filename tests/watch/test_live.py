@@ -22,7 +22,7 @@ from llmc_jax.logs import follow
 from llmc_jax.logs.state import DIED, own_process
 from llmc_jax.report import command as report
 from llmc_jax.run.console import seconds_left
-from llmc_jax.watch.folder import Shelf, absent, chosen, metrics_of, runs_in, table
+from llmc_jax.watch.folder import ShelfPage, absent, chosen, metrics_of, runs_in, table
 from llmc_jax.watch.live import RunPage, look_all, state_fields
 from llmc_jax.watch.view import Room
 
@@ -52,7 +52,9 @@ def test_the_table_has_the_newest_first_and_names_and_numbers_choose(tmp_path: P
         add(write_run(tmp_path / name, 3, None), event="val", step=3, loss=2.5, time=2e9 + at)
     (tmp_path / "no run").mkdir()
     (tmp_path / "file").touch()
-    rows = Shelf(tmp_path).rows(2e9 + 5)
+    shelf = ShelfPage(tmp_path)
+    shelf.look(2e9 + 5)
+    rows = shelf.rows
     assert [row.path.name for row in rows] == ["a", "c", "b"]
     assert [row.state.silent for row in rows] == [3.0, 4.0, 5.0]
     assert chosen(rows, "b", tmp_path) == tmp_path / "b" and chosen(rows, "2", tmp_path) == tmp_path / "c"
@@ -73,10 +75,10 @@ def test_what_has_not_changed_is_not_read_again(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(folder, "recent", lambda path, kinds: read.append(path.parent.name) or plain(path, kinds))
     for name in "ab":
         write_run(tmp_path / name, 3)
-    shelf = Shelf(tmp_path)
-    shelf.rows(0), shelf.rows(0)
+    shelf = ShelfPage(tmp_path)
+    shelf.look(), shelf.look()
     add(tmp_path / "b", event="resume", step=3)
-    shelf.rows(0)
+    shelf.look()
     assert read == ["a", "b", "b"]
 
 

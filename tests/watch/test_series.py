@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmc_jax.watch import series
-from llmc_jax.watch.series import Series
+from llmc_jax.watch import story
+from llmc_jax.watch.story import Series
 
 
 def of(values: list[float]) -> Series:
@@ -27,7 +27,7 @@ def test_few_values_are_kept_as_they_are() -> None:
 @given(st.lists(st.floats(-100, 100), max_size=200), st.sampled_from([2, 4, 8, 20]))
 def test_bins_have_the_means_of_their_values(values: list[float], most: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(series, "MOST", most)
+        patch.setattr(story, "MOST_BINS", most)
         found = of(values).curve()
     assert len(found.steps) <= most
     if len(values):
