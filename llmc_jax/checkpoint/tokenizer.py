@@ -75,7 +75,8 @@ def _of_state(source: Source) -> Choice | None:
         if tables.named(tokenizer).sha256 == wanted.sha256:
             return Choice(tokenizer, tables.words(path, tokenizer), wanted)
     with suppress(InputError):
-        if wanted.name in PUBLIC and tables.named(public := public_tokenizer(wanted.name)).sha256 == wanted.sha256:
+        public = public_tokenizer(wanted.name, allow_network=False).tokenizer if wanted.name in PUBLIC else None
+        if public is not None and tables.named(public).sha256 == wanted.sha256:
             return Choice(public, wanted.name, wanted)
     expected = " or ".join(tables.IN_RUN.values())
     missing = f"(SHA-256 {wanted.sha256[:12]}…), which is not in {source.path.parent} as {expected}{problem}"

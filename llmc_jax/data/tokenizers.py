@@ -26,7 +26,6 @@ from llmc_jax.config.model import GPT2_VOCAB, pad_vocab
 
 END_OF_TEXT = b"<|endoftext|>"
 BYTES_VOCAB, BYTES_EOT = 257, 256
-PUBLIC = ("bytes", "gpt2", "llama3")  # names of tokenizers whose tables everybody can have
 BYTES_PIECES = (*(bytes([value]) for value in range(256)), END_OF_TEXT)
 GPT2_EOT = GPT2_VOCAB - 1
 DEFAULT_BIN = "gpt2_tokenizer.bin"  # where llm.c's trainers look for it
@@ -45,6 +44,8 @@ LLAMA3_PATTERN = (
 )
 LLAMA3_BEGIN = b"<|begin_of_text|>"  # before each document in llm.c's files; it and all ids behind it are special
 LLAMA3_VOCAB, LLAMA3_EOT = 128256, 128000
+# Tokenizers whose tables everybody can have, in words, and their V
+PUBLIC = {"bytes": ("bytes", BYTES_VOCAB), "gpt2": ("GPT-2's", GPT2_VOCAB), "llama3": ("Llama 3's", LLAMA3_VOCAB)}
 # tiktoken's source of the merges; its cache names a file by the sha1 of its address
 MERGES_URL = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/vocab.bpe"
 MERGES_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
@@ -450,14 +451,9 @@ def load_tokenizer(spec: str, vocab_size: int | None = None, folders: Iterable[P
             choice = _choose_by_vocab(GPT2_VOCAB if vocab_size is None else vocab_size, folders)
         except InputError as error:
             choice = Choice(None, str(error))
-    elif spec == "bytes":
-        choice = Choice(bytes_tokenizer(), "bytes")
-    elif spec == "gpt2":
-        _check_vocab("GPT-2's", GPT2_VOCAB, vocab_size)  # before anything is downloaded
-        choice = Choice(gpt2_tokenizer(), "GPT-2's")
-    elif spec == "llama3":
-        _check_vocab("Llama 3's", LLAMA3_VOCAB, vocab_size)
-        choice = _llama3()
+    elif spec in PUBLIC:
+        _check_vocab(*PUBLIC[spec], vocab_size)  # before anything is downloaded
+        choice = public_tokenizer(spec)
     elif os.path.exists(spec) or os.sep in spec or spec.endswith((".bin", ".model", ".json")):
         choice = Choice(file_tokenizer(spec), spec)
     else:
@@ -518,10 +514,8 @@ def _check_vocab(note: str, ids: int, vocab_size: int | None) -> None:
 
 
 def _choose_by_vocab(vocab_size: int, folders: Iterable[Path]) -> Choice:
-    if vocab_size == BYTES_VOCAB:
-        return Choice(bytes_tokenizer(), "bytes")
-    if vocab_size == LLAMA3_VOCAB:
-        return _llama3(False, folders)
+    if vocab_size in (BYTES_VOCAB, LLAMA3_VOCAB):
+        return public_tokenizer("bytes" if vocab_size == BYTES_VOCAB else "llama3", False, folders)
     if not _is_gpt2s(vocab_size):
         return Choice(None, f"no tokenizer is known for V={vocab_size}; give its file with --tokenizer PATH")
     for path in (*(folder / DEFAULT_BIN for folder in folders), Path(DEFAULT_BIN)):
@@ -530,16 +524,12 @@ def _choose_by_vocab(vocab_size: int, folders: Iterable[Path]) -> Choice:
     return Choice(gpt2_tokenizer(allow_network=False), "GPT-2's, from tiktoken's cache")
 
 
-def public_tokenizer(name: str) -> Tokenizer:
-    """Return the tokenizer of a name in PUBLIC, without the network. Raises InputError where it is not at hand."""
+def public_tokenizer(name: str, allow_network: bool = True, folders: Iterable[Path] = ()) -> Choice:
+    """Return the tokenizer of a name in PUBLIC. Raises InputError where it cannot be had. folders: of Llama 3's."""
     if name == "bytes":
-        return bytes_tokenizer()
-    found = gpt2_tokenizer(allow_network=False) if name == "gpt2" else _llama3(False).tokenizer
-    assert found is not None
-    return found
-
-
-def _llama3(allow_network: bool = True, folders: Iterable[Path] = ()) -> Choice:
+        return Choice(bytes_tokenizer(), "bytes")
+    if name == "gpt2":
+        return Choice(gpt2_tokenizer(allow_network=allow_network), "GPT-2's")
     from llmc_jax.data.llama3 import llama3_tokenizer
 
     return llama3_tokenizer(allow_network, folders)

@@ -21,6 +21,8 @@ from llmc_jax.evaluate.flags import USUAL_ROWS, parse
 from llmc_jax.generate.command import model_facts, say, say_model
 from llmc_jax.machine.jax_setup import configure, settle
 
+FULL_MEMORY = "compute fewer rows at a time (-b 1 is the least), lower -t, or write --dtype bf16"
+
 if TYPE_CHECKING:
     from rich.progress import Task
 
@@ -157,10 +159,12 @@ def evaluate(flags: SimpleNamespace, asked: Asked) -> Evaluated:
     from llmc_jax.evaluate.subjects import work_of
     from llmc_jax.generate.model import open_model
     from llmc_jax.generate.scorer import scorer_of
+    from llmc_jax.machine.device import refusing_full_memory
 
     models, results = [], []
     began = time.monotonic()
-    with full_memory_said(), progress(sum(work_of(subject) for own in asked.subjects for subject in own)) as told:
+    total = sum(work_of(subject) for own in asked.subjects for subject in own)
+    with refusing_full_memory(FULL_MEMORY), progress(total) as told:
         for path, own in zip(flags.checkpoints, asked.subjects, strict=True):
             model = open_model(
                 path, dtype=flags.dtype, tokenizer=flags.tokenizer, attention=flags.model_attention, step=flags.step,
@@ -179,23 +183,6 @@ def tokens_at_once(rows: int | None, own: Sequence["Text | Questions"], position
     from llmc_jax.evaluate.subjects import rows_of
 
     return None if rows is None else min(rows, max(map(rows_of, own))) * positions
-
-
-@contextmanager
-def full_memory_said() -> Iterator[None]:
-    """Make one line of what JAX says when the device's memory is full. Raises InputError."""
-    import jax
-
-    from llmc_jax.machine.device import full_memory
-
-    try:
-        yield
-    except jax.errors.JaxRuntimeError as error:
-        if (words := full_memory(error)) is None:
-            raise
-        raise InputError(
-            f"{words}; compute fewer rows at a time (-b 1 is the least), lower -t, or write --dtype bf16"
-        ) from error
 
 
 def result(scorer: "Scorer", subject: "Text | Questions", positions: int, told: "Told") -> "Result":

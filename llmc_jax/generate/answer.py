@@ -11,15 +11,13 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 
-import jax
-
 from llmc_jax.base.errors import InputError
 from llmc_jax.generate import llmc
 from llmc_jax.generate.engine import Drawn, Dropped, Request, generate
 from llmc_jax.generate.look import look
 from llmc_jax.generate.model import Model
 from llmc_jax.generate.text import TextStream
-from llmc_jax.machine.device import full_memory
+from llmc_jax.machine.device import refusing_full_memory
 
 STOPPED = "stopped"  # why a sample ended, beside those of `Drawn`: by Ctrl-C
 
@@ -107,20 +105,16 @@ def collect(
     """Return what comes of some samples, as `ask` does."""
     answer = Answer([Sample() for _ in range(samples)])
     begin = time.perf_counter()
-    try:
-        with closing(events):  # type: ignore[type-var]
-            for event in events:
-                if isinstance(event, Dropped):
-                    answer.drops.append(event)
-                    continue
-                _take(answer, event, time.perf_counter() - begin)
-                show(event)
-                if stop is not None and stop.is_set():
-                    break
-    except jax.errors.JaxRuntimeError as error:
-        if (words := full_memory(error)) is None:
-            raise
-        raise InputError(f"{words}; lower --samples or --tokens, write --exact, or --dtype bf16") from error
+    advice = "lower --samples or --tokens, write --exact, or --dtype bf16"
+    with refusing_full_memory(advice), closing(events):  # type: ignore[type-var]
+        for event in events:
+            if isinstance(event, Dropped):
+                answer.drops.append(event)
+                continue
+            _take(answer, event, time.perf_counter() - begin)
+            show(event)
+            if stop is not None and stop.is_set():
+                break
     return answer
 
 

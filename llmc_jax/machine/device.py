@@ -8,6 +8,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -89,6 +90,19 @@ def full_memory(error: Exception) -> str | None:
     if "RESOURCE_EXHAUSTED" not in str(error):
         return None
     return f"the device's memory is full: {str(error).splitlines()[0].rstrip('.')}"
+
+
+@contextmanager
+def refusing_full_memory(advice: str) -> Iterator[None]:
+    """Make one line, with advice, of what JAX says in the block when the device's memory is full. Raises InputError."""
+    import jax
+
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if (words := full_memory(error)) is None:
+            raise
+        raise InputError(f"{words}; {advice}") from error
 
 
 def describe_device() -> Device:

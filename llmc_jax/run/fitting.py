@@ -5,7 +5,7 @@ run which goes on keeps what it had (resume.py).
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -51,22 +51,18 @@ class Fitted(NamedTuple):
         return {"asked": "auto", "taken": self.taken.batch_size, "limit_bytes": self.limit, "compiled": tried}
 
 
-def estimates(possible: Iterable[int], plan_with: Callable[[int], Plan]) -> list[Tried]:
-    """Return the bytes that the step takes with each size, by estimate. possible: the largest first.
-
-    Raises DoesNotFit where not even the smallest can fit.
-    """
-    plans = {size: plan_with(size) for size in possible}
-    check_fits(plans[min(plans)])
-    return [Tried(size, computed(plan).program) for size, plan in plans.items()]
-
-
 def fitted(config: TrainConfig, most: int, limit: int, plan_with: Callable[[int], Plan]) -> Fitted:
     """Return the number that -b auto stands for. most: rows that the data has; limit: bytes that a step may take.
 
     plan_with: makes the plan of a size. Raises InputError where nothing fits.
     """
-    estimated = of_first("estimates", lambda: estimates(sizes_up_to(most, config), plan_with))
+
+    def estimates() -> list[Tried]:
+        plans = {size: plan_with(size) for size in sizes_up_to(most, config)}  # the largest first
+        check_fits(plans[min(plans)])
+        return [Tried(size, computed(plan).program) for size, plan in plans.items()]
+
+    estimated = of_first("estimates", estimates)
     return largest([Tried(*each) for each in estimated], limit, plan_with, compiled_bytes)
 
 

@@ -67,9 +67,6 @@ def find_earlier(config: TrainConfig, report: Callable[[str], None]) -> Checkpoi
 
 def _newest_good(run: Path, report: Callable[[str], None]) -> Path | None:
     """Return the newest checkpoint of a run folder that is good, in each of the processes that share the reading."""
-    if cluster.here().size == 1:
-        found = store.newest_good(run, report)
-        return None if found is None else found.folder
 
     def seen() -> None:
         if not run.is_dir():
