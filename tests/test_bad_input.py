@@ -241,7 +241,7 @@ def broke(bench: Bench, *flags: Any) -> tuple[Done, list[dict[str, Any]]]:
 
 def kept_at(step: int) -> dict[str, np.ndarray]:
     """The state that was saved at the end, which must be complete, good and finite."""
-    entries = store.entries("run")
+    entries = list(store.entries("run"))
     assert [(entry.step, entry.problem) for entry in entries] == [(step, None)]
     checkpoint = store.open_checkpoint(entries[0].folder)
     arrays = {name: checkpoint.read(name) for name in checkpoint.manifest.tensors}

@@ -81,7 +81,7 @@ def _checked(folder: Path, deep: bool) -> Iterator[Entry]:
     elif folder.joinpath(MANIFEST).exists():  # a copy under another name
         yield store.loose_entry(folder, deep=deep)
     else:
-        yield from store.checked(folder, deep=deep)
+        yield from store.entries(folder, deep=deep)
 
 
 def _printed(checked: Iterator[Entry], quick: bool) -> list[Entry]:

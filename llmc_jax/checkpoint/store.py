@@ -681,22 +681,17 @@ def loose_entry(folder: str | Path, *, deep: bool = True, share: tuple[int, int]
     return Entry(step, folder, size, loss, escaped(problem) if problem else None)
 
 
-def checked(run: str | Path, *, deep: bool = True) -> Iterator[Entry]:
-    """Yield the checkpoints of a run folder, each checked when it is asked for; see `entries`."""
+def entries(run: str | Path, *, deep: bool = True) -> Iterator[Entry]:
+    """Yield every checkpoint of a run folder, oldest first, each checked when it is asked for; the bad ones too.
+
+    deep: read all of every checkpoint and compare; else look at the manifests, the metadata and the files' sizes alone.
+    Raises InputError if the folder cannot be read.
+    """
     run = Path(run)
     for step in steps(run):
         found = entry(run, step, deep=deep)
         if os.path.lexists(found.folder) or done_file(run, step).exists():  # else a running training has removed it
             yield found
-
-
-def entries(run: str | Path, *, deep: bool = True) -> list[Entry]:
-    """Return every checkpoint of a run folder, checked, oldest first; the bad ones too.
-
-    deep: read all of every checkpoint and compare; else look at the manifests, the metadata and the files' sizes alone.
-    Raises InputError if the folder cannot be read.
-    """
-    return list(checked(run, deep=deep))
 
 
 def newest_good(run: str | Path, report: Callable[[str], None]) -> Entry | None:
@@ -743,7 +738,7 @@ def prune(
     run = Path(run)
     assert keep >= 0 and major_every >= 0 and least >= 1
     known = set() if known_good is None else known_good
-    found = entries(run, deep=False) if keep else []
+    found = list(entries(run, deep=False)) if keep else []
 
     def good(entry: Entry) -> bool:
         if entry.problem is None and entry.step not in known and check(entry.folder) is None:

@@ -1,10 +1,8 @@
 """What a model is worth: the loss of each token of a text, questions with several answers.
 
-scorer.py       the loss of each token of many rows, on one device or several
 choices.py      answers to questions, and how many are right
 figures.py      figures with standard errors, and their differences
 texts.py        losses of token files and texts, by row and by position
-model.py        an opened checkpoint as a scorer
 subjects.py     texts and tasks as a model reads them, and what it makes of them
 report.py       several models side by side: a table, plain data
 picture.py      the loss by position, drawn

@@ -4,7 +4,8 @@ model.py        a checkpoint of any format, opened: weights on the device, shape
 sampling.py     from logits to the next token: temperature, top-k, top-p, min-p, repetition penalty, random numbers
 engine.py       prefill, decode, and what happens at the model's last position
 text.py         tokens to text that can be printed: whole characters, stop strings
-llmc.py         llm.c's sampler, and its way of computing everything again for each token
+llmc.py         llm.c's samplers, as a training run draws
+scorer.py       the loss of each token of many rows, on one device or several
 look.py         the probabilities that the model gives to a text; perplexity
 probabilities.py  how these are shown: coloured text, a table, plain data
 heads.py        the weights of attention, and their picture

@@ -190,8 +190,8 @@ def test_entries_tell_step_size_and_loss(template: Path) -> None:
     assert (second.step, second.val_loss, second.problem) == (200, 3.25, None)
     assert first.folder == template / "state_00000100"
     assert first.bytes == sum(p.stat().st_size for p in first.folder.rglob("*") if p.is_file())
-    assert store.entries(template, deep=False) == [first, second]
-    assert store.entries(template / "nowhere") == []
+    assert list(store.entries(template, deep=False)) == [first, second]
+    assert list(store.entries(template / "nowhere")) == []
 
 
 @pytest.mark.parametrize("loss", [None, float("nan"), float("inf"), 10**400, "low", [1]])
@@ -209,7 +209,7 @@ def test_after_begin_the_arrays_may_change(tmp_path: Path) -> None:
     writing = store.begin(tmp_path, 5, arrays, facts_of(5))
     for array in arrays.values():
         array[...] = 0
-    assert store.entries(tmp_path) == []
+    assert list(store.entries(tmp_path)) == []
     assert_holds(store.seal(writing).folder, arrays_of(5))
 
 
@@ -299,12 +299,12 @@ def test_what_is_written_wrongly_never_counts(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.parametrize("path", ["run.json", "tensors/params.wte/c/0/0", "tensors/v/c/0", "tensors/v/zarr.json"])
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
 def test_damage_between_begin_and_seal(run: Path, path: str, damage: str) -> None:
-    before = store.entries(run)
+    before = list(store.entries(run))
     writing = store.begin(run, 200, arrays_of(1), facts_of(200))
     spoil(writing.folder / path, damage)
     with pytest.raises(InputError, match=rf"^{run}: the checkpoint of step 200 cannot be written: "):
         store.seal(writing)
-    assert store.entries(run) == before and not list(run.glob(".*"))
+    assert list(store.entries(run)) == before and not list(run.glob(".*"))
 
 
 def spoil(path: Path, damage: str) -> None:
@@ -349,14 +349,14 @@ def test_abandon_leaves_nothing_and_spares_what_is_sealed(tmp_path: Path) -> Non
     writing = store.begin(tmp_path, 5, arrays_of(5), facts_of(5))
     entry = store.seal(writing)
     store.abandon(writing)
-    assert store.entries(tmp_path) == [entry]
+    assert list(store.entries(tmp_path)) == [entry]
 
 
 def test_a_file_in_the_place_of_the_folder_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "state_00000005").write_text("rubbish")
     (bad,) = store.entries(tmp_path)
     assert bad.problem == "it is a file, not a folder"
-    assert [save(tmp_path, 5)] == store.entries(tmp_path)
+    assert [save(tmp_path, 5)] == list(store.entries(tmp_path))
 
 
 def test_where_nothing_can_be_written(tmp_path: Path) -> None:
@@ -469,7 +469,7 @@ def test_an_error_at_any_moment_of_a_save(small_template: Path, tmp_path: Path, 
     """It is said in one line, and everything is as it was before."""
     new = two_arrays(1)
     for after, run in runs(small_template, tmp_path):
-        before = store.entries(run)
+        before = list(store.entries(run))
         said: list[str] = []
 
         def action(run: Path = run, said: list[str] = said) -> None:
@@ -480,16 +480,16 @@ def test_an_error_at_any_moment_of_a_save(small_template: Path, tmp_path: Path, 
 
         struck = chaos(run, after, OSError(28, "No space left on device"), action)
         if not struck:
-            assert store.entries(run)[-1].val_loss == 1.0
+            assert list(store.entries(run))[-1].val_loss == 1.0
             break
         if said:
             assert said[0] == f"{run}: the checkpoint of step {step} cannot be written: No space left on device"
-            assert store.entries(run) == before
+            assert list(store.entries(run)) == before
             assert not list(run.glob(".*"))
         else:  # the new one is complete, and only the old one could not be removed
-            assert store.entries(run)[-1].val_loss == 1.0
+            assert list(store.entries(run))[-1].val_loss == 1.0
             store.clean(run)
-        assert [e.problem for e in store.entries(run)] == [None] * len(store.entries(run))
+        assert [e.problem for e in store.entries(run)] == [None] * len(list(store.entries(run)))
         assert not list(run.glob(".*"))
     assert after > 6
 
@@ -751,7 +751,7 @@ def test_replaced_while_it_is_read(run: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_removed_while_it_is_read(run: Path) -> None:
     found = []
-    for entry in store.checked(run):
+    for entry in store.entries(run):
         found.append(entry.step)
         if len(found) == 1:
             shutil.rmtree(run / "state_00000200")
@@ -949,7 +949,7 @@ def test_a_done_file_that_cannot_be_written_is_named(run: Path) -> None:
 @pytest.mark.parametrize("kind", ["pipe", "folder"])
 def test_what_is_in_the_way_of_a_save_is_replaced_or_named(run: Path, name: str, kind: str) -> None:
     """A pipe makes whoever opens it wait; it is replaced without being opened."""
-    before = store.entries(run)
+    before = list(store.entries(run))
     os.mkfifo(run / name) if kind == "pipe" else (run / name).mkdir()
     writing = store.begin(run, 300, arrays_of(3), facts_of(300))
     model = store.hidden_model(run, 300)
