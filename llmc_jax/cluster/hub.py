@@ -17,12 +17,13 @@ from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import write_atomic
 from llmc_jax.cluster.judge import Ended, Meeting, Peer, Verdict, beat_interval, judge, judge_start
 from llmc_jax.cluster.launchers import Member
-from llmc_jax.cluster.links import Clock, Link
 from llmc_jax.cluster.messages import (
     LONGEST,
     LONGEST_HELLO,
     MAGIC,
     PROTOCOL,
+    Clock,
+    Link,
     Message,
     NotAMessage,
     encode,

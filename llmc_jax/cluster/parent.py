@@ -23,8 +23,7 @@ from llmc_jax.base.streams import print_error
 from llmc_jax.cluster.hub import SECRET, Address, Hello, Hub, in_words
 from llmc_jax.cluster.judge import Ended, Peer, Verdict, beat_interval, judge_hub, line_of
 from llmc_jax.cluster.launchers import Member
-from llmc_jax.cluster.links import Clock, Link
-from llmc_jax.cluster.messages import Message, NotAMessage, number, seconds, text
+from llmc_jax.cluster.messages import Clock, Link, Message, NotAMessage, number, seconds, text
 from llmc_jax.cluster.worker import VARIABLE
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

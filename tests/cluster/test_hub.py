@@ -26,8 +26,7 @@ from llmc_jax.cluster.hub import (
 )
 from llmc_jax.cluster.judge import Verdict
 from llmc_jax.cluster.launchers import Member
-from llmc_jax.cluster.links import Link
-from llmc_jax.cluster.messages import Message, encode
+from llmc_jax.cluster.messages import Link, Message, encode
 
 MEMBER = Member(0, 3, "127.0.0.1", 0, "test", "7")
 TIMEOUT = 60.0
