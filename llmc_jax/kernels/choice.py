@@ -6,7 +6,7 @@ fits what was asked for and can run here is chosen. A new implementation is a ne
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from llmc_jax.base.errors import InputError
 from llmc_jax.config.train import ATTENTIONS
@@ -196,76 +196,64 @@ def _triton_problem(setting: Setting) -> str:
 # ----- the rows -----------------------------------------------------------------------------------------------------
 
 
-def _xla_function(name: str, *_: Any) -> Function:
-    return PLAIN[name]
-
-
 def _pallas_kernel(name: str, setting: Setting, variant: Variant) -> Function:
     return ours.pallas_kernel(name, str(setting.machine.target), setting.interpret, variant)
 
 
-def _triton_kernel(name: str, *_: Any) -> Function:
-    return ours.triton_kernel(name)
+BY: dict[str, tuple[Maker, Callable[[Setting], str]]] = {
+    "xla": (lambda name, *_: PLAIN[name], lambda _: ""),
+    "pallas": (_pallas_kernel, _pallas_problem),
+    "triton": (lambda name, *_: ours.triton_kernel(name), _triton_problem),
+}
 
 
-def _by_softmax(kernel: Maker) -> Maker:
-    """Return what makes attention with the T x T matrix of the softmaxes that `kernel` makes."""
+def _row(
+    operation: str, by: str, name: str = "", problem: Callable[[Setting], str] | None = None, kind: str = ""
+) -> Implementation:
+    """Return what computes an operation by XLA or by kernels of ours. name: where it is not `by`."""
+    maker, usual = BY[by]
+    return Implementation(operation, name or by, by, maker, problem or usual, kind, repeats_bits=by != "xla")
+
+
+def _by_softmax(by: str) -> Implementation:
+    """Return attention with the T x T matrix, whose softmaxes are kernels of ours."""
+    kernel, problem = BY[by]
 
     def make(name: str, setting: Setting, variant: Variant) -> Function:
         way = name.removeprefix("attention_")
         softmax = kernel(f"softmax_{way}", setting, variant)
         return partial(getattr(attention, f"attention_by_softmax_{way}"), softmax=softmax)
 
-    return make
-
-
-def _xla(operation: str) -> Implementation:
-    return Implementation(operation, "xla", "xla", _xla_function)
-
-
-def _pallas(
-    operation: str, name: str = "pallas", problem: Callable[[Setting], str] = _pallas_problem, kind: str = ""
-) -> Implementation:
-    return Implementation(operation, name, "pallas", _pallas_kernel, problem, kind, repeats_bits=True)
-
-
-def _triton(operation: str) -> Implementation:
-    return Implementation(operation, "triton", "triton", _triton_kernel, _triton_problem, repeats_bits=True)
+    return Implementation("attention", f"naive, softmax {by}", by, make, problem, "naive", makes_matrix=True)
 
 
 # In order of preference. By bytes: one kernel that reads and writes each array once, against the several passes that
 # XLA's fusions make; the norm is one reading either way. Triton's kernels run where they are asked for.
 IMPLEMENTATIONS: tuple[Implementation, ...] = (
-    _pallas("layernorm"),
-    _xla("layernorm"),
-    _triton("layernorm"),
-    _pallas("gelu"),
-    _xla("gelu"),
+    _row("layernorm", "pallas"),
+    _row("layernorm", "xla"),
+    _row("layernorm", "triton"),
+    _row("gelu", "pallas"),
+    _row("gelu", "xla"),
     Implementation("gelu", IN_PRODUCT, "cublas", lambda *_: gelu.gelu_forward_in_product, _cublas_problem),
-    _pallas("attention", "flash, pallas", _flash_problem, "flash"),
+    _row("attention", "pallas", "flash, pallas", _flash_problem, "flash"),
     Implementation("attention", "cudnn", "cudnn", lambda name, *_: getattr(cudnn, name), _cudnn_problem, "cudnn"),
-    Implementation(
-        "attention", "naive, softmax pallas", "pallas", _by_softmax(_pallas_kernel), _pallas_problem, "naive",
-        makes_matrix=True,
-    ),
-    Implementation(
-        "attention", "naive, softmax triton", "triton", _by_softmax(_triton_kernel), _triton_problem, "naive",
-        makes_matrix=True,
-    ),
-    _xla("attention")._replace(name="naive, xla", kind="naive", makes_matrix=True),
-    _pallas("attention", "relu, pallas", _flash_problem, "relu"),
+    _by_softmax("pallas"),
+    _by_softmax("triton"),
+    _row("attention", "xla", "naive, xla", kind="naive")._replace(makes_matrix=True),
+    _row("attention", "pallas", "relu, pallas", _flash_problem, "relu"),
     Implementation(
         "attention", "relu, xla", "xla", lambda name, *_: getattr(attention, name), kind="relu", makes_matrix=True
     ),
-    _pallas("classifier"),
-    _xla("classifier"),
-    _triton("classifier"),
-    _pallas("embedding backward"),
-    _xla("embedding backward"),
-    _pallas("adamw", problem=_update_problem),
-    _xla("adamw"),
-    _xla("global norm"),
-    _pallas("global norm", problem=_update_problem),
+    _row("classifier", "pallas"),
+    _row("classifier", "xla"),
+    _row("classifier", "triton"),
+    _row("embedding backward", "pallas"),
+    _row("embedding backward", "xla"),
+    _row("adamw", "pallas", problem=_update_problem),
+    _row("adamw", "xla"),
+    _row("global norm", "xla"),
+    _row("global norm", "pallas", problem=_update_problem),
 )  # fmt: skip
 
 
