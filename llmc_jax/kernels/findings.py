@@ -55,10 +55,6 @@ class Findings(NamedTuple):
     starts: int = 0  # of the program in which it was searched
     complete: bool = False  # nothing is left to be tried
 
-    def of(self, operation: str, implementation: str) -> list[Finding]:
-        """Return what was found out about a row."""
-        return [each for each in self.found if each.key[:2] == (operation, implementation)]
-
     def right(self, operation: str) -> list[Finding]:
         """Return what is not wrong of an operation: the fastest first, what was not timed last."""
         found = [each for each in self.found if each.operation == operation and not each.problem]
@@ -66,7 +62,7 @@ class Findings(NamedTuple):
 
     def problem(self, operation: str, implementation: str) -> str:
         """Return why a row cannot be used on this card; empty where some form of it can, or nothing is known."""
-        known = self.of(operation, implementation)
+        known = [each for each in self.found if each.key[:2] == (operation, implementation)]
         return known[0].problem if known and all(each.problem for each in known) else ""
 
     def variant(self, operation: str, implementation: str) -> Variant:

@@ -151,7 +151,7 @@ def test_a_kernel_that_hangs_is_wrong_and_too_little_memory_is_not() -> None:
     card = Card(US)
     card.bad = {"attention: flash, pallas": Outcome("TIME", None, 60.0, ran=search.HANGS)}
     found = card.search()
-    assert next(each for each in found.of("attention", "flash, pallas") if not each.variant.version).problem
+    assert next(each for each in found.found if each.label == "attention: flash, pallas").problem
     card.bad = {"attention: flash, pallas": Outcome("TIME", None, 60.0)}  # it was compiled all that time
     found = card.search()
     assert not any(each.problem for each in found.found) and not found.complete

@@ -29,7 +29,7 @@ def block_size(model: ModelConfig) -> int:
     return flat_size(model) // BLOCKS
 
 
-def whole_blocks(buffer: jax.Array, model: ModelConfig, numbers: Iterable[int]) -> dict[int, np.ndarray]:
+def whole_blocks(buffer: jax.Array, numbers: Iterable[int]) -> dict[int, np.ndarray]:
     """Return blocks, by number, of a flat buffer (flat_size,) that every device has. Not a view of it."""
     own = buffer.addressable_data(0)
     return {number: np.asarray(_block(own, number)) for number in numbers}

@@ -148,7 +148,7 @@ class Placement(NamedTuple):
         its own. None of the arrays is a view of the buffer.
         """
         if buffer.sharding.is_fully_replicated:
-            return whole_blocks(buffer, self.model, numbers)
+            return whole_blocks(buffer, numbers)
         assert self.mesh is not None
         size = block_size(self.model)
         found = {number: np.zeros(size, buffer.dtype) for number in numbers}
