@@ -68,7 +68,7 @@ def compiled(target: str, version: str | None, shape: list[int], dtype: str, nvd
         forward = attention.attention_forward(qkv, NH, **options)
         return forward, attention.attention_backward(dout, qkv, out, lse, NH, **options)
 
-    found = assembled(lambda: deviceless.compile_for(both, (x, qkv, x, lse), target), nvdisasm)
+    found = assembled(lambda: deviceless.compile_for(jax.jit(both), (x, qkv, x, lse), target), nvdisasm)
     return sorted(found, key=lambda kernel: STEPS.index(kernel.name.split("_")[1]))
 
 

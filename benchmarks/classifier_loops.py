@@ -51,7 +51,8 @@ def compiled(target: str, dtype: str, warpgroups: int, group: int, nvdisasm: str
         return classifier.classifier.__wrapped__(*arrays, V, target=architecture)
 
     shapes = [jax.ShapeDtypeStruct(shape, each) for shape, each in given]
-    [kernel] = assembled(lambda: deviceless.compile_for(function, shapes, target, donate_argnums=0), nvdisasm)
+    jitted = jax.jit(function, donate_argnums=0)
+    [kernel] = assembled(lambda: deviceless.compile_for(jitted, shapes, target), nvdisasm)
     return kernel
 
 

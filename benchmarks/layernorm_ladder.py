@@ -210,7 +210,7 @@ def compiled(function: Callable[..., Any], arguments: list[Any], target: str) ->
         os.environ["MOSAIC_GPU_DUMP_TO"] = folder
         try:
             with silence():
-                compile_for(function, arguments, target)
+                compile_for(jax.jit(function), arguments, target)
         finally:
             del os.environ["MOSAIC_GPU_DUMP_TO"]
         (ptx,), (log,) = ([path.read_text() for path in Path(folder).glob(f"*.{kind}")] for kind in ("ptx", "ptxas"))

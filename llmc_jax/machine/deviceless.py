@@ -12,7 +12,7 @@ import dataclasses
 import importlib.util
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -94,22 +94,14 @@ def abstract_gpu(name: str, shape: Sequence[int] = (1,), axis_names: Sequence[st
     )
 
 
-def lower_for(function: Callable[..., Any], arguments: Sequence[Any], name: str, **jit_options: Any) -> Any:
-    """Return the `jax.stages.Lowered` of a function for one GPU. Needs no CUDA packages.
+def lower_for(function: Any, arguments: Sequence[Any], name: str) -> Any:
+    """Return the `jax.stages.Lowered` of a jitted function for one GPU. Needs no CUDA packages.
 
-    arguments: positional; arrays may be `jax.ShapeDtypeStruct`s. function: if it is jitted already, its own static and
-    donated arguments count; else jit_options go to jax.jit (static_argnums=…, donate_argnums=…).
+    arguments: positional; arrays may be `jax.ShapeDtypeStruct`s.
     Raises InputError for a GPU that is not known, and whatever the kernels raise for shapes that they refuse.
     """
     with jax.sharding.use_abstract_mesh(abstract_gpu(name)):
-        return _jitted(function, jit_options).trace(*arguments).lower(lowering_platforms=("cuda",))
-
-
-def _jitted(function: Callable[..., Any], options: dict[str, Any]) -> Any:
-    if not hasattr(function, "trace"):
-        return jax.jit(function, **options)
-    assert not options, "a jitted function brings its own options"
-    return function
+        return function.trace(*arguments).lower(lowering_platforms=("cuda",))
 
 
 # ----- compiling ----------------------------------------------------------------------------------------------------
@@ -135,18 +127,17 @@ def gpu_mesh(name: str, shape: Sequence[int] = (1,), axis_names: Sequence[str] =
 
 
 def compile_for(
-    function: Callable[..., Any],
+    function: Any,
     arguments: Sequence[Any],
     name: str,
     *,
     mesh: Mesh | None = None,
     specs: Sequence[Any] | None = None,
     compiler_options: compiling.Settings = (),
-    **jit_options: Any,
 ) -> Program:
-    """Compile a function to machine code for a GPU that is not there.
+    """Compile a jitted function to machine code for a GPU that is not there.
 
-    function, arguments, jit_options: as in `lower_for`. Without `mesh` the program runs on one GPU. mesh: several,
+    arguments: as in `lower_for`. Without `mesh` the program runs on one GPU. mesh: several,
     from `gpu_mesh`; specs: for each argument the PartitionSpec of its arrays, or a tree of them like the argument.
     compiler_options: XLA's, as an Execution has them.
     Memory is that of one GPU. XLA chooses its matrix products without measuring, so the workspace they need on a real
@@ -161,7 +152,7 @@ def compile_for(
     placed = jax.tree.map(partial(_on, mesh), tuple(arguments), everywhere)
     shape, axis_names = mesh.devices.shape, mesh.axis_names
     with jax.sharding.use_abstract_mesh(abstract_gpu(name, shape, axis_names)):
-        lowered = _jitted(function, jit_options).trace(*placed).lower(lowering_platforms=("cuda",))
+        lowered = function.trace(*placed).lower(lowering_platforms=("cuda",))
         if "mosaic_gpu" in lowered.as_text():
             _only_capability(known_target(name))
         compiled = compiling.compiled(lowered, compiler_options)

@@ -64,13 +64,13 @@ class Case(NamedTuple):
         return num_bytes([self.arguments[key] for key in self.donated])
 
     def lower(self, gpu: str) -> Any:
-        return deviceless.lower_for(*self._call(gpu), gpu, donate_argnums=0)
+        return deviceless.lower_for(*self._call(gpu), gpu)
 
     def compile(self, gpu: str) -> deviceless.Program:
-        return deviceless.compile_for(*self._call(gpu), gpu, donate_argnums=0)
+        return deviceless.compile_for(*self._call(gpu), gpu)
 
     def _call(self, gpu: str) -> tuple[Callable[..., Any], tuple[dict[str, Any], dict[str, Any]]]:
-        """A function of the donated arrays and of the others, and both."""
+        """A jitted function of the donated arrays and of the others, and both."""
         arrays = {key: value for key, value in self.arguments.items() if has_arrays(value)}
         donated = {key: arrays.pop(key) for key in self.donated}
         function, target = kernel_function(self.function), gpus.known_target(gpu).architecture
@@ -81,7 +81,7 @@ class Case(NamedTuple):
             named = {key: value for key, value in given.items() if not key.isdigit()}
             return function(*positional, **named, target=target)
 
-        return call, (donated, arrays)
+        return jax.jit(call, donate_argnums=0), (donated, arrays)
 
 
 def num_bytes(tree: Any) -> int:

@@ -1,6 +1,7 @@
 """`deviceless.compile_for` itself: memory to the byte, several GPUs, and what it refuses."""
 
 import os
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +29,7 @@ def test_memory_is_exact() -> None:
     def step(state: jax.Array, data: jax.Array) -> jax.Array:
         return state + jnp.sort(data)[::-1]
 
-    program = deviceless.compile_for(step, (x, x), "a100", donate_argnums=0)
+    program = deviceless.compile_for(jax.jit(step, donate_argnums=0), (x, x), "a100")
     memory = program.memory
     assert (memory.arguments, memory.outputs, memory.aliased) == (8 * MIB, 4 * MIB, 4 * MIB)
     assert memory.temporaries >= 4 * MIB
@@ -40,13 +41,15 @@ def test_what_is_not_donated_is_seen_to_be_copied() -> None:
     def step(state: jax.Array) -> jax.Array:
         return jax.lax.dynamic_update_slice(state, jnp.ones(8), (0,))
 
-    assert copied_arrays(deviceless.compile_for(step, (x,), "h200").hlo, MIB) == [("f32[1048576]", 4 * MIB)]
-    assert copied_arrays(deviceless.compile_for(step, (x,), "h200", donate_argnums=0).hlo, MIB) == []
+    kept, donated = jax.jit(step), jax.jit(step, donate_argnums=0)
+    assert copied_arrays(deviceless.compile_for(kept, (x,), "h200").hlo, MIB) == [("f32[1048576]", 4 * MIB)]
+    assert copied_arrays(deviceless.compile_for(donated, (x,), "h200").hlo, MIB) == []
 
 
 def test_memory_is_that_of_one_of_several_gpus() -> None:
     mesh = deviceless.gpu_mesh("h200", (8,), ("data",))
 
+    @jax.jit
     def step(state: tuple[jax.Array, jax.Array], scale: jax.Array) -> jax.Array:
         return scale * jnp.sum(state[0] * state[1])
 
@@ -63,14 +66,15 @@ def test_memory_is_that_of_one_of_several_gpus() -> None:
 
 def test_kernels_are_compiled_for_one_capability_in_a_process() -> None:
     """Programs without kernels may be compiled for any GPU before and after, and H100 and H200 are the same."""
+    gelu = jax.jit(partial(gelu_forward, target="sm_90"))
     with assembler.kernel_resources() as kernels:
-        deviceless.compile_for(lambda x: gelu_forward(x, target="sm_90"), (x,), "h200")
+        deviceless.compile_for(gelu, (x,), "h200")
     assert [kernel.name for kernel in kernels] == ["gelu_forward"]
     assert 0 < kernels[0].registers <= 255 and kernels[0].spilled == 0
-    deviceless.compile_for(lambda x: gelu_forward(x, target="sm_90"), (x,), "h100")
+    deviceless.compile_for(gelu, (x,), "h100")
     deviceless.compile_for(jnp.sin, (x,), "rtx3090")
     with pytest.raises(InputError, match="start one process per GPU"):
-        deviceless.compile_for(lambda x: gelu_forward(x, target="sm_80"), (x,), "a100")
+        deviceless.compile_for(jax.jit(partial(gelu_forward, target="sm_80")), (x,), "a100")
 
 
 def test_every_gpu_is_known_to_the_compiler() -> None:

@@ -44,7 +44,7 @@ def sent(gpu: str, kind: str, options: compiling.Options) -> list[Collective]:
     function = jax.shard_map(step, in_specs=(P(), P("data")), out_specs=[out] * LAYERS, check_vma=False)
     mesh = deviceless.gpu_mesh(gpu, (DEVICES,), ("data",))
     program = deviceless.compile_for(
-        function, (weights, rows), gpu, mesh=mesh, specs=(P(), P("data")), compiler_options=options
+        jax.jit(function), (weights, rows), gpu, mesh=mesh, specs=(P(), P("data")), compiler_options=options
     )
     return [each for each in collectives(program.hlo) if each.kind == kind]
 

@@ -80,9 +80,8 @@ def compiled(case: Case, gpu: str) -> dict[str, Any]:
     """What came out: memory of the program, copies in it, registers and memory accesses of the kernel."""
     target = gpus.known_target(gpu).architecture
     before = set(Path(DUMP.name).glob("*/*.ptx"))
-    program = deviceless.compile_for(
-        lambda *arrays: case.function(*arrays, target=target), case.arguments, gpu, donate_argnums=case.donated
-    )
+    function = jax.jit(partial(case.function, target=target), donate_argnums=case.donated)
+    program = deviceless.compile_for(function, case.arguments, gpu)
     (ptx,) = set(Path(DUMP.name).glob("*/*.ptx")) - before
     text = ptx.read_text()
     accesses = re.findall(r"\b(?:ld|st)\.global\.(?:v(\d)\.)?b(\d+)", text)
