@@ -57,11 +57,11 @@ def quick_compilation() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def nothing_lasts() -> Iterator[None]:
     """Nothing here outlives the machine: what is written need not reach the disk. No picture is drawn."""
-    from llmc_jax.run import curves  # here, because some tests do without JAX
+    from llmc_jax.run.beside import Beside  # here, because some tests do without JAX
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)
-        patch.setattr(curves, "draw_curves", lambda *_: None)
+        patch.setattr(Beside, "_begun", lambda _: None)
         yield
 
 

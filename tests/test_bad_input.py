@@ -22,7 +22,8 @@ from llmc_jax.data.tokenfile import write_token_file
 from llmc_jax.data.tokenizers import bytes_tokenizer, write_tokenizer_bin
 from llmc_jax.models.gpt2.init import random_parameters
 from llmc_jax.models.gpt2.tensors import tensor_specs
-from llmc_jax.run import begin, curves, inputs
+from llmc_jax.run import begin, inputs
+from llmc_jax.run.beside import Beside
 from llmc_jax.run.command import main
 from tests.metrics import read_metrics
 
@@ -58,7 +59,7 @@ def bench(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Bench:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(curves, "draw_curves", lambda *_: None)
+    monkeypatch.setattr(Beside, "_begun", lambda _: None)
     Path("train.bin").write_bytes(tokens.train.read_bytes())
     Path("val.bin").write_bytes(tokens.val.read_bytes())
     Path("model.bin").write_bytes(model_bytes)

@@ -18,6 +18,7 @@ SAMPLES = "samples.txt"
 CONFIG = "config.json"
 LOCK = ".lock"  # whose run it is, where the file system has no locks
 REPORT = "report.html"
+CURVES = "curves.png"
 KERNELS = "kernels.json"  # which implementation of each operation the run has
 LARGEST = 1 << 24  # bytes that the last two are read up to
 LONGEST_LINE = 1 << 22  # bytes, of a log; a sample in metrics.jsonl takes a hundredth

@@ -28,8 +28,8 @@ from llmc_jax.models.gpt2.tensors import num_parameters
 from llmc_jax.models.gpt2.work import flops_per_token
 from llmc_jax.plan.compiled import arguments
 from llmc_jax.run import programs
+from llmc_jax.run.beside import Beside
 from llmc_jax.run.console import Console
-from llmc_jax.run.curves import CurveDrawer
 from llmc_jax.run.figures import utilization_text
 from llmc_jax.run.folder import (
     Held,
@@ -44,7 +44,6 @@ from llmc_jax.run.folder import (
     locked,
     write_config,
 )
-from llmc_jax.run.page import PageWriter
 from llmc_jax.run.processes import Votes
 from llmc_jax.run.programs import Programs
 from llmc_jax.run.saver import Saver
@@ -74,10 +73,10 @@ def opened(setup: Setup, output: Output, request: threading.Event, held: Held | 
         log = closing.enter_context(short_log(setup, held) if group.rank else begun_log(setup, held, made))
         trackers = closing.enter_context(Trackers(config, folder, group.rank, start=log.begun))
         console = closing.enter_context(new_console(setup, output))
-        drawer = CurveDrawer(folder, setup.name, baselines, console.warning, held.is_there, drawing=group.rank == 0)
-        closing.callback(drawer.close)
-        page = PageWriter(folder, config.report_every, console.warning, held.is_there, writing=group.rank == 0)
-        closing.callback(page.close)
+        beside = Beside(
+            folder, setup.name, baselines, config.report_every, console.warning, held.is_there, writing=group.rank == 0
+        )
+        closing.callback(beside.close)
         closing.enter_context(stop_on_signals(request, console.note))
         if held.lock is not None:
             console.warning(f"{folder}: the file system has no locks; {LOCK} there keeps other runs out in their place")
@@ -104,7 +103,7 @@ def opened(setup: Setup, output: Output, request: threading.Event, held: Held | 
         )  # fmt: skip
         closing.callback(saver.close)
         votes = Votes(setup.place, request)
-        yield Run(setup, held, log, console, drawer, page, saver, votes, trackers, kept)
+        yield Run(setup, held, log, console, beside, saver, votes, trackers, kept)
 
 
 def of_first_folder(setup: Setup, held: Held | None) -> tuple[Path, list[Path]]:

@@ -11,6 +11,7 @@ from llmc_jax.checkpoint import store
 from llmc_jax.checkpoint.contents import Counters
 from llmc_jax.cluster.agreement import Agreed
 from llmc_jax.config.train import TrainConfig
+from llmc_jax.logs.files import CURVES, REPORT
 from llmc_jax.run.batches import Batches
 from llmc_jax.run.due import poll_saves, save, tell_removed
 from llmc_jax.run.early import stops_early
@@ -60,10 +61,8 @@ def finish(run: Run, outcome: Outcome) -> Outcome:
         run.log.event("end", step=progress.step, outcome=code.name.lower(), skipped=progress.counters.skipped)
     except InputError as error:
         outcome = Outcome(ExitCode.BAD_INPUT, progress, problem or error)
-    run.trackers.begin_end()  # what is left is sent while the picture is drawn
-    run.drawer.finish()
     trackers = ended_trackers(run.trackers, progress.step, run.log, run.console)
-    run.page.finish()
+    run.beside.finish()
     run.console.close()
     for line in [*summary(run, outcome), *trackers]:
         run.console.note(line)
@@ -114,11 +113,11 @@ def places(run: Run, outcome: Outcome) -> Iterator[str]:
     """Yield where everything is, and the command that goes on."""
     config, (code, progress, _) = run.setup.config, outcome
     yield f"run folder:   {run.held.folder}"
-    picture = run.held.folder / PICTURE if config.find_lr else run.drawer.path
+    picture = run.held.folder / (PICTURE if config.find_lr else CURVES)
     if picture.exists():
         yield f"picture:      {picture}"
-    if run.page.written:
-        yield f"report:       {run.page.path}"
+    if REPORT in run.beside.written:
+        yield f"report:       {run.held.folder / REPORT}"
     if progress.saved is not None:
         yield f"checkpoint:   {progress.saved}"
     goes_on = progress.saved is not None or (config.save and progress.step == 0)

@@ -278,8 +278,7 @@ def report(run: Run, progress: Progress, result: Result) -> None:
     if why and figures.skipped:
         run.console.note(why)
     report_gpu(run, progress.read)
-    run.drawer.refresh()
-    run.page.refresh()
+    run.beside.refresh()
 
 
 def report_gpu(run: Run, steps: int) -> None:

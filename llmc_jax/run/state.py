@@ -7,11 +7,10 @@ from typing import NamedTuple
 from llmc_jax.base.errors import ExitCode, InputError
 from llmc_jax.checkpoint.contents import Counters
 from llmc_jax.config.train import TrainConfig
+from llmc_jax.run.beside import Beside
 from llmc_jax.run.console import Console
-from llmc_jax.run.curves import CurveDrawer
 from llmc_jax.run.find_lr import RangeTest, test_of
 from llmc_jax.run.folder import Held, RunLog
-from llmc_jax.run.page import PageWriter
 from llmc_jax.run.processes import Votes
 from llmc_jax.run.programs import Programs
 from llmc_jax.run.saver import Saver
@@ -27,8 +26,7 @@ class Run(NamedTuple):
     held: Held  # its folder
     log: RunLog
     console: Console
-    drawer: CurveDrawer
-    page: PageWriter
+    beside: Beside
     saver: Saver
     votes: Votes  # on whether the run ends
     trackers: Trackers

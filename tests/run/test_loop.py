@@ -33,14 +33,14 @@ from llmc_jax.data.tokenizers import bytes_tokenizer, sample_text
 from llmc_jax.evaluate import command as evaluate
 from llmc_jax.generate import flags as generate_flags
 from llmc_jax.generate.llmc import generate
-from llmc_jax.logs.reading import Log
 from llmc_jax.machine import compiling
 from llmc_jax.machine.device import describe_device
 from llmc_jax.machine.nvml import GpuReading
 from llmc_jax.models.gpt2.init import random_parameters
 from llmc_jax.models.gpt2.tensors import num_parameters, padded
 from llmc_jax.plan.plan import Plan
-from llmc_jax.run import batches, begin, curves, due, inputs, loop
+from llmc_jax.run import batches, begin, due, inputs, loop
+from llmc_jax.run.beside import Beside
 from llmc_jax.run.command import main
 from llmc_jax.run.state import Progress
 from llmc_jax.training.step import Metrics, evaluate_loss
@@ -63,7 +63,7 @@ def train(tmp_path: Path, tokens: Any, capsys: pytest.CaptureFixture[str], monke
 
     def run(*flags: Any, folder: str = "run", picture: bool = False) -> Result:
         if not picture:
-            monkeypatch.setattr(curves, "draw_curves", lambda *_: None)
+            monkeypatch.setattr(Beside, "_begun", lambda _: None)
         output = tmp_path / folder
         defaults = [*tiny_flags(tokens), "-o", output]
         code = main([str(word) for word in (*defaults, *flags)])
@@ -489,35 +489,12 @@ def test_a_reused_folder_without_a_checkpoint_begins_its_logs_anew(train: Train)
 # ---- the picture
 
 
-def test_the_picture_is_refreshed_in_another_thread(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn: list[tuple[str, int]] = []
-
-    def draw(logs: list[Log], path: Path, baselines: dict[str, float]) -> None:
-        (log,) = logs
-        assert path.name == "curves.png" and log.path == TINY and baselines == {}
-        drawn.append((threading.current_thread().name, len(log.train.steps)))
-
-    monkeypatch.setattr(curves, "REDRAW_SECONDS", 0.0)
-    monkeypatch.setattr(curves, "REDRAW_SHARE", 1e9)
-    monkeypatch.setattr(curves, "draw_curves", draw)
-    run = train("-x", 200, picture=True)
-    assert run.code == 0
-    assert all(name.startswith("llmc_jax curves") for name, _ in drawn)
-    counts = [count for _, count in drawn]
-    assert len(counts) > 2 and counts == sorted(counts)
-    assert counts[0] < 200 and counts[-1] == 200
-
-
-def test_a_picture_that_cannot_be_drawn_is_one_warning(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: Any) -> None:
-        raise RuntimeError("no fonts")
-
-    monkeypatch.setattr(curves, "REDRAW_SECONDS", 0.0)
-    monkeypatch.setattr(curves, "draw_curves", broken)
-    run = train("-x", 50, picture=True)
-    assert run.code == 0 and run.checkpoints == [50]
-    assert run.out.count("no fonts") == 1
-    assert "picture:" not in run.out
+def test_the_picture_has_the_name_of_the_model(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(Beside, "_begun", lambda beside: asked.append(json.loads(beside._request)))
+    run = train(picture=True)
+    assert run.code == 0 and "picture:" not in run.out
+    assert asked == [[str(run.folder), TINY, {}, 0.0]]
 
 
 # ---- stopping

@@ -1,0 +1,105 @@
+"""A module of this package run as a process: started, asked, heard and ended in time. Leaves out what it does.
+
+It has a session of its own, so that it hears no Ctrl-C; its output and its errors go to files that nobody else sees.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+KILLED = 1.0  # seconds to wait for a process that was killed
+LONGEST = 1 << 16  # bytes from the end of its output and errors that are read
+
+
+class Child:
+    """A process, which may hang or crash as it likes. Its standard input ends where this process does."""
+
+    def __init__(
+        self,
+        module: str,
+        words: Sequence[str] = (),
+        *,
+        environment: Mapping[str, str],
+        nice: int = 0,
+        python: str = "",
+        folder: Path | None = None,
+        pass_fds: Sequence[int] = (),
+    ) -> None:
+        """Start `python -P -m MODULE WORDS`. Raises OSError.
+
+        nice: how much it gives way to others. python: in place of this one. folder: in which it works.
+        """
+        self._began = time.monotonic()
+        self._output, self._errors = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
+        try:
+            self._process = subprocess.Popen(
+                [python or sys.executable, "-P", "-m", module, *words],
+                stdin=subprocess.PIPE, stdout=self._output, stderr=self._errors,
+                env=environment, cwd=folder, start_new_session=True, pass_fds=pass_fds,
+            )  # fmt: skip
+        except OSError:
+            self._output.close()
+            self._errors.close()
+            raise
+        self.pid = self._process.pid
+        if nice:
+            with suppress(OSError):  # it has ended, or the system does not let us
+                os.setpriority(os.PRIO_PROCESS, self.pid, nice)
+
+    @property
+    def seconds(self) -> float:
+        """Return for how long it has been there."""
+        return time.monotonic() - self._began
+
+    def tell(self, words: str = "") -> None:
+        """Write the last words on its standard input, and end that. Does nothing the second time."""
+        assert self._process.stdin is not None
+        with suppress(OSError):  # it has ended
+            if words and not self._process.stdin.closed:
+                self._process.stdin.write(words.encode())
+            self._process.stdin.close()
+
+    def status(self, wait: float = 0.0) -> int | None:
+        """Return its exit status, waiting so many seconds at most; None while it works."""
+        with suppress(subprocess.TimeoutExpired):
+            return self._process.wait(max(0.0, wait))
+        return None
+
+    def said(self) -> dict[str, Any]:
+        """Return the newest object that it has written as a line of JSON on its output; an empty one before."""
+        for line in reversed(_end_of(self._output).split(b"\n")[:-1]):
+            with suppress(ValueError):
+                if isinstance(found := json.loads(line), dict):
+                    return found
+        return {}
+
+    def last_words(self, lines: int = 1) -> str:
+        """Return the last lines that it has written on standard error, in one."""
+        text = _end_of(self._errors).decode(errors="replace")
+        found = [line.strip() for line in text.splitlines() if line.strip()]
+        return " / ".join(found[-lines:])[-300:] if found else "it said nothing"
+
+    def kill(self, wait: float = KILLED) -> bool:
+        """End it and all that it started; return whether it is gone: it may wait for a disk or a driver."""
+        with suppress(ProcessLookupError, PermissionError):  # PermissionError: macOS, of a group that has ended
+            os.killpg(self.pid, signal.SIGKILL)
+        return self.status(wait) is not None
+
+    def close(self) -> None:
+        """Give back what it wrote."""
+        self.tell()
+        self._output.close()
+        self._errors.close()
+
+
+def _end_of(file: Any) -> bytes:
+    """Return the end of a file, of which the process shares the place: so this moves none."""
+    return os.pread(file.fileno(), LONGEST, max(0, os.fstat(file.fileno()).st_size - LONGEST))

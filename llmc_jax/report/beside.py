@@ -1,0 +1,93 @@
+"""The process that writes a run's page and picture beside it: `python -m llmc_jax.report.beside REQUEST`.
+
+Each comes anew every so often, and once more when the run says that it has ended; where the run just ends, so does
+this. On its output it says of each why it could not be written, or nothing. Leaves out how it is started
+(run/beside.py).
+"""
+
+import json
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from llmc_jax.base.files import leads_to
+from llmc_jax.logs.files import CURVES, METRICS, REPORT
+
+FIRST = 20.0  # seconds until the first of each, so that there soon is one to open
+DRAW_EVERY = 20.0  # seconds between two pictures
+SHARE = 0.03  # of one core's time at most, which a very long run, whose metrics are large, would exceed
+LONGEST = 300  # seconds that one may take
+
+
+class Request(NamedTuple):
+    """What the process is started with."""
+
+    folder: str  # of the run
+    title: str  # of the picture
+    baselines: Mapping[str, float]  # in the picture
+    minutes: float  # between two pages; 0: there is none
+
+
+def write(name: str, request: Request) -> None:
+    """Write one of the two files. May raise anything."""
+    folder = Path(request.folder)
+    if name == CURVES:
+        from llmc_jax.logs.events import read_events
+        from llmc_jax.logs.picture import draw_curves
+        from llmc_jax.logs.reading import log_of
+
+        log = log_of(read_events(folder / METRICS), request.title)
+        draw_curves([log], folder / CURVES, request.baselines)
+    else:
+        from llmc_jax.report import command
+
+        command.run(command.make_parser().parse_args(["--quiet", request.folder]))
+
+
+def problem_of(name: str, request: Request) -> str:
+    """Write a file; return why it could not be written, or nothing."""
+    signal.alarm(LONGEST)
+    try:
+        write(name, request)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        signal.alarm(0)
+    return ""
+
+
+def late(*_: Any) -> None:
+    """End what takes too long."""
+    raise TimeoutError(f"took longer than {LONGEST} s")
+
+
+def main() -> None:
+    request = Request(*json.loads(sys.argv[1]))
+    signal.signal(signal.SIGALRM, late)
+    folder = os.open(request.folder, os.O_RDONLY)  # by its path another one may come
+    every = {CURVES: DRAW_EVERY} | ({REPORT: 60 * request.minutes} if request.minutes > 0 else {})
+    due = {name: time.monotonic() + min(FIRST, seconds) for name, seconds in every.items()}
+    said: dict[str, str] = {}
+    run, ended = select.poll(), False
+    run.register(0, select.POLLIN)
+    while not ended:
+        ended = bool(run.poll(1000 * max(0.0, min(due.values()) - time.monotonic())))
+        if (ended and not sys.stdin.readline()) or not leads_to(request.folder, folder):
+            return
+        for name in [name for name in every if ended or time.monotonic() >= due[name]]:
+            began = time.monotonic()
+            problem = problem_of(name, request)
+            now = time.monotonic()
+            due[name] = now + max(every[name], (now - began) / SHARE)
+            if said.get(name) != problem:
+                said[name] = problem
+                print(json.dumps(said), flush=True)
+
+
+if __name__ == "__main__":
+    main()
