@@ -4,18 +4,13 @@ Each follows metrics.jsonl by itself (llmc_jax/trackers/), so that a step of the
 Leaves out what they are told and what each is.
 """
 
-import json
-import os
-import select
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from llmc_jax.base.child import Child
 from llmc_jax.base.commands import in_environment, under_uv
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.streams import escaped
@@ -27,7 +22,7 @@ from llmc_jax.trackers.child import LIMIT, Request, Status
 from llmc_jax.trackers.sinks import KINDS
 
 GRACE = 1.0  # seconds after the limit that a tracker's process keeps to by itself
-LONGEST = 1 << 16  # bytes of one message
+NICE = 10  # training comes first; at 19 a busy machine would leave no time to send the rest
 
 
 class Asked(NamedTuple):
@@ -57,70 +52,40 @@ class Tracker:
 
     def __init__(self, asked: Asked, folder: Path, start: int, limit: float) -> None:
         """Start it. folder: the run's. start: where the line of this start begins in metrics.jsonl. limit: seconds."""
-        self.name, self.status, self._part = asked.kind, Status(), b""
-        self._limit = limit
+        self.name, self._limit = asked.kind, limit
         self._told = False  # its problem was shown
         request = Request(asked.kind, asked.target, str(folder), start, limit)
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "llmc_jax.trackers", *request.words()],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is the run's, and all that it starts ends with it
-            env=child_environment() | ONE_THREAD,
-        )  # fmt: skip
-        assert self._process.stdin and self._process.stdout
-        self._input, self._output = self._process.stdin, self._process.stdout
-        os.set_blocking(self._output.fileno(), False)
+        environment = child_environment() | ONE_THREAD
+        self._child = Child("llmc_jax.trackers", request.words(), environment=environment, nice=NICE)
 
     def look(self) -> str:
         """Return what went wrong, if it was not returned before; else nothing. Waits for nothing."""
-        if not self._told and self._hear() and not self.status.problem:
-            self._lost("ended early")
-        if self._told or not self.status.problem:
+        if self._told or not (problem := self._status("ended early").problem):
             return ""
         self._told = True
-        return self.status.problem
+        return problem
 
-    def _lost(self, words: str) -> None:
-        """Take note that the process ended, or is ended, without its last message."""
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(GRACE)
-        code = self._process.poll()
-        self.status = self.status._replace(problem=f"its process {words}" + (f" (status {code})" if code else ""))
-
-    def _hear(self) -> bool:
-        """Take the messages that are there; return whether no further one will come."""
-        try:
-            while data := os.read(self._output.fileno(), LONGEST):
-                *lines, self._part = (self._part + data)[-LONGEST:].split(b"\n")
-                for line in lines:
-                    with suppress(ValueError, TypeError):
-                        self.status = Status(**json.loads(line))
-            return True
-        except BlockingIOError:
-            return False
+    def _status(self, otherwise: str) -> Status:
+        """Return what the process has said. otherwise: what happened to one that left no last word."""
+        code = self._child.status()  # before its words, which may come with its end
+        status = Status(**self._child.said())
+        if status.final or status.problem or (code is None and otherwise == "ended early"):
+            return status
+        return status._replace(problem=f"its process {otherwise}" + (f" (status {code})" if code else ""))
 
     def begin_end(self) -> None:
         """Let the process know that the run has ended. May be called twice."""
-        with suppress(OSError):
-            self._input.close()
+        self._child.tell()
 
     def end(self, until: float) -> Status:
         """Wait for the process until a time (of time.monotonic), end it if need be, and return how it went."""
         self.begin_end()
-        waiting = select.poll()  # select.select takes no descriptor above 1023, and a run may have as many data files
-        waiting.register(self._output, select.POLLIN)
-        while not (over := self._hear()) and (left := until - time.monotonic()) > 0:
-            waiting.poll(1000 * left)
-        if not over or not self.status.final:
-            if not over:
-                with suppress(ProcessLookupError, PermissionError):
-                    os.killpg(self._process.pid, signal.SIGKILL)
-            if not self.status.final and not self.status.problem:
-                self._lost("ended early" if over else f"was not done {self._limit + GRACE:g} s after the run's end")
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(GRACE)
-        self._output.close()
-        return self.status
+        over = self._child.status(until - time.monotonic()) is not None
+        if not over:
+            self._child.kill()
+        status = self._status("ended early" if over else f"was not done {self._limit + GRACE:g} s after the run's end")
+        self._child.close()
+        return status
 
 
 class Trackers:

@@ -1,8 +1,8 @@
 """The process that shows a run in one tracker: it follows metrics.jsonl and hands each event on.
 
 The run holds a pipe to it. When that ends, however the run ended, the rest is sent, within a limit; then this process
-ends, whatever the tracker does. What it says to the run goes through another pipe, a line of JSON at a time; what a
-tracker prints goes nowhere. Leaves out how the run starts it and hears it (run/trackers.py).
+ends, whatever the tracker does. What it says to the run goes to its output, a line of JSON at a time; what a tracker
+prints goes nowhere. Leaves out how the run starts it and hears it (run/trackers.py).
 """
 
 import json
@@ -12,24 +12,24 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from llmc_jax.base.errors import ExitCode, InputError
 from llmc_jax.logs.files import METRICS
 from llmc_jax.logs.follow import Follower
-from llmc_jax.trackers.backlog import Backlog
-from llmc_jax.trackers.rows import Facts, facts_of, first_line, line_at, row_of
+from llmc_jax.trackers.rows import Facts, Row, facts_of, first_line, line_at, row_of
 from llmc_jax.trackers.sinks import KINDS, Sink
 
 LIMIT = 9.0  # seconds for the rest, once the run has ended; the run itself waits a second longer
 LOOK_EVERY = 0.5  # seconds between two looks at the file
-TELL_EVERY = 2.0  # and between two messages to the run
+TELL_EVERY = 30.0  # and between two messages to the run, all of which stay in a file
 GIVE_UP = 20  # times in a row that a tracker refused
-NICE = 10  # training comes first; at 19 a busy machine would leave no time to send the rest
 SECRETS = ("WANDB_API_KEY", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN", "DATABRICKS_TOKEN")
 
 
@@ -61,9 +61,6 @@ class Status(NamedTuple):
     problem: str = ""  # the first thing that went wrong
     final: bool = False
 
-    def to_line(self) -> bytes:
-        return json.dumps(self._asdict()).encode() + b"\n"
-
 
 def without_secrets(text: str) -> str:
     """Return one line of a text, cut, in which nothing is left that looks like a credential or is one of ours."""
@@ -73,34 +70,6 @@ def without_secrets(text: str) -> str:
     text = re.sub(r"(?<=://)[^/\s@]*@", "…@", text)
     text = re.sub(r"[0-9a-fA-F]{40,}|\bwandb_v\d\w+", "…", text)
     return " ".join(text.split())[:300]
-
-
-class Teller:
-    """Writes to the run, which may not be reading: then a message is left out, for the next one says more."""
-
-    def __init__(self, descriptor: int) -> None:
-        os.set_blocking(descriptor, False)
-        self._descriptor, self._told_at = descriptor, -TELL_EVERY
-
-    def tell(self, status: Status, at_once: bool = False) -> None:
-        """Write a status, unless the last one is younger than TELL_EVERY and this one can wait."""
-        now = time.monotonic()
-        if at_once or now - self._told_at >= TELL_EVERY:
-            self._told_at = now
-            with suppress(OSError):  # full, or nobody is there any more
-                os.write(self._descriptor, status.to_line())
-
-    def tell_last(self, status: Status, seconds: float = 0.5) -> None:
-        """Write the last status; the run is reading now, if it is there."""
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            try:
-                os.write(self._descriptor, status._replace(final=True).to_line())
-                return
-            except BlockingIOError:
-                time.sleep(0.01)
-            except OSError:
-                return
 
 
 def silenced() -> int:
@@ -113,52 +82,81 @@ def silenced() -> int:
     return kept
 
 
-class Child:
-    """One run shown in one tracker."""
+class Shower:
+    """One run shown in one tracker. metrics.jsonl is the queue: what waits is in the file."""
 
-    def __init__(self, request: Request, teller: Teller, backlog: Backlog | None = None) -> None:
-        self.request = request
-        self._teller, self._backlog = teller, backlog or Backlog()
+    def __init__(self, request: Request, output: int) -> None:
+        """output: descriptor of the file that the run reads."""
+        self.request, self._output = request, output
+        self._path = Path(request.folder) / METRICS
         self._ended = threading.Event()  # the run has
         self._outcome = "died"
         self._where, self._problem = "", ""
-        self._sent = self._refused = self._under_way = 0
-
-    # -- the sending thread --
+        self._sent = self._tried = self._total = self._refusals = 0  # the total is known in the end
+        self._read = (request.start, 0)  # up to where the file was read, and how many rows that were
+        self._told_at = 0.0
 
     def run(self) -> None:
         """Send all there is to send, until the run has ended and nothing is left."""
-        for work in (self._watch, self._follow):
-            threading.Thread(target=work, name=f"llmc_jax tracker {work.__name__}", daemon=True).start()
-        sink = self._attempt("begin", self._begun)
-        refusals = 0 if sink else GIVE_UP
-        while not self._backlog.over:
-            rows = self._backlog.take(KINDS[self.request.kind].at_once, LOOK_EVERY)
-            if not rows:
-                continue
-            self._under_way = len(rows)
-            taken = self._send(sink, rows) if sink and refusals < GIVE_UP else 0
-            refusals = 0 if taken else refusals + 1
-            self._sent, self._refused, self._under_way = self._sent + taken, self._refused + len(rows) - taken, 0
-            self._teller.tell(self.status())
+        threading.Thread(target=self._watch, name="llmc_jax tracker", daemon=True).start()
+        facts = self._attempt("read the run", self._facts)
+        sink = self._attempt("begin", partial(self._begun, facts)) if facts else None
+        if facts:
+            self._attempt("read the run", partial(self._send_all, sink, facts))
         if sink:
             self._attempt("end", lambda: sink.close(self._outcome))
 
-    def _begun(self) -> Sink:
+    def _facts(self) -> Facts:
+        return facts_of(Path(self.request.folder), first_line(self._path), line_at(self._path, self.request.start))
+
+    def _begun(self, facts: Facts) -> Sink:
         sink = KINDS[self.request.kind].sink(self.request.target)
-        self._where = without_secrets(sink.begin(self._facts()))
-        self._teller.tell(self.status(), at_once=True)
+        self._where = without_secrets(sink.begin(facts))
+        self._tell(at_once=True)
         return sink
 
-    def _facts(self) -> Facts:
-        folder = Path(self.request.folder)
-        metrics = folder / METRICS
-        return facts_of(folder, first_line(metrics), line_at(metrics, self.request.start))
+    def _send_all(self, sink: Sink | None, facts: Facts) -> None:
+        """Send rows as they come; once the run has ended, the rest: what must not be dropped first."""
+        follower, rows = Follower(self._path, self.request.start), deque[Row]()
+        at_once = KINDS[self.request.kind].at_once
+        while not self._ended.is_set():
+            if not rows:
+                rows.extend(self._rows(follower.new(), facts))
+                if follower.begun > 1:
+                    raise InputError(f"{self._path}: is no longer the file that it was")
+                self._read = follower.place, self._read[1] + len(rows)
+            if rows:
+                self._send(sink, [rows.popleft() for _ in range(min(at_once, len(rows)))])
+            elif not follower.behind:
+                self._ended.wait(LOOK_EVERY)
+        for may_drop in (False, True):
+            left = (row for row in chain(rows, self._rest(follower.place, facts)) if row.may_drop == may_drop)
+            while batch := list(islice(left, at_once)):
+                self._send(sink, batch)
 
-    def _send(self, sink: Sink, rows: list[Any]) -> int:
-        """Hand rows to the tracker; return how many it took."""
+    def _rest(self, place: int, facts: Facts) -> Iterator[Row]:
+        """Yield the rows from a place of the file to its end."""
+        follower = Follower(self._path, place)
+        while (events := follower.new()) or follower.behind:
+            yield from self._rows(events, facts)
+
+    def _rows(self, events: Sequence[dict[str, Any]], facts: Facts) -> Iterator[Row]:
+        for event in events:
+            if event.get("event") == "end":
+                self._outcome = str(event.get("outcome"))
+            if (row := row_of(event, facts)) is not None:
+                yield row
+
+    def _send(self, sink: Sink | None, rows: list[Row]) -> None:
+        """Hand rows to the tracker, unless it has refused too often."""
+        self._tried += len(rows)
+        if sink is None or self._refusals >= GIVE_UP:
+            return
         taken = sum(self._attempt("take a step", partial(_put, sink, row)) or 0 for row in rows)
-        return taken if self._attempt("send", partial(_flushed, sink)) else 0
+        taken = taken if self._attempt("send", partial(_flushed, sink)) else 0
+        self._refusals = 0 if taken else self._refusals + 1
+        self._sent += taken
+        self._tell()
 
     def _attempt(self, what: str, action: Callable[[], Any]) -> Any:
         """Return what an action returns, None where it fails; the first failure is what the run is told."""
@@ -167,41 +165,17 @@ class Child:
         except BaseException as error:  # whatever a tracker does, this goes on: an exit, too, and an interrupt
             if not self._problem:
                 self._problem = without_secrets(f"cannot {what}: {type(error).__name__}: {error}")
-                self._teller.tell(self.status(), at_once=True)
+                self._tell(at_once=True)
             return None
 
-    def status(self) -> Status:
-        """Return how it stands. Rows that wait are neither sent nor dropped yet."""
-        return Status(self._where, self._sent, self._backlog.dropped + self._refused, self._problem)
-
-    # -- the reading thread --
-
-    def _follow(self) -> None:
-        """Read the file as it grows, to its end once the run has ended."""
-        follower = Follower(Path(self.request.folder) / METRICS, self.request.start)
-        facts: Facts | None = None
-        try:
-            facts = self._facts()
-            while True:
-                ended = self._ended.is_set()
-                for event in follower.new():
-                    self._take(event, facts)
-                if follower.begun > 1:
-                    raise InputError(f"{follower.path}: is no longer the file that it was")
-                if ended and not follower.behind:
-                    break
-                if not follower.behind:
-                    self._ended.wait(LOOK_EVERY)
-        except Exception as error:
-            self._problem = self._problem or without_secrets(f"cannot read the run: {error}")
-        self._backlog.hurry()
-        self._backlog.close()
-
-    def _take(self, event: dict[str, Any], facts: Facts) -> None:
-        if event.get("event") == "end":
-            self._outcome = str(event.get("outcome"))
-        if (row := row_of(event, facts)) is not None:
-            self._backlog.put(row)
+    def _tell(self, *, at_once: bool = False, final: bool = False) -> None:
+        """Write how it stands, unless the last time is less than TELL_EVERY ago and this can wait."""
+        now = time.monotonic()
+        if at_once or now - self._told_at >= TELL_EVERY:
+            self._told_at = now
+            status = Status(self._where, self._sent, max(self._tried, self._total) - self._sent, self._problem, final)
+            with suppress(OSError):  # a full disk
+                os.write(self._output, json.dumps(status._asdict()).encode() + b"\n")
 
     # -- the watching thread --
 
@@ -210,16 +184,18 @@ class Child:
         with suppress(OSError):
             while os.read(0, 4096):
                 pass
+        until = time.monotonic() + self.request.limit
         self._ended.set()
-        self._backlog.hurry()
-        time.sleep(self.request.limit)
+        place, before = self._read
+        with suppress(Exception):
+            self._total = before + sum(1 for _ in self._rest(place, self._facts()))
+        time.sleep(max(0.0, until - time.monotonic()))
         self.leave(f"was not done {self.request.limit:g} s after the run's end")
 
     def leave(self, problem: str = "") -> None:
         """Tell the run how it went, and end this process and all that it started. problem: what stopped it."""
-        status, self._problem = self.status(), self._problem or problem
-        dropped = status.dropped + self._backlog.left + self._under_way
-        self._teller.tell_last(status._replace(dropped=dropped, problem=self._problem))
+        self._problem = self._problem or problem
+        self._tell(at_once=True, final=True)
         if problem and os.getsid(0) == os.getpid():
             os.killpg(0, signal.SIGKILL)
         os._exit(0)
@@ -243,8 +219,6 @@ def main(words: Sequence[str]) -> None:
     if len(words) != len(Request._fields):
         print("python -m llmc_jax.trackers: train.py starts it, with --tensorboard and such", file=sys.stderr)
         sys.exit(ExitCode.BAD_INPUT)
-    with suppress(OSError):
-        os.nice(NICE)
-    child = Child(Request.of_words(words), Teller(silenced()))
-    child.run()
-    child.leave()
+    shower = Shower(Request.of_words(words), silenced())
+    shower.run()
+    shower.leave()

@@ -1,6 +1,6 @@
 """What a tracker is told of a run: its facts, and a row of numbers or a text for each event of metrics.jsonl.
 
-Leaves out who is told (sinks.py) and when (backlog.py, child.py).
+Leaves out who is told (sinks.py) and when (child.py).
 """
 
 import hashlib
