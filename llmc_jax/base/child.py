@@ -29,19 +29,18 @@ class Child:
         *,
         environment: Mapping[str, str],
         nice: int = 0,
-        python: str = "",
         folder: Path | None = None,
         pass_fds: Sequence[int] = (),
     ) -> None:
         """Start `python -P -m MODULE WORDS`. Raises OSError.
 
-        nice: how much it gives way to others. python: in place of this one. folder: in which it works.
+        nice: how much it gives way to others. folder: in which it works.
         """
         self._began = time.monotonic()
         self._output, self._errors = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
         try:
             self._process = subprocess.Popen(
-                [python or sys.executable, "-P", "-m", module, *words],
+                [sys.executable, "-P", "-m", module, *words],
                 stdin=subprocess.PIPE, stdout=self._output, stderr=self._errors,
                 env=environment, cwd=folder, start_new_session=True, pass_fds=pass_fds,
             )  # fmt: skip

@@ -4,19 +4,15 @@ A child stays for one task after the other. One that ended, that ran out of time
 be spoilt is killed, and the next task begins a new one. The child's side is worker.py. Imports no JAX.
 """
 
-import os
 import re
 import signal
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from multiprocessing.connection import Pipe
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from llmc_jax.base.child import Child
 from llmc_jax.base.commands import ROOT
 from llmc_jax.machine.jax_setup import child_environment
 
@@ -100,14 +96,12 @@ class _Child:
     """A running process. It ends by itself where its connection does: when the parent is gone too."""
 
     def __init__(self, environment: Mapping[str, str], folder: Path) -> None:
-        self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
         self._connection, theirs = Pipe()
         with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "llmc_jax.trials.worker", str(theirs.fileno())], stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL, stderr=self._errors, cwd=folder, env=environment, start_new_session=True,
-                pass_fds=[theirs.fileno()],
-            )  # fmt: skip
+            number = theirs.fileno()
+            self.process = Child(
+                "llmc_jax.trials.worker", [str(number)], environment=environment, folder=folder, pass_fds=[number]
+            )
 
     def ask(self, task: Task | None, within: float) -> tuple[str, Any]:
         """Return kind and content of the next answer, to a task if given; ENDED: the process did; TIME: it ran out."""
@@ -122,24 +116,15 @@ class _Child:
 
     def last_words(self) -> tuple[str, str]:
         """Return how a process ended whose output did: UNJUDGED if the system has killed it, else SPOILT; and words."""
-        try:
-            status: Any = self.process.wait(timeout=END_SECONDS)
-        except subprocess.TimeoutExpired:
-            status = "unknown"
-        self._errors.seek(0)
-        lines = [line.strip() for line in self._errors.read().splitlines() if line.strip()]
-        words = f"the process ended with status {status}: {' / '.join(lines[-2:])[-300:]}"
+        status = self.process.status(END_SECONDS)
+        words = f"the process ended with status {'unknown' if status is None else status}: {self.process.last_words(2)}"
         by_the_system = status in (-signal.SIGKILL, -signal.SIGTERM) or OF_THE_MACHINE.search(words)
         return "UNJUDGED" if by_the_system else "SPOILT", words
 
     def end(self) -> bool:
         """End the process and what it started; return whether it is gone."""
         self._connection.close()
-        with suppress(ProcessLookupError, PermissionError):  # PermissionError: macOS, of a group that has ended
-            os.killpg(self.process.pid, signal.SIGKILL)
-        try:
-            self.process.wait(timeout=END_SECONDS)
-        except subprocess.TimeoutExpired:
-            return False
-        self._errors.close()
-        return True
+        gone = self.process.kill(END_SECONDS)
+        if gone:
+            self.process.close()
+        return gone
