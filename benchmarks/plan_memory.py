@@ -26,8 +26,8 @@ from benchmarks.heading import machine_line  # noqa: E402
 from llmc_jax.config.flags import parse_args  # noqa: E402
 from llmc_jax.kernels import plain  # noqa: E402
 from llmc_jax.plan import compiled, memory  # noqa: E402
-from llmc_jax.plan.memory import KINDS, Memory  # noqa: E402
-from llmc_jax.plan.separate import CPU, Problem, Request, compiled_apart  # noqa: E402
+from llmc_jax.plan.memory import CPU, KINDS, Memory  # noqa: E402
+from llmc_jax.plan.separate import Problem, Request, compiled_apart  # noqa: E402
 
 PAGE, RECORD = (ROOT / f"benchmarks/results/plan_memory.{kind}" for kind in ("md", "json"))
 
@@ -97,8 +97,7 @@ def rows(cases: dict[str, tuple[str, ...]], held_out: bool) -> list[Row]:
 def row(gpu: str, flags: str, held_out: bool, found: Memory | Problem) -> Row:
     if isinstance(found, Problem):
         raise SystemExit(f"{gpu} {flags}: {found.what}")
-    config = parse_args(flags.split())
-    quick = memory.computed(compiled.plan_here(config) if gpu == CPU else compiled.plan_for(gpu, config))
+    quick = memory.computed(compiled.plan_for(gpu, flags))
     return Row(gpu, flags, held_out, found.program, dict(quick.kinds), quick.moment)
 
 

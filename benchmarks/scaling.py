@@ -30,9 +30,10 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from llmc_jax.plan.compiled import plan_for  # noqa: E402
+from llmc_jax.plan.efficiency import gpu  # noqa: E402
 from llmc_jax.plan.network import Compute, Network, Step, collective_seconds, step_of  # noqa: E402
 from llmc_jax.plan.plan import Plan  # noqa: E402
-from llmc_jax.plan.time import computes_of, hardware_of, sent_by, step_time, times_of  # noqa: E402
+from llmc_jax.plan.time import computes_of, sent_by, step_time, times_of  # noqa: E402
 from llmc_jax.training.parallel.traffic import Sent  # noqa: E402
 
 RESULTS = ROOT / "benchmarks/results/scaling.md"
@@ -59,7 +60,7 @@ def row_of(name: str, micro_batches: int = 1, devices: int = 1, stage: int = 0) 
     batch = BATCHES[name]
     tokens = batch * 1024 * micro_batches * devices
     plan = plan_for(GPU, f"-e {name} -b {batch} -t 1024 -d {tokens} --devices {devices} -z {stage}")
-    hardware = hardware_of(plan)
+    hardware = gpu(plan.machine.kind, plan.product_precision)
     return Row(plan, computes_of(list(times_of(plan, hardware)), plan, hardware)[TYPICAL], sent_by(plan))
 
 

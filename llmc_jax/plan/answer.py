@@ -95,32 +95,26 @@ def answer(
     if place.machine.platform == "cpu" and not is_measured(plan.dtype):
         told("measuring this CPU once, which takes some twelve seconds")
     memory, step, rows = planner.memory(plan), planner.time(plan), planner.largest(config) if largest else ()
-    found = Compiled(memory, rows, None) if wishes.quick else compiled(planner, config, memory, rows)
+    found, rows, problem = (memory, rows, None) if wishes.quick else compiled(planner, config, memory, rows)
     return Answer(
         setting=setting_of(plan, auto_batch=config != asked),
         place=place,
         kernels=plan.choices,
-        memory=found.memory,
+        memory=found,
         computed=memory,
-        not_compiled=found.problem,
+        not_compiled=problem,
         step=step,
         network=planner.network if step.exchanges else None,
         course=course_of(plan, place, step, wishes),
-        largest=found.largest,
-        not_known=tuple(not_known(planner, config, found, step)),
+        largest=rows,
+        not_known=tuple(not_known(planner, config, step, found, problem)),
     )
 
 
-class Compiled(NamedTuple):
-    """What the compiler says of a configuration and of the fastest way to compute it, as far as it says anything."""
-
-    memory: Memory
-    largest: tuple[Largest, ...]
-    problem: str | None  # why something was not compiled
-
-
-def compiled(planner: Planner, config: TrainConfig, memory: Memory, largest: tuple[Largest, ...]) -> Compiled:
-    """Return the memory of a configuration as compiled in a process of its own.
+def compiled(
+    planner: Planner, config: TrainConfig, memory: Memory, largest: tuple[Largest, ...]
+) -> tuple[Memory, tuple[Largest, ...], str | None]:
+    """Return the memory of a configuration as compiled in a process of its own, and why not, where it was not.
 
     So is the fastest of the largest, where that may change it. memory, largest: as computed, which stays where there
     is no compiler.
@@ -129,11 +123,11 @@ def compiled(planner: Planner, config: TrainConfig, memory: Memory, largest: tup
     wanted = [config, *([planner.config_of(config, best)] if best else [])]
     own, *rest = planner.compile(wanted)
     if isinstance(own, Problem):
-        return Compiled(memory, largest, own.what)
+        return memory, largest, own.what
     if best is None or isinstance(rest[0], Problem):
-        return Compiled(own, largest, None)
+        return own, largest, None
     checked = planner.checked(wanted[1], best, rest[0])
-    return Compiled(own, mark_fastest([checked if row is best else row for row in largest]), None)
+    return own, mark_fastest([checked if row is best else row for row in largest]), None
 
 
 def course_of(plan: Plan, place: Place, step: StepTime, wishes: Wishes) -> Course | None:
@@ -145,7 +139,9 @@ def course_of(plan: Plan, place: Place, step: StepTime, wishes: Wishes) -> Cours
     )  # fmt: skip
 
 
-def not_known(planner: Planner, config: TrainConfig, found: Compiled, step: StepTime) -> Iterator[str]:
+def not_known(
+    planner: Planner, config: TrainConfig, step: StepTime, memory: Memory, problem: str | None
+) -> Iterator[str]:
     """Yield what a reader must know of the limits of an answer."""
     network = planner.network
     if not step.measured:
@@ -161,8 +157,8 @@ def not_known(planner: Planner, config: TrainConfig, found: Compiled, step: Step
             f"{network.inside / 1e9:g} GB/s, the network between machines of {network.node} at "
             f"{100 * network.reached_between:.0f} % of {network.between / GBIT:g} Gbit/s for each GPU (--network)."
         )
-    if found.memory.source == "computed":
-        why = f"; {found.problem}" if found.problem else ""
+    if memory.source == "computed":
+        why = f"; {problem}" if problem else ""
         yield f"Memory: computed from shapes, not compiled (docs/plan.md has the errors of that){why}."
     if config.kernels_from:
         yield f"--kernels-from {config.kernels_from} is not read: the kernels are those that a new run would choose."

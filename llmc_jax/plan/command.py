@@ -109,7 +109,7 @@ def _reproductions(own: SimpleNamespace) -> None:
     from llmc_jax.plan.near import reproductions_table
     from llmc_jax.plan.neighbours import reproductions
 
-    found = reproductions()
+    found = list(reproductions())
     _write(own.json, {"reproductions": found})
     if own.json != STDOUT:
         print(reproductions_table(found))

@@ -18,27 +18,24 @@ from llmc_jax.machine.compiling import Settings
 from llmc_jax.machine.target import Machine, machine_of
 from llmc_jax.models.gpt2.tensors import flat_size
 from llmc_jax.models.gpt2.units import split_size
+from llmc_jax.plan.memory import CPU
 from llmc_jax.plan.plan import Plan, make_plan, step_numbers
 from llmc_jax.training.parallel.stage import AXIS, EVERYWHERE, SPLIT, state_specs
 from llmc_jax.training.state import DTYPES, TrainState, initial_state
 from llmc_jax.training.step import StepNumbers, train_step
 
-CPU_KIND = "cpu"  # as JAX names a processor
 STEPS = 1000  # of the learning rate's course: any number is the same program
 
 
-def plan_for(gpu: str, config: TrainConfig | str) -> Plan:
+def plan_for(target: str, config: TrainConfig | str) -> Plan:
     """Return the plan of a configuration, or of train.py's flags for one, on GPUs that are not there.
 
-    gpu: a key of `gpus.TARGETS`. Raises InputError for one that is not known, and as `make_plan` does.
+    target: a key of `gpus.TARGETS`; or CPU, this machine's processor. Raises InputError for one that is not known, and
+    as `make_plan` does.
     """
     config = parse_args(config.split()) if isinstance(config, str) else config
-    return make_plan(config, parse_descriptor(config.model), machine_of(gpus.known_target(gpu).device_kind))
-
-
-def plan_here(config: TrainConfig) -> Plan:
-    """Return the plan of a configuration on this machine's processor."""
-    return make_plan(config, parse_descriptor(config.model), Machine("cpu", CPU_KIND))
+    machine = Machine("cpu", CPU) if target == CPU else machine_of(gpus.known_target(target).device_kind)
+    return make_plan(config, parse_descriptor(config.model), machine)
 
 
 def state_of(plan: Plan) -> TrainState:
@@ -67,24 +64,24 @@ def arguments(plan: Plan) -> tuple[TrainState, Any, Any, StepNumbers]:
     return state_of(plan), tokens, tokens, numbers
 
 
-def compile_step(plan: Plan, gpu: str | None, options: Settings | None = None) -> deviceless.Program:
+def compile_step(plan: Plan, target: str, options: Settings | None = None) -> deviceless.Program:
     """Compile a plan's step for as many GPUs of one machine as it has devices. Memory is that of one of them.
 
-    gpu: what the plan was made for; None: the processor at hand, as one device. options: XLA's; None: the plan's.
-    Raises InputError as `deviceless.compile_for`, and for several devices of a processor.
+    target: what the plan was made for. options: XLA's; None: the plan's. Raises InputError as `deviceless.compile_for`,
+    and for several devices of a processor.
     """
     options = plan.execution.compiler_options if options is None else options
     given = (*arguments(plan), plan.model, plan.step_options)
-    if gpu is None and plan.parallel.devices > 1:
-        raise InputError(
-            f"--devices {plan.parallel.devices}: for several devices that a processor pretends to have nothing is "
-            "compiled here"
-        )
-    if gpu is None:
+    if target == CPU:
+        if plan.parallel.devices > 1:
+            raise InputError(
+                f"--devices {plan.parallel.devices}: for several devices that a processor pretends to have nothing is "
+                "compiled here"
+            )
         found = compiling.compiled(train_step.lower(*given), options)
         return deviceless.Program("cpu", deviceless.memory_use(found), found)
     if plan.parallel.devices == 1:
-        return deviceless.compile_for(train_step, given, gpu, compiler_options=options)
-    mesh = deviceless.gpu_mesh(gpu, (plan.parallel.devices,), (AXIS,))
+        return deviceless.compile_for(train_step, given, target, compiler_options=options)
+    mesh = deviceless.gpu_mesh(target, (plan.parallel.devices,), (AXIS,))
     specs = (state_specs(given[0], plan.parallel), SPLIT, SPLIT, EVERYWHERE, EVERYWHERE, EVERYWHERE)
-    return deviceless.compile_for(train_step, given, gpu, mesh=mesh, specs=specs, compiler_options=options)
+    return deviceless.compile_for(train_step, given, target, mesh=mesh, specs=specs, compiler_options=options)

@@ -146,7 +146,8 @@ _WORKSTATION = (
     _estimate(0.22, 0.32, 0.45, "FlashAttention-2's share on an A100"),
     _estimate(0.17, 0.25, 0.35, "FlashAttention-2's share on an A100"),
 )
-_GEFORCE = "its tensor cores run at half rate, so that less stands beside them"
+_GEFORCE = "as an RTX 5090: its tensor cores run at half rate, so that less stands beside them"
+_GEFORCE_ATTENTION = _estimate(0.40, 0.55, 0.75, _GEFORCE), _estimate(0.30, 0.42, 0.60, _GEFORCE)
 # Products, attention forward and backward at 64 channels a head and T=1024 (FLOPs inside the mask), by compute
 # capability and whether its tensor cores sum in fp32 at half rate, as a GeForce's do.
 _SHARES: dict[tuple[str, bool], tuple[Efficiency, Efficiency, Efficiency]] = {
@@ -158,14 +159,12 @@ _SHARES: dict[tuple[str, bool], tuple[Efficiency, Efficiency, Efficiency]] = {
     ("8.6", False): _WORKSTATION,
     ("8.6", True): (
         _estimate(0.80, 0.90, 1.00, "llm.c at 1558M reaches 81 % over whole steps on two RTX 3090"),
-        _estimate(0.40, 0.55, 0.75, f"as an RTX 5090: {_GEFORCE}"),
-        _estimate(0.30, 0.42, 0.60, f"as an RTX 5090: {_GEFORCE}"),
+        *_GEFORCE_ATTENTION,
     ),
     ("8.9", False): _WORKSTATION,
     ("8.9", True): (
         _estimate(0.76, 0.88, 1.00, "llm.c at 1558M reaches 74 % over whole steps on two RTX 4090"),
-        _estimate(0.40, 0.55, 0.75, f"as an RTX 5090: {_GEFORCE}"),
-        _estimate(0.30, 0.42, 0.60, f"as an RTX 5090: {_GEFORCE}"),
+        *_GEFORCE_ATTENTION,
     ),
     ("9.0", False): (
         _estimate(0.58, 0.65, 0.73, "cuBLASLt in a model's sizes under Hopper's power limit, 570 to 720 TFLOP/s"),

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from llmc_jax.machine.cards import CARDS
 from llmc_jax.machine.gpus import MIB, multiprocessors_of
 from llmc_jax.machine.jax_setup import MEMORY_SHARE
-from llmc_jax.plan.moments import bytes_of, moments, state_kinds
+from llmc_jax.plan.moments import moments, state_kinds
 
 if TYPE_CHECKING:  # it imports JAX, which whoever reads what was kept does without
     from llmc_jax.plan.plan import Plan
 
+CPU = "cpu"  # the processor at hand, as a target
 Kinds = Mapping[str, int]
 KINDS = (
     "parameters",  # what the step updates, the copy that the model computes with, and slices of it
@@ -89,19 +90,14 @@ def computed(plan: "Plan", available: int | None = None, card: int | None = None
     available: bytes that the program may take; None: as the plan has it, or JAX's share of the card. card: bytes of
     the whole card; None: as machine/cards.py has it.
     """
-    moment, temporary = max(moments(plan).items(), key=lambda each: bytes_of(each[1]))
+    moment, temporary = max(moments(plan).items(), key=lambda each: each[1].total())
     found = state_kinds(plan.model, plan.shape) + temporary
-    return Memory(
-        "computed", moment, {kind: found[kind] for kind in KINDS}, 0, outside(plan), *_limits(plan, available, card)
-    )
-
-
-def _limits(plan: "Plan", available: int | None, card: int | None) -> tuple[int | None, int | None]:
-    """Return what the program may take, and the whole card."""
     row = CARDS.get(plan.machine.kind)
-    whole = row.memory if card is None and row is not None else card
-    own = plan.available if available is None else available
-    return int(MEMORY_SHARE * whole) if own is None and whole else own, whole
+    card = row.memory if card is None and row is not None else card
+    available = plan.available if available is None else available
+    if available is None and card:
+        available = int(MEMORY_SHARE * card)
+    return Memory("computed", moment, {kind: found[kind] for kind in KINDS}, 0, outside(plan), available, card)
 
 
 # ----- compiled -------------------------------------------------------------------------------------------------------
@@ -111,16 +107,15 @@ def _limits(plan: "Plan", available: int | None, card: int | None) -> tuple[int 
 UNOPTIMIZED = (("xla_backend_optimization_level", 0),)
 
 
-def compiled(plan: "Plan", gpu: str | None) -> Memory:
+def compiled(plan: "Plan", target: str) -> Memory:
     """Compile a plan's step in this process; return its memory.
 
-    gpu: the key of `gpus.TARGETS` that the plan was made for; None: the processor at hand. Raises InputError as
-    `deviceless.compile_for`.
+    target: that the plan was made for. Raises InputError as `compile_step`.
     """
     from llmc_jax.plan import compiled as steps  # here: it imports JAX
 
-    quick, options = computed(plan), (*plan.execution.compiler_options, *(UNOPTIMIZED if gpu else ()))
-    program = steps.compile_step(plan, gpu, options)
+    quick, options = computed(plan), (*plan.execution.compiler_options, *(() if target == CPU else UNOPTIMIZED))
+    program = steps.compile_step(plan, target, options)
     return quick._replace(source="compiled", unexplained=program.memory.total - quick.program)
 
 

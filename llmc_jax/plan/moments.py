@@ -37,10 +37,6 @@ LATE, AT_ONCE, EARLY = "late", "at once", "early"
 Kinds = Counter[str]  # bytes by kind
 
 
-def bytes_of(kinds: Kinds) -> int:
-    return sum(kinds.values())
-
-
 def state_kinds(config: ModelConfig, shape: Shape) -> Kinds:
     """Return the bytes of the program's arguments: what stays from step to step, and the batch."""
     from llmc_jax.training import outliers  # here: it imports JAX
@@ -65,7 +61,7 @@ def part_size(config: ModelConfig, shape: Shape) -> int:
 def moments(plan: "Plan") -> dict[str, Kinds]:
     """Return the bytes beside the arguments by kind, at each moment that may need most."""
     found = (_of_order(plan, order) for order in orders(plan))
-    return min(found, key=lambda order: max(map(bytes_of, order.values())))
+    return min(found, key=lambda order: max(each.total() for each in order.values()))
 
 
 def orders(plan: "Plan") -> tuple[str, ...]:
@@ -106,13 +102,16 @@ def chunked(shape: Shape) -> bool:
 
 def _of_order(plan: "Plan", order: str) -> dict[str, Kinds]:
     """Return the moments of a program in one order."""
-    layers, behind = slices(plan) + (early(plan) if order == EARLY else Kinds()), _behind_head(plan, order)
+    layers, config, shape = slices(plan) + (early(plan) if order == EARLY else Kinds()), plan.model, plan.shape
+    behind = Kinds({"gradients": array_bytes("dwte_head", config, shape)})  # the head, while the layers go backwards
+    if order == LATE:
+        behind = Kinds({"logits": logits(plan), "activations": array_bytes("lnf", config, shape)})
     share = stretch(plan) / plan.model.num_layers
     of_first = Kinds({kind: int(share * size) for kind, size in layers.items()})  # those of the others are done with
     found = {
         "head": sums(plan) + layers + _head(plan, order),
-        "last layer": sums(plan) + layers + behind + _last_layer(plan),
-        "first layer": sums(plan) + of_first + behind + _first_layer(plan),
+        "last layer": sums(plan) + layers + behind + _layer(plan, 0),
+        "first layer": sums(plan) + of_first + behind + _layer(plan, plan.model.num_layers - stretch(plan)),
         "gradient": sums(plan) + joined(plan),
     }
     if plan.parallel.fixed and plan.parallel.devices > 1:
@@ -129,7 +128,7 @@ def _head(plan: "Plan", order: str) -> Kinds:
     """Return what lies in the head: its inputs lnf and residual, the logits, the gradients of lnf and of wte."""
     config, shape = plan.model, plan.shape
     stream, dwte = array_bytes("residual", config, shape), array_bytes("dwte_head", config, shape)
-    found = Kinds({"activations": sum(kept_for_backward(config, shape).values()) + 2 * stream, "logits": logits(plan)})
+    found = Kinds({"activations": kept_for_backward(config, shape) + 2 * stream, "logits": logits(plan)})
     if chunked(shape) or not hopper(plan):  # a slice of the weights, as a product or a loop takes it
         found["parameters"] = shape.element * config.padded_vocab_size * config.channels
     if order != LATE and (chunked(shape) or not on_cpu(plan)):
@@ -155,29 +154,17 @@ def _more_on_a_cpu(plan: "Plan") -> Kinds:
     return found
 
 
-def _behind_head(plan: "Plan", order: str) -> Kinds:
-    """Return what is left of the head while the layers go backwards."""
+def _layer(plan: "Plan", above: int) -> Kinds:
+    """Return what lies there as a layer, or a stretch of them, goes backwards: above it so many are done.
+
+    The activations from it down, the stream's gradient, what the layer works with, and the gradients of those above.
+    """
     config, shape = plan.model, plan.shape
-    if order == LATE:
-        return Kinds({"logits": logits(plan), "activations": array_bytes("lnf", config, shape)})
-    return Kinds({"gradients": array_bytes("dwte_head", config, shape)})
-
-
-def _last_layer(plan: "Plan") -> Kinds:
-    """Return all activations, the stream's gradient, and what the layer works with."""
-    config, shape = plan.model, plan.shape
-    kept, stream = sum(kept_for_backward(config, shape).values()), array_bytes("residual", config, shape)
-    return Kinds({"activations": kept, "working arrays": stream}) + work_of_a_layer(plan)
-
-
-def _first_layer(plan: "Plan") -> Kinds:
-    """Return the activations of the first layer, or stretch of layers, and the gradients of those above it."""
-    config, shape = plan.model, plan.shape
-    stream, above = array_bytes("residual", config, shape), config.num_layers - stretch(plan)
-    kept = sum(kept_for_backward(config, shape).values()) // -(-config.num_layers // stretch(plan))
+    kept = kept_for_backward(config, shape) // (-(-config.num_layers // stretch(plan)) if above else 1)
     pieces = shape.element * 12 * above * config.channels**2
     if shape.stage:  # what was summed over the devices is split
         pieces //= shape.devices
+    stream = array_bytes("residual", config, shape)
     return Kinds({"activations": kept, "working arrays": stream, "gradients": pieces}) + work_of_a_layer(plan)
 
 
@@ -186,12 +173,12 @@ def logits(plan: "Plan") -> int:
     return plan.shape.element * rows_at_once(plan.shape) * plan.model.padded_vocab_size
 
 
-def kept_for_backward(config: ModelConfig, shape: Shape) -> dict[str, int]:
+def kept_for_backward(config: ModelConfig, shape: Shape) -> int:
     """Return the bytes of what the forward keeps for the backward of the layers, of all of them together."""
     layers = config.num_layers
     if shape.recompute_blocks:
-        return {"residual1": -(-layers // shape.recompute_blocks) * array_bytes("residual1", config, shape)}
-    return {name: layers * size for name, size in kept_in_a_layer(config, shape, shape.recompute).items()}
+        return -(-layers // shape.recompute_blocks) * array_bytes("residual1", config, shape)
+    return layers * sum(kept_in_a_layer(config, shape, shape.recompute).values())
 
 
 def work_of_a_layer(plan: "Plan") -> Kinds:
@@ -206,7 +193,7 @@ def work_of_a_layer(plan: "Plan") -> Kinds:
     """
     config, shape = plan.model, plan.shape
     row, several = kept_in_a_layer(config, shape, 0), plan.parallel.devices > 1
-    hidden, ws = row["fch_gelu"], workspace(plan)
+    hidden, ws = row["fch_gelu"], (32 if hopper(plan) else 4) * MIB  # what XLA gives cuBLASLt to work in
     spent = 0 if shape.recompute or shape.recompute_blocks else hidden
     gelu = 2 * hidden - spent + shape.element * 4 * config.channels**2
     if several and not hopper(plan):
@@ -217,11 +204,6 @@ def work_of_a_layer(plan: "Plan") -> Kinds:
     work, workspace_bytes = max(found, key=sum)
     again = stretch(plan) * sum(row.values()) - hidden - row["residual1"] if shape.recompute_blocks else 0
     return Kinds({"working arrays": work + again, "workspace": workspace_bytes})
-
-
-def workspace(plan: "Plan") -> int:
-    """Return the bytes that XLA gives cuBLASLt to work in: 32 MiB on Hopper, else 4."""
-    return (32 if hopper(plan) else 4) * MIB
 
 
 def early(plan: "Plan") -> Kinds:
@@ -257,6 +239,4 @@ def joined(plan: "Plan") -> Kinds:
     e, whole = shape.element, flat_size(config)
     wte = config.padded_vocab_size * config.channels
     flat = e * whole if shape.micro_batches == 1 and not shape.sums else 0
-    if shape.stage:
-        return Kinds({"gradients": 4 * wte + (e * (whole - wte) + flat) // shape.devices})
-    return Kinds({"gradients": 4 * wte + e * (whole - wte) + flat})
+    return Kinds({"gradients": 4 * wte + (e * (whole - wte) + flat) // (shape.devices if shape.stage else 1)})

@@ -3,7 +3,7 @@
 All computed, nothing compiled. Leaves out what one configuration comes to (answer.py), and how rows are shown.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -225,11 +225,8 @@ class Reproduction(NamedTuple):
     row: Row
 
 
-def reproductions(rows: Sequence[Published] = REPRODUCTIONS) -> tuple[Reproduction, ...]:
-    """Return llm.c's launches on the GPUs that it had."""
-    return tuple(Reproduction(each, _reproduced(each)) for each in rows)
-
-
-def _reproduced(each: Published) -> Row:
-    config = replace(asked_config(["--preset", each.preset]), devices=each.devices)
-    return look(("preset", each.preset, config, each.gpu), each.gpu, Wishes())
+def reproductions() -> Iterator[Reproduction]:
+    """Yield llm.c's launches on the GPUs that it had."""
+    for each in REPRODUCTIONS:
+        config = replace(asked_config(["--preset", each.preset]), devices=each.devices)
+        yield Reproduction(each, look(("preset", each.preset, config, each.gpu), each.gpu, Wishes()))

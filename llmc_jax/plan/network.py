@@ -14,7 +14,7 @@ What is sent is training/parallel/traffic.py's list, the same collectives with t
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from llmc_jax.base.errors import InputError
@@ -107,39 +107,30 @@ def collective_seconds(kind: str, size: int, devices: int, network: Network) -> 
     return network.start + ring * (2 if kind == "all-reduce" else 1)
 
 
-def overlapped(
-    compute: Compute, sent: Sequence[Sent], seconds: Callable[[Sent], float]
-) -> tuple[float, dict[str, float]]:
-    """Return how long a micro-batch takes whose gradients are sent meanwhile, and the share of each that is hidden.
+def step_of(
+    compute: Compute, sent: Sequence[Sent], devices: int, micro_batches: int = 1, network: Network | None = None
+) -> Step:
+    """Return how long an update takes on each of some GPUs.
 
-    sent: one after the other, each as soon as it is ready and the one before it is through.
+    What each micro-batch sends goes one after the other, as soon as it is ready and the one before it is through.
     """
+    known = network or Network()
+    takes = [collective_seconds(each.kind, each.bytes, devices, known) for each in sent]
     ready, clock = {"loss": compute.before}, compute.before
     for layer, each in zip(reversed(range(len(compute.layers))), compute.layers, strict=True):
         clock += each
         ready[f"layer {layer}"] = clock
     clock += compute.end
-    free, hidden = 0.0, {}  # free: when the last collective is done
-    for one in sent:
-        begun, takes = max(free, ready.get(one.about, clock)), seconds(one)
-        free = begun + takes
-        hidden[one.about] = min(1.0, max(0.0, clock - begun) / takes) if takes else 1.0
-    return max(clock, free), hidden
-
-
-def step_of(
-    compute: Compute, sent: Sequence[Sent], devices: int, micro_batches: int = 1, network: Network | None = None
-) -> Step:
-    """Return how long an update takes on each of some GPUs."""
-    known = network or Network()
-
-    def seconds(each: Sent) -> float:
-        return collective_seconds(each.kind, each.bytes, devices, known)
-
-    meanwhile = [each for each in sent if each.times == micro_batches and each.about not in AFTER]
-    after = sum(each.times * seconds(each) for each in sent if each not in meanwhile)
-    one, hidden = overlapped(compute, meanwhile, seconds)
+    free, after, hidden = 0.0, 0.0, dict[str, float]()  # free: when the last collective is done
+    for one, seconds in zip(sent, takes, strict=True):
+        if one.times != micro_batches or one.about in AFTER:
+            after += one.times * seconds
+            continue
+        begun = max(free, ready.get(one.about, clock))
+        free = begun + seconds
+        hidden[one.about] = min(1.0, max(0.0, clock - begun) / seconds) if seconds else 1.0
     return Step(
-        micro_batches * compute.micro_batch + compute.update, sum(each.times * seconds(each) for each in sent),
-        micro_batches * one + after + compute.update, hidden,
+        micro_batches * compute.micro_batch + compute.update,
+        sum(one.times * seconds for one, seconds in zip(sent, takes, strict=True)),
+        micro_batches * max(clock, free) + after + compute.update, hidden,
     )  # fmt: skip

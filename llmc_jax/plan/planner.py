@@ -18,11 +18,11 @@ from llmc_jax.machine.device import describe_device
 from llmc_jax.machine.gpus import Target
 from llmc_jax.machine.jax_setup import MEMORY_SHARE, configure
 from llmc_jax.machine.target import machine_of, this_machine
-from llmc_jax.plan.memory import Memory, computed
+from llmc_jax.plan.memory import CPU, Memory, computed
 from llmc_jax.plan.network import Network
 from llmc_jax.plan.plan import Plan, make_plan
 from llmc_jax.plan.search import Largest, auto_sizes, largest_size, limit_of, mark_fastest, sizes, ways
-from llmc_jax.plan.separate import CPU, Problem, Request, compiled_apart, is_kept, python_that_compiles
+from llmc_jax.plan.separate import Problem, Request, compiled_apart, is_kept, python_that_compiles
 from llmc_jax.plan.time import StepTime, step_time
 
 Told = Callable[[str], None]
@@ -44,19 +44,16 @@ class Place(NamedTuple):
 # ----- the device -----------------------------------------------------------------------------------------------------
 
 
-def gpu_place(name: str) -> Place:
-    """Return a GPU by a name that `cards.named` knows. Raises InputError."""
+def place_named(name: str | None) -> Place:
+    """Return a GPU by a name that `cards.named` knows; None: the device at hand. Raises InputError."""
+    if name is None:
+        return place_here()
     target: Target = cards.named(name)
     card = cards.card_of(target)
     return Place(
         cards.short_name(target), target.device_kind, machine_of(target.device_kind), card.memory,
         int(MEMORY_SHARE * card.memory), card, 1,
     )  # fmt: skip
-
-
-def place_named(name: str | None) -> Place:
-    """Return a GPU by name; None: the device at hand. Raises InputError."""
-    return place_here() if name is None else gpu_place(name)
 
 
 def place_here() -> Place:

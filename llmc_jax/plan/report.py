@@ -8,7 +8,6 @@ from llmc_jax.machine.device import gib
 from llmc_jax.plan.answer import Answer, Setting
 from llmc_jax.plan.course import Course
 from llmc_jax.plan.interval import Interval
-from llmc_jax.plan.memory import Memory
 from llmc_jax.plan.search import Largest
 from llmc_jax.plan.time import OperationTime, StepTime
 
@@ -166,7 +165,11 @@ def memory_section(found: Answer, width: int | None) -> str:
     memory, compiled = found.memory, found.memory.source == "compiled"
     parts = {**memory.kinds, "unexplained": memory.unexplained, "the program": memory.program}
     shown, unit = in_unit_of(memory.program)
-    rows = [[name, shown(size), share(size, memory)] for name, size in parts.items() if size]
+    rows = [
+        [name, shown(size), in_percent(100 * size / memory.available) if memory.available else ""]
+        for name, size in parts.items()
+        if size
+    ]
     if compiled:
         rows[-1].append(shown(found.computed.program))
     rows += [[part.name, shown(part.bytes)] for part in memory.outside]
@@ -183,10 +186,6 @@ def in_unit_of(size: int) -> tuple[Callable[[int], str], str]:
     """Return how bytes are shown beside so many, and the unit: GiB, or MiB below one."""
     scale, unit = (2**30, "GiB") if size >= 2**30 else (2**20, "MiB")
     return lambda each: f"{each / scale:,.2f}", unit
-
-
-def share(size: int, memory: Memory) -> str:
-    return in_percent(100 * size / memory.available) if memory.available else ""
 
 
 # ----- time -----------------------------------------------------------------------------------------------------------

@@ -34,11 +34,6 @@ class Largest(NamedTuple):
     tokens_per_second: Interval | None
     fastest: bool = False
 
-    @property
-    def way(self) -> tuple[int, int, int]:
-        """Return what sets it apart from the others."""
-        return self.recompute, self.recompute_blocks, self.zero_stage
-
 
 Fits = Callable[[TrainConfig], bool]
 

@@ -28,9 +28,8 @@ from llmc_jax.config.train import OPTIONS, TrainConfig
 from llmc_jax.machine import gpus
 from llmc_jax.machine.jax_setup import child_environment
 from llmc_jax.machine.versions import installed
-from llmc_jax.plan.memory import Memory, Part
+from llmc_jax.plan.memory import CPU, Memory, Part
 
-CPU = "cpu"  # the processor at hand, as a target
 AT_ONCE = 2  # processes
 PATIENCE = 1200  # seconds that one may take
 FORMAT = 1
@@ -87,9 +86,11 @@ def how_to_install() -> str:
 
 def digest(request: Request, **more: Any) -> str:
     """Return what tells programs apart: of the request, the versions and the sources. more: of the caller's own."""
-    facts = {
+    asked = _as_json(request)
+    config = {about.name: asked["config"][about.name] for about in OPTIONS if "program" in about.reaches}
+    facts = {  # whether there is weight decay shapes the program; no earlier choice of kernels is read here
         "format": FORMAT,
-        "asked": _as_json(request, about_program=True),
+        "asked": asked | {"config": config | {"weight_decay": bool(config["weight_decay"]), "kernels_from": ""}},
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "versions": installed(*PACKAGES),
         "sources": _sources_digest(),
@@ -167,18 +168,11 @@ def _compiled(request: Request) -> Memory | Problem:
     )
 
 
-def _as_json(request: Request, about_program: bool = False) -> dict[str, Any]:
-    """Return a request as JSON has it, with the GPU's facts: it may be one of the user's own.
-
-    about_program: without what makes no difference to the program.
-    """
-    values = dataclasses.asdict(request.config)
-    if about_program:
-        values = {about.name: values[about.name] for about in OPTIONS if "program" in about.reaches}
-        values |= {"weight_decay": bool(values["weight_decay"]), "kernels_from": ""}  # no earlier choice is read here
+def _as_json(request: Request) -> dict[str, Any]:
+    """Return a request as JSON has it, with the GPU's facts: it may be one of the user's own."""
     target = None if request.gpu == CPU else gpus.known_target(request.gpu)
     facts = target and {"target": target._asdict(), "gpu": target.gpu._asdict()}
-    return {"gpu": request.gpu, "config": values, "facts": facts}
+    return {"gpu": request.gpu, "config": dataclasses.asdict(request.config), "facts": facts}
 
 
 # ----- the child's side -----------------------------------------------------------------------------------------------
@@ -194,8 +188,8 @@ def answer(asked: Mapping[str, Any]) -> Memory | Problem:
         gpus.TARGETS[asked["gpu"]], gpus.GPUS[target.device_kind] = target, gpus.Gpu(**facts["gpu"])
     config = TrainConfig(**asked["config"])
     try:
-        plan = compiled.plan_here(config) if asked["gpu"] == CPU else compiled.plan_for(asked["gpu"], config)
-        return memory_compiled(plan, None if asked["gpu"] == CPU else asked["gpu"])._replace(available=None, card=None)
+        plan = compiled.plan_for(asked["gpu"], config)
+        return memory_compiled(plan, asked["gpu"])._replace(available=None, card=None)
     except InputError as error:
         return Problem(str(error))
 

@@ -17,7 +17,7 @@ the model is written, waiting for data, and the host.
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.machine.compiling import TRITON_GEMM
@@ -118,12 +118,8 @@ def step_time(plan: Plan, hardware: Hardware | Calibration | None = None, networ
     """
     if plan.machine.platform == "cpu":
         return _on_cpu(plan, hardware if isinstance(hardware, Calibration) else calibrated(plan.dtype))
-    return _on_gpu(plan, hardware if isinstance(hardware, Hardware) else hardware_of(plan), network)
-
-
-def hardware_of(plan: Plan) -> Hardware:
-    """Return the GPU of a plan. Raises InputError for one not known."""
-    return gpu(plan.machine.kind, plan.product_precision)
+    here = hardware if isinstance(hardware, Hardware) else gpu(plan.machine.kind, plan.product_precision)
+    return _on_gpu(plan, here, network)
 
 
 def _on_gpu(plan: Plan, hardware: Hardware, network: Network | None) -> StepTime:
@@ -178,7 +174,7 @@ def _times_on_cpu(plan: Plan, here: Calibration) -> Iterator[OperationTime]:
 def model_flops(plan: Plan) -> dict[Definition, int]:
     """Return the FLOPs of the model for an update by each definition."""
     one, tokens = partial(flops_per_token, plan.model, plan.shape.sequence), plan.config.tokens_per_step
-    return {"llm.c": tokens * one(definition="llm.c"), "palm": tokens * one(definition="palm")}
+    return {name: tokens * one(definition=name) for name in get_args(Definition)}
 
 
 def bound_of(operations: Iterable[OperationTime], gaps: float, network: float) -> str:
@@ -318,23 +314,22 @@ def together(times: Iterable[OperationTime]) -> Iterator[OperationTime]:
 
 def computes_of(times: Sequence[tuple[Work, OperationTime]], plan: Plan, hardware: Hardware) -> list[Compute]:
     """Return what one device computes, in parts beside which something is sent, at each end of the intervals."""
-    return [_compute(times, plan.shape.micro_batches, hardware.gap, at) for at in range(3)]
-
-
-def _compute(times: Sequence[tuple[Work, OperationTime]], micro_batches: int, gap: Interval, at: int) -> Compute:
-    layers: dict[int, float] = {}
-    before = end = update = 0.0
-    for work, each in times:
-        seconds = each.seconds[at] + each.launches * gap[at]
-        if work.phase == "update":
-            update += seconds
-        elif work.phase == "backward" and work.layer is not None:
-            layers[work.layer] = layers.get(work.layer, 0.0) + seconds / micro_batches
-        elif work.phase == "backward" and work.operation in ("embedding", "gradient"):
-            end += seconds / micro_batches
-        else:
-            before += seconds / micro_batches
-    return Compute(before, tuple(layers[layer] for layer in sorted(layers, reverse=True)), end, update)
+    found, parts = [], plan.shape.micro_batches
+    for at in range(3):
+        layers: dict[int, float] = {}
+        before = end = update = 0.0
+        for work, each in times:
+            seconds = each.seconds[at] + each.launches * hardware.gap[at]
+            if work.phase == "update":
+                update += seconds
+            elif work.phase == "backward" and work.layer is not None:
+                layers[work.layer] = layers.get(work.layer, 0.0) + seconds / parts
+            elif work.phase == "backward" and work.operation in ("embedding", "gradient"):
+                end += seconds / parts
+            else:
+                before += seconds / parts
+        found.append(Compute(before, tuple(layers[layer] for layer in sorted(layers, reverse=True)), end, update))
+    return found
 
 
 def sent_by(plan: Plan) -> list[Sent]:

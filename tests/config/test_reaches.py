@@ -12,7 +12,7 @@ from llmc_jax.base.options import Option, Reach, Resume, value_problem
 from llmc_jax.config.model import parse_descriptor
 from llmc_jax.config.train import BY_NAME, OPTIONS, TrainConfig
 from llmc_jax.data.tokenfile import write_token_file
-from llmc_jax.plan.compiled import arguments, plan_here
+from llmc_jax.plan.compiled import arguments, plan_for
 from llmc_jax.plan.plan import step_numbers
 from llmc_jax.run.inputs import open_data
 from llmc_jax.training.step import train_step
@@ -50,14 +50,14 @@ def culprit(base: TrainConfig, options: Sequence[Option], made: Callable[[TrainC
 
 def program(config: TrainConfig) -> Any:
     """Return the step as it is handed to the compiler: its text and the compiler's options."""
-    plan = plan_here(config)
+    plan = plan_for("cpu", config)
     text = train_step.lower(*arguments(plan), plan.model, plan.step_options).as_text()
     return text, plan.execution.compiler_options
 
 
 def numbers(config: TrainConfig) -> Any:
     """Return what the step is given beside the tokens, but for the weights."""
-    return step_numbers(config, plan_here(config).optimizer, config.max_steps), config.loss_scale
+    return step_numbers(config, plan_for("cpu", config).optimizer, config.max_steps), config.loss_scale
 
 
 def data(config: TrainConfig) -> Any:

@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 
-from llmc_jax.config.flags import parse_args
 from llmc_jax.machine.cards import CARDS
 from llmc_jax.plan import compiled, memory
-from llmc_jax.plan.memory import KINDS, Memory, Part, computed
-from llmc_jax.plan.separate import CPU
+from llmc_jax.plan.memory import CPU, KINDS, Memory, Part, computed
 
 GIB = 2**30
 
@@ -23,8 +21,7 @@ KINDS_OF_ARRAYS = json.loads(Path(__file__).with_name("compiled_kinds.json").rea
 
 
 def computed_of(row: dict[str, Any]) -> Memory:
-    config = parse_args(row["flags"].split())
-    return computed(compiled.plan_here(config) if row["gpu"] == CPU else compiled.plan_for(row["gpu"], config))
+    return computed(compiled.plan_for(row["gpu"], row["flags"]))
 
 
 @pytest.mark.parametrize("row", RECORDED, ids=lambda row: f"{row['gpu']} {row['flags']}")
@@ -50,10 +47,10 @@ def test_and_mostly_much_nearer() -> None:
 
 @pytest.mark.parametrize("words", ["-b 2 -t 32", "-b 2 -t 32 -d 256"])
 def test_the_compiler_s_total_is_split_as_computed(words: str) -> None:
-    plan = compiled.plan_here(parse_args(["-e", "L2-NH2-C16", *words.split()]))
-    found, quick = memory.compiled(plan, None), computed(plan)
+    plan = compiled.plan_for(CPU, f"-e L2-NH2-C16 {words}")
+    found, quick = memory.compiled(plan, CPU), computed(plan)
     assert (found.source, found.kinds, found.moment) == ("compiled", quick.kinds, quick.moment)
-    assert found.program == compiled.compile_step(plan, None).memory.total == quick.program + found.unexplained
+    assert found.program == compiled.compile_step(plan, CPU).memory.total == quick.program + found.unexplained
 
 
 def memory_of(program: int, available: int | None, card: int | None = None, beside: int = 0) -> Memory:
@@ -86,4 +83,4 @@ def test_beside_the_program_are_the_context_and_between_gpus_nccl() -> None:
     assert [part.bytes for part in one.outside] == [3 * 132 * 2**20] and all(part.source for part in several.outside)
     assert several.outside[0] == one.outside[0] and 500e6 < several.outside[1].bytes < 1.6e9
     assert one.total == one.program + one.beside and one.fits
-    assert computed(compiled.plan_here(parse_args(["-e", "d6"]))).outside == ()
+    assert computed(compiled.plan_for(CPU, "-e d6")).outside == ()

@@ -209,7 +209,7 @@ def test_a_sweep_is_drawn_with_what_does_not_fit_in_another_colour(tmp_path: Pat
 
 def test_reproductions_stand_beside_what_llmc_says() -> None:
     """Estimates of another program: within a third of what llm.c took, on the same GPUs with the same flags."""
-    found = reproductions()
+    found = list(reproductions())
     assert [each.published for each in found] == list(REPRODUCTIONS)
     assert {each.published.preset for each in found} == {"gpt2-124M", "gpt2-350M", "gpt2-774M", "gpt2-1558M"}
     for each in found:

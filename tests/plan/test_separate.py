@@ -11,8 +11,8 @@ import pytest
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.machine import gpus
 from llmc_jax.plan import separate
-from llmc_jax.plan.memory import KINDS, Memory, Part
-from llmc_jax.plan.separate import CPU, Problem, Request, compiled_apart, digest
+from llmc_jax.plan.memory import CPU, KINDS, Memory, Part
+from llmc_jax.plan.separate import Problem, Request, compiled_apart, digest
 
 CONFIG = TrainConfig(model="L1-NH2-C16", batch_size=2, sequence_length=16)
 FOUND = Memory("compiled", "backward head", dict.fromkeys(KINDS, 5), 7, (Part("context", 3, "a guess"),), None, None)

@@ -16,9 +16,8 @@ import pytest
 from jax import export
 from jax.experimental.compilation_cache import compilation_cache
 
-from llmc_jax.config.flags import parse_args
 from llmc_jax.models.gpt2.tensors import flat_size
-from llmc_jax.plan.compiled import arguments, plan_here
+from llmc_jax.plan.compiled import arguments, plan_for
 from llmc_jax.plan.plan import Plan, step_numbers
 from llmc_jax.run import programs
 from llmc_jax.run.command import main
@@ -202,7 +201,7 @@ def test_what_killed_processes_left_goes_and_links_do(cache: Path, tmp_path: Pat
 
 
 def plan_of(words: str) -> Plan:
-    return plan_here(parse_args(f"{FLAGS} {words}".split()))
+    return plan_for("cpu", f"{FLAGS} {words}")
 
 
 def folder_of(words: str = "", **environment: str) -> Path:
@@ -285,9 +284,9 @@ def test_a_gpus_kept_step_names_the_library_of_its_kernels(tmp_path: Path) -> No
 import sys
 from pathlib import Path
 from llmc_jax.config.flags import parse_args
-from llmc_jax.plan.compiled import arguments, plan_here
+from llmc_jax.plan.compiled import arguments, plan_for
 from llmc_jax.run import programs
-plan = plan_here(parse_args({FLAGS!r}.split()))
+plan = plan_for("cpu", {FLAGS!r})
 programs._exported = None
 imported = ["pallas_kernels.mosaic" in sys.modules]
 programs.lower_step(arguments(plan), plan.model, plan.step_options, Path({str(path)!r}), ("cuda",))
