@@ -214,6 +214,7 @@ def as_metas(model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> by
     monkeypatch.setattr(llama3, "MODEL_BYTES", len(data))
     monkeypatch.setattr(llama3, "MODEL_SHA256", tokenizers.hashlib.sha256(data).hexdigest())
     monkeypatch.setattr(tokenizers, "LLAMA3_VOCAB", 559)
+    monkeypatch.setitem(tokenizers.PUBLIC, "llama3", ("Llama 3's", 559))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
