@@ -1,5 +1,6 @@
 """Fixtures that every test may use."""
 
+import importlib.util
 import os
 import signal
 from collections.abc import Iterator
@@ -23,6 +24,15 @@ settings.load_profile("unhurried")
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
+# Their set-ups take longest. At the end of a run one worker would make them while the other has nothing left to do.
+FIRST = ("tests/training/parallel/test_spread.py", "tests/run/test_devices.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest set-ups first."""
+    items.sort(key=lambda item: not item.nodeid.startswith(FIRST))  # the others keep their order
+
+
 @pytest.fixture(scope="session")
 def shared() -> Path:
     """The folder of large reference files beside the repository; tests that need it are skipped where it is missing."""
@@ -33,9 +43,22 @@ def shared() -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """No test reads or fills this machine's caches (compiled programs, the built-in corpus); they share a new one."""
+    """No test reads or fills this machine's caches (compiled programs, the built-in corpus); they share a new one.
+
+    What is compiled is found there by all workers and the programs that they start, and from the first test on.
+    """
+    cache = tmp_path_factory.mktemp("cache")
+    folder = tmp_path_factory.getbasetemp()
+    programs = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "xla"
+    programs.mkdir(exist_ok=True)
+    (cache / "xla").symlink_to(programs)
+    if importlib.util.find_spec("jax"):  # the trackers are tested without
+        import jax
+
+        jax.config.update("jax_compilation_cache_dir", str(cache / "xla"))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LLMC_JAX_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("LLMC_JAX_CACHE", str(cache))
         patch.setenv("LLMC_JAX_REPORT", "0")  # a page of each run would be half a second for nothing
         yield
 
