@@ -6,6 +6,7 @@
 #   JAX=…        cpu, cuda12 or cuda13, if not the one that scripts/find_accelerator.sh chooses
 
 python := .venv/bin/python
+quick := --quick# .ci/run sets it to nothing
 aot_jax := 0.12.0.1 0.11.2# whose compilers tests/aot/table.json knows
 
 unexport PYTHONPATH PYTHONHOME # what runs is .venv alone
@@ -21,7 +22,7 @@ train: setup ## set up, then train (without ARGS: the demo, about two minutes)
 	@$(python) train.py $(ARGS)
 
 test: setup-dev ## set up, then run the tests but the slow ones
-	JAX_PLATFORMS=cpu $(python) -m pytest -q -n 2 --dist worksteal -m "not slow" $(ARGS)
+	JAX_PLATFORMS=cpu $(python) -m pytest -q -n 2 --dist worksteal $(quick) -m "not slow" $(ARGS)
 
 test-slow: setup-dev ## the tests that take minutes
 	JAX_PLATFORMS=cpu $(python) -m pytest -q -n 2 --dist worksteal -m slow $(ARGS)

@@ -28,9 +28,19 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 FIRST = ("tests/training/parallel/test_spread.py", "tests/run/test_devices.py")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest set-ups first."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    words = "make a quarter of the examples of each property; .ci/run makes all"
+    parser.addoption("--quick", action="store_true", help=words)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put the longest set-ups first; with --quick, make a quarter of the examples that each property asks for."""
     items.sort(key=lambda item: not item.nodeid.startswith(FIRST))  # the others keep their order
+    if config.getoption("--quick"):
+        for function in {item.function for item in items if isinstance(item, pytest.Function)}:
+            # No profile changes what a test's own @settings says, and no second @settings may be put on it.
+            if asked := getattr(function, "_hypothesis_internal_use_settings", None):
+                function._hypothesis_internal_use_settings = settings(asked, max_examples=asked.max_examples // 4 + 1)
 
 
 @pytest.fixture(scope="session")
