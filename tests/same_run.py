@@ -44,7 +44,7 @@ def leftovers(run: Path) -> list[str]:
 
 def healthy(run: Path) -> list[int]:
     """The steps of a run's checkpoints, each complete and right to the byte; and nothing else may have been left."""
-    found = entries(run)
+    found = list(entries(run))
     assert [entry for entry in found if entry.problem is not None] == []
     assert leftovers(run) == []
     return [entry.step for entry in found]
