@@ -21,7 +21,9 @@ from typing import NamedTuple
 import pytest
 
 from llmc_jax.checkpoint import store
-from llmc_jax.logs.files import KERNELS
+from llmc_jax.logs.files import CURVES, KERNELS
+from llmc_jax.report import beside as writer
+from llmc_jax.run.beside import Beside
 from tests.crash_points import (
     ERRORS,
     Copy,
@@ -264,8 +266,14 @@ def record(folder: Path, name: str, start: Copy | None = None, until: str = "", 
         over = over or bool(until and point.which.startswith(until))
         return not over
 
+    def finish(beside: Beside) -> None:
+        """Draw the picture in this process, whose points are recorded, and not in one beside it."""
+        writer.write(CURVES, writer.Request(*json.loads(beside._request)))
+
     recorder = Recorder(base, run, folder / name / "aside", wanted)
-    with recorder.recording():
+    with pytest.MonkeyPatch.context() as patch, recorder.recording():
+        patch.setattr(Beside, "_begun", lambda _: None)
+        patch.setattr(Beside, "finish", finish)
         ended = trained([*words(folder, run), *more])
     assert ended.status == 0, ended
     return Recording(folder, run, recorder.points, recorder.copies, recorder.found)

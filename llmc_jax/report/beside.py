@@ -68,6 +68,8 @@ def late(*_: Any) -> None:
 
 def main() -> None:
     request = Request(*json.loads(sys.argv[1]))
+    import matplotlib.backends.backend_agg  # noqa: F401  a second, for which a short run would wait at its end
+
     signal.signal(signal.SIGALRM, late)
     folder = os.open(request.folder, os.O_RDONLY)  # by its path another one may come
     every = {CURVES: DRAW_EVERY} | ({REPORT: 60 * request.minutes} if request.minutes > 0 else {})

@@ -15,7 +15,7 @@ from llmc_jax.machine.jax_setup import ONE_THREAD, child_environment
 
 MODULE = "llmc_jax.report.beside"
 SWITCH = "LLMC_JAX_REPORT"  # of the environment: 0 writes no page in any run
-AT_END = 20.0  # seconds that the run waits for both in the end
+AT_END = 30.0  # seconds that the run waits for both in the end, most of them only where others take the cores
 AGAIN = 20.0  # a process that ended after fewer seconds is not started again
 
 
