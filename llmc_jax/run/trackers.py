@@ -4,6 +4,7 @@ Each follows metrics.jsonl by itself (llmc_jax/trackers/), so that a step of the
 Leaves out what they are told and what each is.
 """
 
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -54,9 +55,9 @@ class Tracker:
         """Start it. folder: the run's. start: where the line of this start begins in metrics.jsonl. limit: seconds."""
         self.name, self._limit = asked.kind, limit
         self._told = False  # its problem was shown
-        request = Request(asked.kind, asked.target, str(folder), start, limit)
+        request = json.dumps(Request(asked.kind, asked.target, str(folder), start, limit))
         environment = child_environment() | ONE_THREAD
-        self._child = Child("llmc_jax.trackers", request.words(), environment=environment, nice=NICE)
+        self._child = Child("llmc_jax.trackers", [request], environment=environment, nice=NICE)
 
     def look(self) -> str:
         """Return what went wrong, if it was not returned before; else nothing. Waits for nothing."""

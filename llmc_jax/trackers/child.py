@@ -42,15 +42,6 @@ class Request(NamedTuple):
     start: int  # byte of metrics.jsonl at which the line of this start begins
     limit: float = LIMIT
 
-    @classmethod
-    def of_words(cls, words: Sequence[str]) -> "Request":
-        kind, target, folder, start, limit = words
-        return cls(kind, target, folder, int(start), float(limit))
-
-    def words(self) -> list[str]:
-        """Return the words of a command line that `of_words` reads."""
-        return [str(each) for each in self]
-
 
 class Status(NamedTuple):
     """What the run is told."""
@@ -216,9 +207,11 @@ def _flushed(sink: Sink) -> bool:
 
 def main(words: Sequence[str]) -> None:
     """Run the process that run/trackers.py starts; it does not return."""
-    if len(words) != len(Request._fields):
+    try:
+        request = Request(*json.loads(*words))
+    except (TypeError, ValueError):
         print("python -m llmc_jax.trackers: train.py starts it, with --tensorboard and such", file=sys.stderr)
         sys.exit(ExitCode.BAD_INPUT)
-    shower = Shower(Request.of_words(words), silenced())
+    shower = Shower(request, silenced())
     shower.run()
     shower.leave()
