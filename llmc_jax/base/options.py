@@ -1,13 +1,18 @@
-"""What an option is: a field of `TrainConfig` with its flags, documentation and check; its values, read and shown.
+"""What an option is, a field of `TrainConfig` or a flag of another command: its documentation, check, values.
 
-Leaves out which options there are (train.py) and how words of the command line become values (flags.py).
+Leaves out which options there are, and how the words of a command line are told apart (config/flags.py, parsers.py).
 """
 
 import math
+import os
 import re
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterable, Set
 from dataclasses import field
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
+
+from llmc_jax.base.errors import InputError
+from llmc_jax.base.files import expanded, quoted
 
 INT_MAX = 2**31 - 1  # llm.c's options are C ints, and the step number is an int32 on the device
 
@@ -91,7 +96,7 @@ ADDRESS = Check(
 
 
 class Option(NamedTuple):
-    """All there is to know about one field of TrainConfig."""
+    """All there is to know about one field of TrainConfig, or one flag of another command."""
 
     name: str
     type: type  # int, float, str, or bool (0 or 1 on the command line)
@@ -111,14 +116,19 @@ class Option(NamedTuple):
     is_path: bool = False  # its value names a file, a folder or a pattern of them
     hides: bool = False  # a value that it cannot have is not shown: it may be a secret
     off_in_test: bool = False  # --find-lr does without it
+    most: int = INT_MAX  # of whole numbers
+    read: Callable[[str], Any] | None = None  # makes a word a value, in place of what its type does; raises InputError
+    alone: Any = None  # its value where it stands without one, if it may
+    excludes: str = ""  # names of those that it cannot be given with, with spaces between
+    needs: str = ""  # it is given only with one of these
 
     @property
     def long_flag(self) -> str:
-        return next(flag for flag in self.flags if flag.startswith("--"))
+        return next((flag for flag in self.flags if flag.startswith("--")), self.flags[-1])
 
     @property
     def noun(self) -> str:
-        return self.long_flag.removeprefix("--").replace("-", " ")
+        return self.long_flag.lstrip("-").replace("-", " ")
 
     @property
     def value_name(self) -> str:
@@ -159,8 +169,8 @@ def value_problem(about: Option, value: object) -> str | None:
         return f"must be {TYPE_WORDS[about.type]}{'' if about.auto is None else ' or auto'}"
     if isinstance(value, float) and not math.isfinite(value):
         return "must be finite"
-    if isinstance(value, int) and value > INT_MAX:
-        return f"must be at most {INT_MAX}"
+    if isinstance(value, int) and value > about.most:
+        return f"must be at most {about.most}"
     if about.choices and value not in about.choices:
         return f"must be one of {', '.join(map(str, about.choices))}"
     if about.check and not about.check.holds(value):
@@ -184,6 +194,109 @@ def show_value(value: object) -> str:
     return text if text and text.isprintable() and " " not in text else repr(text)
 
 
+def read_value(about: Option, flag: str, text: str) -> Any:
+    """Return the option's value out of the word behind a flag. Raises InputError that says what it must be."""
+    try:
+        return about.read(text) if about.read else _value(about, text)
+    except InputError as error:
+        raise InputError(f"{flag} {about.show(text) if about.hides else show_value(text)}: {error}") from error
+
+
+def _value(about: Option, text: str) -> Any:
+    """Return the option's value out of a word. Raises InputError that says what it must be.
+
+    That of a switch is mostly left out: `--no-save`, or `--no-save=1`; `--no-save=0` is as without it.
+    """
+    if about.switch:
+        if text not in ("0", "1"):
+            raise InputError(f"takes no value but 0 and 1; write {about.flags[0]} alone")
+        return bool(about.default) if text == "0" else not about.default
+    if about.auto is not None and text == "auto":
+        return about.auto
+    value = _as_type(about.type, expanded(text) if about.is_path else text)
+    problem = value_problem(about, value)
+    if problem is None:
+        return value
+    raise InputError(f"{about.noun} {problem}{_advice(about, text)}")
+
+
+_FORMS = {
+    int: r"[+-]?[0-9]{1,20}", float: r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", bool: "[01]", str: "(?s:.*)",
+    Path: "(?s:.*)",
+}  # fmt: skip
+
+
+def _as_type(kind: type, text: str) -> Any:
+    """Return a word as a value of a type; what is none stays text, which value_problem then refuses."""
+    if not re.fullmatch(_FORMS[kind], text):
+        return text
+    return text == "1" if kind is bool else kind(text)
+
+
+def _advice(about: Option, text: str) -> str:
+    """Return what to write instead, where that can be guessed."""
+    if about.name == "reuse" and (os.path.isdir(text) or os.sep in text):  # the path of a run
+        return f"; write -y 1 -o {quoted(text)}"
+    if about.type is int and isinstance(_as_type(int, text), str):  # 1e4 or 4.0
+        number = _as_type(float, text)
+        whole = isinstance(number, float) and number.is_integer() and value_problem(about, int(number)) is None
+        return f"; write {int(number)}" if whole else ""
+    if about.type is float and re.fullmatch(r"[eE][+-]?[0-9]+", text):  # 0 to C's atof
+        return f"; write 1{text}"
+    if about.type is str and about.choices:
+        import difflib
+
+        near = difflib.get_close_matches(text, about.choices, n=1)
+        return f"; did you mean {near[0]}?" if near else ""
+    return ""
+
+
 def without_credentials(text: str) -> str:
     """Return text without what stands between :// and @ in addresses: a name, a password, a token."""
     return re.sub(r"(?<=://)[^/\s]+(?=@)", "…", text)
+
+
+# ----- flags of one command alone -----------------------------------------------------------------------------------
+
+# The types of values, by how --help calls them; all others are text.
+KINDS: dict[str, type] = {
+    "": bool,
+    **dict.fromkeys(("N", "B", "T", "V", "ID", "PORT"), int),
+    **dict.fromkeys(("X", "F", "GBIT", "SECONDS"), float),
+    **dict.fromkeys(("RUN", "CHECKPOINT", "FOLDER", "STATE", "IN", "OUT"), Path),
+}
+PATHS = ("FILE", "DIR", "SPEC", "INPUT", "PATH", *(name for name, kind in KINDS.items() if kind is Path))
+
+
+def own(flags: str, value: str, default: Any, meaning: str, least: float | None = None, **more: Any) -> Option:
+    """Return a flag, or an argument, that train.py does not have.
+
+    flags: its spellings, the readable one last; an argument has no dashes. value: how its value is called (see KINDS);
+    empty: it takes none; A|B: one of these; FILE...: several; [N]: may be left out. default: a list where a flag may be
+    given any number of times. least: of a number; of a whole one 1, where nothing else is said. more: of Option.
+    """
+    spelled, called = flags.split(), value.strip("[.]")
+    kind = more.pop("type", KINDS.get(called, str))
+    if least is None and kind is int:
+        least = 1
+    about = {
+        "name": spelled[-1].lstrip("-").replace("-", "_"), "type": kind, "default": default, "flags": tuple(spelled),
+        "group": "", "meaning": meaning, "value": value, "check": None if least is None else at_least(least),
+        "choices": tuple(map(kind, called.split("|"))) if "|" in called else (), "switch": kind is bool,
+        "is_path": called in PATHS,
+    }  # fmt: skip
+    return Option(**{**about, **more})
+
+
+def problems_together(options: Iterable[Option], given: Set[str]) -> list[str]:
+    """Return what is wrong with the flags that were given, by their names, beside each other."""
+    by_name, problems = {about.name: about for about in options}, list[str]()
+    for about in by_name.values():
+        if about.name in given:
+            others = [name for name in about.excludes.split() if name in given and name != about.name]
+            pairs = (sorted((about.long_flag, by_name[name].long_flag)) for name in others)
+            problems += [f"{one} and {other} exclude each other; leave one out" for one, other in pairs]
+            if about.needs and not given & set(about.needs.split()):
+                needed = (by_name[name].long_flag for name in about.needs.split())
+                problems.append(f"{about.long_flag} needs {' or '.join(needed)}")
+    return problems

@@ -10,10 +10,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
-from llmc_jax.base.errors import InputError
+from llmc_jax.base.errors import InputError, raise_problems
 from llmc_jax.base.files import expanded
 from llmc_jax.base.kit import command_line, examples
-from llmc_jax.base.options import show_value
+from llmc_jax.base.options import Option, own, problems_together, read_value, show_value
 
 # What other programs call a flag.
 ELSEWHERE = {
@@ -34,7 +34,28 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**{"allow_abbrev": False, **settings})
         self.register("type", "path", expanded)
         self.register("type", Path, lambda word: Path(expanded(word)))
+        self.options: list[Option] = []
         self.usual, self.shown = usual, [(f"{self.prog} {words}", meaning) for words, meaning in shown]
+
+    def add(self, options: Sequence[Option], title: str = "", words: str | None = None) -> None:
+        """Add flags and arguments, under a title of --help and words on them."""
+        group = self.add_argument_group(title, words) if title else self
+        for about in options:
+            settings: dict[str, Any] = {"help": about.meaning, "default": argparse.SUPPRESS}
+            if about.switch:
+                settings["action"] = "store_true"
+            else:
+                several, optional = "..." in about.value, about.value.startswith("[")
+                settings["nargs"] = {(1, 0): "+", (0, 1): "?", (1, 1): "*"}.get((several, optional))
+                settings["type"] = "path" if about.is_path else about.type
+                settings |= {"choices": about.choices} if about.choices else {"metavar": about.value.strip("[.]")}
+                settings |= {"const": about.alone} if about.alone is not None else {}
+                if isinstance(about.default, list) and about.flags[0].startswith("-"):
+                    settings["action"] = "extend" if several else "append"
+            if about.flags[0].startswith("-"):
+                settings["dest"] = about.name
+            group.add_argument(*about.flags, **settings)
+        self.options += options
 
     def format_help(self) -> str:
         """Return what --help prints, the examples last."""
@@ -53,6 +74,22 @@ class Parser(argparse.ArgumentParser):
             meant = f"did you mean {near}? " if near else ""
             raise InputError(f"{show_value(flag)}: there is no such flag; {meant}--help lists all")
         return found
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Return what the words say: all options' values, and as `given` their names that the words name."""
+        found, rest = super().parse_known_args(args, namespace)
+        if self.options and not rest:
+            given = frozenset(about.name for about in self.options if hasattr(found, about.name))
+            raise_problems(problems_together(self.options, given))
+            missing = {about.name: about.default for about in self.options if about.name not in given}
+            found.__dict__.update(missing, given=given)
+        return found, rest
+
+    def _get_value(self, action: argparse.Action, text: str) -> Any:
+        about = next((about for about in self.options if about.name == action.dest), None)
+        if about is None or text is argparse.SUPPRESS:  # the default of an argument that may be left out
+            return text if about else super()._get_value(action, text)
+        return read_value(about, about.long_flag, text)
 
     def _flags(self, words: set[str]) -> set[str]:
         """Return its flags, and those of the commands among the words."""
@@ -83,6 +120,4 @@ def commands_line(name: str, make_parser: Callable[[], argparse.ArgumentParser])
     return command_line(name)(run)
 
 
-def add_json(parser: argparse.ArgumentParser) -> None:
-    """Add --json, which prints the result as JSON."""
-    parser.add_argument("--json", action="store_true", help="print JSON")
+JSON = own("--json", "", False, "print JSON")

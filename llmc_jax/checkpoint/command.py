@@ -16,7 +16,8 @@ from rich.filesize import decimal
 from llmc_jax.base.commands import typed
 from llmc_jax.base.errors import ExitCode, InputError
 from llmc_jax.base.kit import print_json
-from llmc_jax.base.parsers import Parser, add_json, commands_line
+from llmc_jax.base.options import own
+from llmc_jax.base.parsers import JSON, Parser, commands_line
 from llmc_jax.checkpoint import store
 from llmc_jax.checkpoint.manifest import MANIFEST
 from llmc_jax.checkpoint.store import Entry
@@ -40,13 +41,14 @@ def make_parser() -> Parser:
         "it with the digests taken when it was saved. Status 0: there is a checkpoint, and all are good; else 2.",
     )
     verify.set_defaults(run=_verify)
-    verify.add_argument("folder", type=Path, metavar="DIR", help="a run folder, or one state_... folder of it")
-    verify.add_argument("--quick", action="store_true", help="compare names and sizes only; a flipped bit stays unseen")
-    add_json(verify)
+    verify.add([
+        own("folder", "DIR", None, "a run folder, or one state_... folder of it", type=Path),
+        own("--quick", "", False, "compare names and sizes only; a flipped bit stays unseen"),
+        JSON,
+    ])  # fmt: skip
     show = commands.add_parser("show", help="print what a checkpoint holds: facts and tensors")
     show.set_defaults(run=_show)
-    show.add_argument("folder", type=Path, metavar="STATE", help="a state_... folder, or a run folder: its newest")
-    add_json(show)
+    show.add([own("folder", "STATE", None, "a state_... folder, or a run folder: its newest"), JSON])
     return parser
 
 

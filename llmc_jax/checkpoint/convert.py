@@ -17,7 +17,8 @@ from llmc_jax.base.commands import typed
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import quoted, read_json_object, refuse_existing
 from llmc_jax.base.kit import print_json
-from llmc_jax.base.parsers import Parser, add_json, commands_line
+from llmc_jax.base.options import own
+from llmc_jax.base.parsers import JSON, Parser, commands_line
 from llmc_jax.checkpoint import conversion
 from llmc_jax.checkpoint.conversion import Outcome, Passage
 from llmc_jax.checkpoint.hugging_face import LARGEST_CONFIG
@@ -372,6 +373,36 @@ def debug_state(args: argparse.Namespace) -> None:
 # ----- the command line ---------------------------------------------------------------------------------------------
 
 
+FORCE = own("--force", "", False, "replace OUT if it exists")
+OF_SOURCE = (
+    own("--step", "N", None, "of a folder with several training states: this one, not the newest", 0),
+    own("--v2-order", "|".join(V2_ORDERS), "auto", "where the layernorms of a version 2 file stand; auto tells by "
+        "their values (default)"),
+)  # fmt: skip
+OF_CONVERT = (
+    own("source", "IN", None, ""),
+    own("out", "OUT", None, ""),
+    own("--to", "|".join(TARGETS), None, "what OUT becomes (llmc if it ends in .bin). "
+        + "; ".join(f"{name}: {text}" for name, text in TARGETS.items())),
+    own("--version", "|".join(map(str, WRITABLE)), None, "of llm.c's model file, 3: fp32; 5: bf16", type=int),
+    own("--dtype", "fp32|bf16", None, "of the weights; as they are in IN (default)"),
+    own("--tokenizer", "FILE", None, "for --to hf and --to state: take this tokenizer, not that of IN; else: write the "
+        "tokenizer of IN there, as llm.c's gpt2_tokenizer.bin"),
+    own("--processes", "N", None, "--to llmc-state: number of processes (default: as in IN, or 1)"),
+    own("--zero", "0|1", None, "--to llmc-state: 1 = shared out as by llm.c's -z 1 (default: as in IN)", 0, type=int),
+    FORCE,
+    *OF_SOURCE,
+)  # fmt: skip
+OF_DEBUG_STATE = (
+    own("model", "CHECKPOINT", None, ""),
+    own("out", "OUT", None, ""),
+    own("--tokens", "FILE", None, "take the batch from here (default: random tokens)", type=Path),
+    own("-b --batch-size", "B", 4, "rows of the batch (default 4)"),
+    own("-t --sequence-length", "T", 64, "their length (default 64)"),
+    FORCE,
+)
+
+
 def make_parser() -> Parser:
     """Return the parser of its commands."""
     parser = Parser(
@@ -386,52 +417,14 @@ def make_parser() -> Parser:
     formats = commands.add_parser("formats", help="print what can become what")
     formats.set_defaults(run=lambda _: print(FORMATS))
     look = commands.add_parser("inspect", help="print shape, tensors and their statistics")
-    look.add_argument("source", type=Path, metavar="CHECKPOINT")
-    add_json(look)
+    look.add([own("source", "CHECKPOINT", None, ""), JSON, *OF_SOURCE])
     look.set_defaults(run=lambda args: inspect(args.source, args.v2_order, args.step, args.json))
     turn = commands.add_parser("convert", help="turn one checkpoint into another")
     turn.set_defaults(run=convert)
-    turn.add_argument("source", type=Path, metavar="IN")
-    turn.add_argument("out", type=Path, metavar="OUT")
-    words = "; ".join(f"{name}: {text}" for name, text in TARGETS.items())
-    turn.add_argument("--to", choices=tuple(TARGETS), help=f"what OUT becomes (llmc if it ends in .bin). {words}")
-    turn.add_argument("--version", type=int, choices=WRITABLE, help="of llm.c's model file, 3: fp32; 5: bf16")
-    turn.add_argument("--dtype", choices=("fp32", "bf16"), help="of the weights; as they are in IN (default)")
-    turn.add_argument(
-        "--tokenizer",
-        type="path",
-        metavar="FILE",
-        help="for --to hf and --to state: take this tokenizer, not that of IN; else: write the tokenizer of IN there, "
-        "as llm.c's gpt2_tokenizer.bin",
-    )
-    turn.add_argument(
-        "--processes", type=int, metavar="N", help="--to llmc-state: number of processes (default: as in IN, or 1)"
-    )
-    turn.add_argument(
-        "--zero",
-        type=int,
-        choices=(0, 1),
-        help="--to llmc-state: 1 = shared out as by llm.c's -z 1 (default: as in IN)",
-    )
-    turn.add_argument("--force", action="store_true", help="replace OUT if it exists")
-    for command in (look, turn):
-        command.add_argument(
-            "--step", type=int, help="of a folder with several training states: this one, not the newest"
-        )
-        command.add_argument(
-            "--v2-order",
-            choices=V2_ORDERS,
-            default="auto",
-            help="where the layernorms of a version 2 file stand; auto tells by their values (default)",
-        )
+    turn.add(OF_CONVERT)
     debug = commands.add_parser("debug-state", help="write what llm.c's test compares with: logits, loss, gradients")
     debug.set_defaults(run=debug_state)
-    debug.add_argument("model", type=Path, metavar="CHECKPOINT")
-    debug.add_argument("out", type=Path, metavar="OUT")
-    debug.add_argument("--tokens", type=Path, metavar="FILE", help="take the batch from here (default: random tokens)")
-    debug.add_argument("-b", "--batch-size", type=int, default=4, metavar="B", help="rows of the batch (default 4)")
-    debug.add_argument("-t", "--sequence-length", type=int, default=64, metavar="T", help="their length (default 64)")
-    debug.add_argument("--force", action="store_true", help="replace OUT if it exists")
+    debug.add(OF_DEBUG_STATE)
     return parser
 
 

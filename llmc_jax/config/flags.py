@@ -1,6 +1,5 @@
 """Words of the command line to values of `TrainConfig`. Leaves out `--help` and what runs (run/command.py)."""
 
-import os
 import re
 import shlex
 from collections import deque
@@ -11,8 +10,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from llmc_jax.base.errors import InputError, raise_problems
-from llmc_jax.base.files import expanded, quoted
-from llmc_jax.base.options import Option, at_least, show_value, value_problem
+from llmc_jax.base.options import Option, problems_together, read_value, show_value
 from llmc_jax.config.checks import validate
 from llmc_jax.config.presets import DEFAULT_PRESET, PRESETS
 from llmc_jax.config.train import (
@@ -125,9 +123,9 @@ def _read(
         else:
             text = value if equals else "1" if about.switch else left.popleft()
             try:
-                given.append((about, _value(about, text)))
+                given.append((about, read_value(about, flag, text)))
             except InputError as error:
-                problems.append(f"{flag} {about.show(text) if about.hides else show_value(text)}: {error}")
+                problems.append(str(error))
     return given, problems
 
 
@@ -168,82 +166,20 @@ def _without_value(flag: str, about: Option, following: str | None) -> str:
     return f"{flag}: its value must follow, but {found}; write {flag} {about.value_name}{advice}"
 
 
-def _value(about: Option, text: str) -> Any:
-    """Return the option's value out of a word. Raises InputError that says what it must be.
-
-    That of a switch is mostly left out: `--no-save`, or `--no-save=1`; `--no-save=0` is as without it.
-    """
-    if about.switch:
-        if text not in ("0", "1"):
-            raise InputError(f"takes no value but 0 and 1; write {about.flags[0]} alone")
-        return bool(about.default) if text == "0" else not about.default
-    if about.auto is not None and text == "auto":
-        return about.auto
-    value = _as_type(about.type, expanded(text) if about.is_path else text)
-    problem = value_problem(about, value)
-    if problem is None:
-        return value
-    raise InputError(f"{about.noun} {problem}{_advice(about, text)}")
-
-
-_FORMS = {
-    int: r"[+-]?[0-9]{1,20}", float: r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", bool: "[01]", str: "(?s:.*)",
-}  # fmt: skip
-
-
-def _as_type(kind: type, text: str) -> Any:
-    """Return a word as a value of a type; what is none stays text, which value_problem then refuses."""
-    if not re.fullmatch(_FORMS[kind], text):
-        return text
-    return text == "1" if kind is bool else kind(text)
-
-
-def _advice(about: Option, text: str) -> str:
-    """Return what to write instead, where that can be guessed."""
-    if about.name == "reuse" and (os.path.isdir(text) or os.sep in text):  # the path of a run
-        return f"; write -y 1 -o {quoted(text)}"
-    if about.type is int and isinstance(_as_type(int, text), str):  # 1e4 or 4.0
-        number = _as_type(float, text)
-        whole = isinstance(number, float) and number.is_integer() and value_problem(about, int(number)) is None
-        return f"; write {int(number)}" if whole else ""
-    if about.type is float and re.fullmatch(r"[eE][+-]?[0-9]+", text):  # 0 to C's atof
-        return f"; write 1{text}"
-    if about.type is str and about.choices:
-        import difflib
-
-        near = difflib.get_close_matches(text, about.choices, n=1)
-        return f"; did you mean {near[0]}?" if near else ""
-    return ""
-
-
 # ----- programs with flags of their own beside train.py's ------------------------------------------------------------
-
-
-def own(flag: str, value: str, default: Any, meaning: str, least: int = 1) -> Option:
-    """Return a flag that train.py does not have.
-
-    value: how its value is called; N: a whole number, at least `least`; empty: it takes none. default: a list where the
-    flag may be given any number of times.
-    """
-    kind = {"N": int, "": bool}.get(value, str)
-    check = at_least(least) if kind is int else None
-    return Option(
-        flag[2:], kind, default, (flag,), "", meaning, value=value, check=check, switch=kind is bool,
-        is_path=value in ("FILE", "DIR"),
-    )  # fmt: skip
 
 
 def take_own(argv: Sequence[str], table: Sequence[Option]) -> tuple[SimpleNamespace, list[str]]:
     """Return the values of a program's own flags, by name, and the words that are left for train.py's.
 
-    Raises one InputError with all values that its own flags cannot have.
+    Raises one InputError with all values that its own flags cannot have, or all flags that cannot be together.
     """
     rest = list[str]()
     given, problems = _read(argv, table, rest)
     values = {about.name: about.default for about in table}
     for about, value in given:
         values[about.name] = [*values[about.name], value] if isinstance(about.default, list) else value
-    raise_problems(problems)
+    raise_problems(problems or problems_together(table, {about.name for about, value in given if value is not False}))
     return SimpleNamespace(**values), rest
 
 

@@ -15,9 +15,10 @@ from pathlib import Path
 from llmc_jax.base.commands import typed
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import refuse_existing
+from llmc_jax.base.options import own
 from llmc_jax.base.parsers import Parser, commands_line
 from llmc_jax.config.train import TrainConfig
-from llmc_jax.data.command_kit import add_tokenizer_spec, command, count, load, make_token_files, print_next
+from llmc_jax.data.command_kit import TOKENIZER, command, count, load, make_token_files, print_next
 from llmc_jax.data.corpora import TINYSHAKESPEARE_FOLDER, Corpus, stdlib_corpus, tinyshakespeare_corpus
 from llmc_jax.data.datasets_command import add_datasets
 from llmc_jax.data.documents import BLANK_LINE, Reading, find_inputs, read_text
@@ -35,6 +36,53 @@ from llmc_jax.data.tokenizers import (
 # ----- options ------------------------------------------------------------------------------------------------------
 
 
+def _separator(text: str) -> re.Pattern[str]:
+    if text == "blank-line":
+        return BLANK_LINE
+    meant = re.sub(r"\\([nrt\\])", lambda match: {"n": "\n", "r": "\r", "t": "\t", "\\": "\\"}[match[1]], text)
+    return re.compile(re.escape(meant))
+
+
+PREPARE = (
+    own("inputs", "INPUT...", None, "file, folder (all in it) or pattern"),
+    own("-o --out", "FOLDER", None, "where to write (default: dev/data/NAME)"),
+    own("--name", "NAME", None, "what the files are called (default: after the first INPUT)"),
+    TOKENIZER,
+    own("--force", "", False, "replace the files of this name if there are any"),
+)
+READING = (
+    own("--format", "auto|text|jsonl|json|parquet", "auto", "of the input; json: one list of objects; auto: by its "
+        "ending, .jsonl .ndjson .json .parquet, all else text (default: auto)"),
+    own("--field", "FIELD", "text", "what holds the text in jsonl and parquet (default: text)"),
+    own("--split-on", "TEXT", None, r"ends a document in text files and stays with it; \n is a newline, `blank-line` "
+        r"is \n\n or \r\n\r\n (default: a file is one document)", read=_separator),
+    own("--drop-separator", "", False, "leave the separator out of the documents"),
+    own("--errors", "strict|replace", "strict", "bytes that are not UTF-8: strict stops, replace puts U+FFFD (default: "
+        "strict)"),
+    own("--workers", "N", None, "processes (default: cores, fewer for little input)"),
+)  # fmt: skip
+SPLITTING = (
+    own("--shard-size", "N", SHARD_TOKENS, "tokens per file; 100M and 1e8 are understood (default: "
+        f"{SHARD_TOKENS})", read=count),
+    own("--val-tokens", "N", None, "the first N tokens are validation; 0: none", read=count),
+    own("--val-fraction", "F", None, "about this share of the documents is, chosen by their hash"),
+)  # fmt: skip
+TINYSHAKESPEARE = (
+    own("--text --from", "FILE", None, "a local copy of input.txt, the text", name="source", type=Path),
+    TOKENIZER,
+    own("-o --out", "FOLDER", TINYSHAKESPEARE_FOLDER, f"where to write (default: {TINYSHAKESPEARE_FOLDER})"),
+)
+INSPECT = (
+    own("files", "FILE...", None, "token file or pattern"),
+    own("--vocab-size", "V", None, "check that all ids are below V (default: what they suggest)", read=count),
+    own("--tokenizer", "SPEC", "auto", "shows the first tokens as text: bytes, gpt2, llama3, a path, none, or auto: by "
+        "the ids (default: auto)"),
+    own("--eot", "ID", None, "id before each document (default: the tokenizer's)", 0),
+    own("--first", "N", SHOWN_TOKENS, f"tokens to show (default: {SHOWN_TOKENS})", 0),
+)  # fmt: skip
+TABLE = own("path", "[PATH]", Path(DEFAULT_BIN), f"(default: {DEFAULT_BIN})", type=Path)
+
+
 def make_parser() -> Parser:
     """Return the parser of its commands."""
     program = typed("data")
@@ -46,124 +94,28 @@ def make_parser() -> Parser:
         epilog=f"`{program} COMMAND --help` explains a command.",
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    _add_prepare(commands)
-    _add_tinyshakespeare(commands)
+    making = command(commands, "prepare", _prepare, PREPARE)
+    making.add(READING, "reading")
+    parts = f"the first 1/{VAL_SHARE} of the tokens, at most {VAL_TOKENS}, are for validation."
+    making.add(SPLITTING, "splitting", f"Without an option {parts}")
+    command(commands, "tinyshakespeare", _tinyshakespeare, TINYSHAKESPEARE)
     command(commands, "stdlib", _stdlib)
     add_datasets(commands)
-    _add_inspect(commands)
-    _add_tokenizer(commands)
+    command(commands, "inspect", _inspect, INSPECT)
+    summary = f"Write or read a {DEFAULT_BIN}; encode or decode a short text."
+    tokenizer = commands.add_parser("tokenizer", help=summary, description=summary)
+    actions = tokenizer.add_subparsers(title="actions", metavar="ACTION", required=True)
+    version = own("--version", "1|2", 2, "of the format (default: 2, llm.c's)", type=int)
+    force = own("--force", "", False, "replace the file if there is one")
+    command(actions, "write", _tokenizer_write, [TABLE, version, force, TOKENIZER])
+    command(actions, "inspect", _tokenizer_inspect, [TABLE])
+    text = own("text", "TEXT", None, "the text; - reads it from standard input")
+    command(actions, "encode", _tokenizer_encode, [text, TOKENIZER])
+    command(actions, "decode", _tokenizer_decode, [own("ids", "ID...", None, "token ids", 0), TOKENIZER])
     return parser
 
 
 main = commands_line("data", make_parser)
-
-
-def _add_prepare(commands: argparse._SubParsersAction) -> None:
-    parser = command(commands, "prepare", _prepare)
-    parser.add_argument("inputs", nargs="+", type="path", metavar="INPUT", help="file, folder (all in it) or pattern")
-    parser.add_argument("-o", "--out", type=Path, metavar="FOLDER", help="where to write (default: dev/data/NAME)")
-    parser.add_argument("--name", help="what the files are called (default: after the first INPUT)")
-    add_tokenizer_spec(parser)
-    parser.add_argument("--force", action="store_true", help="replace the files of this name if there are any")
-    reading = parser.add_argument_group("reading")
-    reading.add_argument(
-        "--format",
-        choices=["auto", "text", "jsonl", "json", "parquet"],
-        default="auto",
-        help="of the input; json: one list of objects; auto: by its ending, .jsonl .ndjson .json .parquet, all else "
-        "text (default: auto)",
-    )
-    reading.add_argument("--field", default="text", help="what holds the text in jsonl and parquet (default: text)")
-    reading.add_argument(
-        "--split-on",
-        type=_separator,
-        metavar="TEXT",
-        help=r"ends a document in text files and stays with it; \n is a newline, `blank-line` is \n\n or \r\n\r\n "
-        "(default: a file is one document)",
-    )
-    reading.add_argument("--drop-separator", action="store_true", help="leave the separator out of the documents")
-    reading.add_argument(
-        "--errors",
-        choices=["strict", "replace"],
-        default="strict",
-        help="bytes that are not UTF-8: strict stops, replace puts U+FFFD (default: strict)",
-    )
-    reading.add_argument("--workers", type=int, metavar="N", help="processes (default: cores, fewer for little input)")
-    split = parser.add_argument_group(
-        "splitting",
-        f"Without an option the first 1/{VAL_SHARE} of the tokens, at most {VAL_TOKENS}, are for validation.",
-    )
-    split.add_argument(
-        "--shard-size",
-        type=count,
-        default=SHARD_TOKENS,
-        metavar="N",
-        help=f"tokens per file; 100M and 1e8 are understood (default: {SHARD_TOKENS})",
-    )
-    split.add_argument("--val-tokens", type=count, metavar="N", help="the first N tokens are validation; 0: none")
-    split.add_argument(
-        "--val-fraction", type=float, metavar="F", help="about this share of the documents is, chosen by their hash"
-    )
-
-
-def _add_tinyshakespeare(commands: argparse._SubParsersAction) -> None:
-    parser = command(commands, "tinyshakespeare", _tinyshakespeare)
-    parser.add_argument(
-        "--text", "--from", dest="source", type=Path, metavar="FILE", help="a local copy of input.txt, the text"
-    )
-    add_tokenizer_spec(parser)
-    parser.add_argument(
-        "-o",
-        "--out",
-        type=Path,
-        default=TINYSHAKESPEARE_FOLDER,
-        metavar="FOLDER",
-        help=f"where to write (default: {TINYSHAKESPEARE_FOLDER})",
-    )
-
-
-def _add_inspect(commands: argparse._SubParsersAction) -> None:
-    parser = command(commands, "inspect", _inspect)
-    parser.add_argument("files", nargs="+", type="path", metavar="FILE", help="token file or pattern")
-    parser.add_argument(
-        "--vocab-size", type=count, metavar="V", help="check that all ids are below V (default: what they suggest)"
-    )
-    parser.add_argument(
-        "--tokenizer",
-        type="path",
-        default="auto",
-        metavar="SPEC",
-        help="shows the first tokens as text: bytes, gpt2, llama3, a path, none, or auto: by the ids (default: auto)",
-    )
-    parser.add_argument("--eot", type=int, metavar="ID", help="id before each document (default: the tokenizer's)")
-    parser.add_argument(
-        "--first", type=int, default=SHOWN_TOKENS, metavar="N", help=f"tokens to show (default: {SHOWN_TOKENS})"
-    )
-
-
-def _add_tokenizer(commands: argparse._SubParsersAction) -> None:
-    summary = f"Write or read a {DEFAULT_BIN}; encode or decode a short text."
-    parser = commands.add_parser("tokenizer", help=summary, description=summary)
-    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
-    write = command(actions, "write", _tokenizer_write)
-    write.add_argument("path", type=Path, nargs="?", default=Path(DEFAULT_BIN), help=f"(default: {DEFAULT_BIN})")
-    write.add_argument("--version", type=int, choices=[1, 2], default=2, help="of the format (default: 2, llm.c's)")
-    write.add_argument("--force", action="store_true", help="replace the file if there is one")
-    show = command(actions, "inspect", _tokenizer_inspect)
-    show.add_argument("path", type=Path, nargs="?", default=Path(DEFAULT_BIN), help=f"(default: {DEFAULT_BIN})")
-    encode = command(actions, "encode", _tokenizer_encode)
-    encode.add_argument("text", help="the text; - reads it from standard input")
-    decode = command(actions, "decode", _tokenizer_decode)
-    decode.add_argument("ids", nargs="+", type=int, metavar="ID", help="token ids")
-    for action in (write, encode, decode):
-        add_tokenizer_spec(action)
-
-
-def _separator(text: str) -> re.Pattern[str]:
-    if text == "blank-line":
-        return BLANK_LINE
-    meant = re.sub(r"\\([nrt\\])", lambda match: {"n": "\n", "r": "\r", "t": "\t", "\\": "\\"}[match[1]], text)
-    return re.compile(re.escape(meant))
 
 
 # ----- commands -----------------------------------------------------------------------------------------------------

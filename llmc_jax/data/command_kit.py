@@ -7,7 +7,7 @@ import argparse
 import inspect
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 from llmc_jax.base.commands import typed
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import quoted
+from llmc_jax.base.options import Option, own
+from llmc_jax.base.parsers import Parser
 from llmc_jax.base.progress import MEGABYTE, show_progress, speed_of
 from llmc_jax.base.streams import print_error
 from llmc_jax.data.documents import find_inputs, size_of
@@ -29,24 +31,22 @@ SMALL_SHARD = 64 * 1024 + 1  # B*T+1 of llm.c's run of GPT-2 124M
 # ----- options ------------------------------------------------------------------------------------------------------
 
 
-def command(commands: argparse._SubParsersAction, name: str, run: Callable[..., None]) -> argparse.ArgumentParser:
+TOKENIZER = own(
+    "--tokenizer", "SPEC", "gpt2", f"bytes; gpt2: its table from tiktoken's cache, ./{DEFAULT_BIN} or the network; "
+    f"llama3: likewise from ./tokenizer.model, a cache or the network; or the path of a {DEFAULT_BIN}, of Llama 3's "
+    "tokenizer.model, or of a folder or tokenizer.json of Hugging Face's (default: gpt2)",
+)  # fmt: skip
+
+
+def command(
+    commands: argparse._SubParsersAction, name: str, run: Callable[..., None], options: Sequence[Option] = ()
+) -> Parser:
     """Add a command, whose help is the docstring of what it runs."""
     about = inspect.cleandoc(run.__doc__ or "")
-    parser: argparse.ArgumentParser = commands.add_parser(name, help=about.partition("\n")[0], description=about)
+    parser: Parser = commands.add_parser(name, help=about.partition("\n")[0], description=about)
     parser.set_defaults(run=run)
+    parser.add(options)
     return parser
-
-
-def add_tokenizer_spec(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--tokenizer",
-        type="path",
-        default="gpt2",
-        metavar="SPEC",
-        help=f"bytes; gpt2: its table from tiktoken's cache, ./{DEFAULT_BIN} or the network; llama3: likewise from "
-        f"./tokenizer.model, a cache or the network; or the path of a {DEFAULT_BIN}, of Llama 3's tokenizer.model, or "
-        "of a folder or tokenizer.json of Hugging Face's (default: gpt2)",
-    )
 
 
 def count(text: str) -> int:
@@ -54,7 +54,7 @@ def count(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\d\d?)?)([kMG]?)", text)
     value = float(match[1]) * {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}[match[2]] if match else 0.5
     if not value.is_integer():  # nor is inf, which a number of more than 308 digits becomes
-        raise argparse.ArgumentTypeError(f"expected a whole number such as 32768, 1e8 or 100M; found {text!r}")
+        raise InputError("expected a whole number such as 32768, 1e8 or 100M")
     return int(text) if text.isdecimal() else int(value)
 
 

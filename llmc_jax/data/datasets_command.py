@@ -5,7 +5,7 @@ Leaves out the table, and what becomes of a data set (data/datasets.py).
 
 import argparse
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -14,16 +14,12 @@ from typing import TYPE_CHECKING
 from llmc_jax.base.commands import typed
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import refuse_existing, refusing
+from llmc_jax.base.options import Option, own
+from llmc_jax.base.parsers import Parser
 from llmc_jax.base.progress import MEGABYTE, show_progress, speed_of
 from llmc_jax.base.streams import print_error
 from llmc_jax.base.text import table
-from llmc_jax.data.command_kit import (
-    add_tokenizer_spec,
-    command,
-    count,
-    load,
-    make_token_files,
-)
+from llmc_jax.data.command_kit import TOKENIZER, command, count, load, make_token_files
 from llmc_jax.data.datasets import (
     DATASETS,
     DOWNLOADS,
@@ -63,50 +59,46 @@ def add_datasets(commands: argparse._SubParsersAction) -> None:
         _add_corpus(commands, dataset) if dataset.recipe else _add_evaluation(commands, dataset)
 
 
-def _add(commands: argparse._SubParsersAction, dataset: Dataset, about: str) -> argparse.ArgumentParser:
-    own: argparse.ArgumentParser = commands.add_parser(
+def _add(commands: argparse._SubParsersAction, dataset: Dataset, about: str, own_options: Sequence[Option]) -> Parser:
+    parser: Parser = commands.add_parser(
         dataset.name, help=f"{dataset.title}.", description=f"{dataset.title}. {about} Published: {dataset.page}"
     )
-    own.add_argument(
-        "-o", "--out", type=Path, metavar="FOLDER", help=f"where to write (default: {FOLDER / dataset.folder})"
-    )
-    own.add_argument(
-        "--from",
-        dest="source",
-        nargs="+",
-        type="path",
-        metavar="FILE",
-        help="local copies, in any published form; nothing is downloaded",
-    )
-    own.add_argument("--download-only", action="store_true", help="make nothing of the files")
-    return own
+    parser.add([
+        own("-o --out", "FOLDER", None, f"where to write (default: {FOLDER / dataset.folder})"),
+        own("--from", "FILE...", None, "local copies, in any published form; nothing is downloaded", name="source"),
+        own("--download-only", "", False, "make nothing of the files"),
+        *own_options,
+    ])  # fmt: skip
+    return parser
 
 
 def _add_evaluation(commands: argparse._SubParsersAction, dataset: Dataset) -> None:
     made = f" makes llm.c's evaluation file of it, {dataset.eval_file}," if dataset.eval_file else ""
-    own = _add(commands, dataset, f"Downloads what is published,{made} and says how to evaluate with it.")
-    own.set_defaults(run=partial(_evaluation, dataset))
-    if dataset.eval_file:
-        add_tokenizer_spec(own)
-        own.add_argument("--force", action="store_true", help=f"replace {dataset.eval_file} of another copy")
+    about = f"Downloads what is published,{made} and says how to evaluate with it."
+    force = own("--force", "", False, f"replace {dataset.eval_file} of another copy")
+    _add(commands, dataset, about, [TOKENIZER, force] if dataset.eval_file else []).set_defaults(
+        run=partial(_evaluation, dataset)
+    )
 
 
 def _add_corpus(commands: argparse._SubParsersAction, dataset: Dataset) -> None:
-    own = _add(commands, dataset, "Downloads it, or the rest of it, and makes token files.")
-    own.set_defaults(run=partial(_corpus, dataset), sample=SAMPLES[0])
-    add_tokenizer_spec(own)
-    own.add_argument("--force", action="store_true", help="replace the token files of this name if there are any")
-    own.add_argument("--files", type=_positive, metavar="N", help="only the first N files of it")
-    own.add_argument("--shard-size", type=_positive, metavar="N", help="tokens per file (default: as llm.c's script)")
-    own.add_argument("--workers", type=_positive, metavar="N", help="processes (default: cores)")
-    own.add_argument("--remove-downloads", action="store_true", help="once the token files are made")
-    if dataset.listed == "sample/10BT":
-        own.add_argument("--sample", choices=SAMPLES, help=f"how much of it, in tokens (default: {SAMPLES[0]})")
+    options = [
+        TOKENIZER,
+        own("--force", "", False, "replace the token files of this name if there are any"),
+        own("--files", "N", None, "only the first N files of it", read=_positive),
+        own("--shard-size", "N", None, "tokens per file (default: as llm.c's script)", read=_positive),
+        own("--workers", "N", None, "processes (default: cores)"),
+        own("--remove-downloads", "", False, "once the token files are made"),
+    ]
+    sample = own("--sample", "|".join(SAMPLES), SAMPLES[0], f"how much of it, in tokens (default: {SAMPLES[0]})")
+    options += [sample] if dataset.listed == "sample/10BT" else []
+    parser = _add(commands, dataset, "Downloads it, or the rest of it, and makes token files.", options)
+    parser.set_defaults(run=partial(_corpus, dataset), sample=SAMPLES[0])
 
 
 def _positive(text: str) -> int:
     if (value := count(text)) < 1:
-        raise argparse.ArgumentTypeError(f"expected 1 or more; found {text!r}")
+        raise InputError("expected 1 or more")
     return value
 
 

@@ -4,13 +4,13 @@ Standard output gets the table, or the one JSON object; notes and progress go to
 checked before any weights are read, but for the ids in token files. JAX is imported when it is needed.
 """
 
+import argparse
 import json
 import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llmc_jax.base.errors import ExitCode, InputError
@@ -61,7 +61,7 @@ def main(words: Sequence[str]) -> int:
     return ExitCode.DONE
 
 
-def _check_files(flags: SimpleNamespace) -> None:
+def _check_files(flags: argparse.Namespace) -> None:
     """Check that what will be written can be, before anything is computed. Raises InputError."""
     if flags.picture is not None:
         from llmc_jax.base.pictures import check_picture
@@ -76,7 +76,7 @@ def _check_files(flags: SimpleNamespace) -> None:
     _check_overwriting(flags)
 
 
-def _check_overwriting(flags: SimpleNamespace) -> None:
+def _check_overwriting(flags: argparse.Namespace) -> None:
     """Check that no file is written over one that is read, or over the other that is written. Raises InputError."""
     read = [("CHECKPOINT", path) for path in flags.checkpoints]
     read += [("--data", path) for pattern in flags.data for path in matching(pattern)]
@@ -93,7 +93,7 @@ def _check_overwriting(flags: SimpleNamespace) -> None:
 # ----- what is asked ------------------------------------------------------------------------------------------------
 
 
-def prepare(flags: SimpleNamespace) -> Asked:
+def prepare(flags: argparse.Namespace) -> Asked:
     """Read what the models are asked about, each with its own tokenizer. Raises InputError."""
     from llmc_jax.evaluate.subjects import common_positions, named_task, open_reader
 
@@ -109,7 +109,7 @@ def prepare(flags: SimpleNamespace) -> Asked:
     return Asked([shared[reader.reads] for reader in readers], cut.positions, devices)
 
 
-def cut_of(flags: SimpleNamespace, positions: int) -> "Cut":
+def cut_of(flags: argparse.Namespace, positions: int) -> "Cut":
     """Return how the flags want texts to be cut into rows. Raises InputError."""
     from llmc_jax.evaluate.subjects import Cut
 
@@ -120,7 +120,7 @@ def cut_of(flags: SimpleNamespace, positions: int) -> "Cut":
     return Cut(positions, flags.stride, flags.batches, flags.rows or USUAL_ROWS)
 
 
-def subjects(flags: SimpleNamespace, reader: "Reader", cut: "Cut") -> list["Text | Questions"]:
+def subjects(flags: argparse.Namespace, reader: "Reader", cut: "Cut") -> list["Text | Questions"]:
     """Return the texts and tasks as one model reads them."""
     from llmc_jax.evaluate.subjects import questions, text_of_data, text_of_file
 
@@ -131,7 +131,7 @@ def subjects(flags: SimpleNamespace, reader: "Reader", cut: "Cut") -> list["Text
     ]
 
 
-def note_missing(flags: SimpleNamespace, asked: Asked) -> None:
+def note_missing(flags: argparse.Namespace, asked: Asked) -> None:
     """Say which texts have fewer batches than were asked for."""
     from llmc_jax.evaluate.subjects import Text
 
@@ -154,7 +154,7 @@ def number_of_devices(asked: int) -> int:
 # ----- what comes of it ---------------------------------------------------------------------------------------------
 
 
-def evaluate(flags: SimpleNamespace, asked: Asked) -> Evaluated:
+def evaluate(flags: argparse.Namespace, asked: Asked) -> Evaluated:
     """Open one model after the other, and ask it."""
     from llmc_jax.evaluate.subjects import work_of
     from llmc_jax.generate.model import open_model
@@ -194,7 +194,7 @@ def result(scorer: "Scorer", subject: "Text | Questions", positions: int, told: 
     return questions_result(scorer, subject, told)
 
 
-def show(flags: SimpleNamespace, asked: Asked, found: Evaluated) -> None:
+def show(flags: argparse.Namespace, asked: Asked, found: Evaluated) -> None:
     """Write the files that were asked for, and print the table or the JSON."""
     from llmc_jax.evaluate import report
 
@@ -242,7 +242,7 @@ def side_by_side(asked: Asked, found: Evaluated) -> list["Subject"]:
     ]
 
 
-def json_of(flags: SimpleNamespace, asked: Asked, found: Evaluated, shown: Sequence["Subject"]) -> dict[str, Any]:
+def json_of(flags: argparse.Namespace, asked: Asked, found: Evaluated, shown: Sequence["Subject"]) -> dict[str, Any]:
     """Return all that was found, for JSON."""
     from llmc_jax.evaluate.report import plain_data
 
@@ -254,7 +254,7 @@ def json_of(flags: SimpleNamespace, asked: Asked, found: Evaluated, shown: Seque
     return {"models": found.models, "settings": settings, "subjects": subjects, "seconds": found.seconds}
 
 
-def write_items(flags: SimpleNamespace, asked: Asked, found: Evaluated) -> None:
+def write_items(flags: argparse.Namespace, asked: Asked, found: Evaluated) -> None:
     """Write what each model answers to each question, a line of JSON each. Raises InputError."""
     from llmc_jax.evaluate.subjects import Questions, item_lines
 

@@ -3,6 +3,7 @@
 Standard output gets the text, or the one JSON object; notes go to standard error. JAX is imported when it is needed.
 """
 
+import argparse
 import io
 import os
 import select
@@ -10,7 +11,6 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from shutil import get_terminal_size
-from types import SimpleNamespace
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from llmc_jax.base.errors import ExitCode, InputError
@@ -73,7 +73,7 @@ class Written(NamedTuple):
     ids: tuple[int, ...] = ()
 
 
-def written_prompt(asked: SimpleNamespace) -> Written:
+def written_prompt(asked: argparse.Namespace) -> Written:
     """Return the prompt as it was given, read where it must be read. Raises InputError for one that is empty."""
     if asked.prompt_ids is not None:
         return Written("--prompt-ids", ids=_numbers(asked.prompt_ids))
@@ -210,7 +210,7 @@ def say_end(model: "Model", request: "Request", answer: "Answer") -> None:
 # ----- going on with a text -----------------------------------------------------------------------------------------
 
 
-def request_of(model: "Model", ids: tuple[int, ...], asked: SimpleNamespace) -> "Request":
+def request_of(model: "Model", ids: tuple[int, ...], asked: argparse.Namespace) -> "Request":
     """Return what the flags ask for, checked; then say what the model is. Raises InputError."""
     from llmc_jax.generate.engine import Request, check_request
 
@@ -223,7 +223,7 @@ def request_of(model: "Model", ids: tuple[int, ...], asked: SimpleNamespace) -> 
     return request
 
 
-def sampling_of(asked: SimpleNamespace) -> "Sampling":
+def sampling_of(asked: argparse.Namespace) -> "Sampling":
     """Return how the flags want tokens to be drawn."""
     from llmc_jax.generate.sampling import Sampling
 
@@ -231,7 +231,7 @@ def sampling_of(asked: SimpleNamespace) -> "Sampling":
     return Sampling(**{**numbers, "temperature": 0.0 if asked.greedy else asked.temperature})
 
 
-def continue_text(model: "Model", ids: tuple[int, ...], asked: SimpleNamespace) -> int:
+def continue_text(model: "Model", ids: tuple[int, ...], asked: argparse.Namespace) -> int:
     """Go on with the prompt, and show it as it comes; or as one JSON object at the end."""
     from llmc_jax.data.tokenizers import sample_text
     from llmc_jax.generate.answer import ask, until_ctrl_c
@@ -249,7 +249,7 @@ def continue_text(model: "Model", ids: tuple[int, ...], asked: SimpleNamespace) 
     return ExitCode.STOPPED if stop.is_set() else ExitCode.DONE
 
 
-def continue_as_llmc(model: "Model", ids: tuple[int, ...], asked: SimpleNamespace) -> int:
+def continue_as_llmc(model: "Model", ids: tuple[int, ...], asked: argparse.Namespace) -> int:
     """Draw a text as llm.c does while it trains: `--llmc`."""
     from llmc_jax.generate.answer import ask_as_llmc, check_as_llmc, until_ctrl_c
     from llmc_jax.generate.show import Screen
@@ -293,7 +293,7 @@ def answer_facts(model: "Model", request: "Request", answer: "Answer") -> dict[s
 # ----- other questions ----------------------------------------------------------------------------------------------
 
 
-def show_probabilities(model: "Model", ids: tuple[int, ...], asked: SimpleNamespace) -> int:
+def show_probabilities(model: "Model", ids: tuple[int, ...], asked: argparse.Namespace) -> int:
     """Show what the model thinks of each token of the prompt and of what it adds: `--probs`."""
     from llmc_jax.generate import probabilities
     from llmc_jax.generate.answer import ask, until_ctrl_c
@@ -319,7 +319,7 @@ def show_probabilities(model: "Model", ids: tuple[int, ...], asked: SimpleNamesp
     return ExitCode.STOPPED if stop.is_set() else ExitCode.DONE
 
 
-def show_perplexity(model: "Model", ids: tuple[int, ...], asked: SimpleNamespace) -> int:
+def show_perplexity(model: "Model", ids: tuple[int, ...], asked: argparse.Namespace) -> int:
     """Print loss and perplexity of the prompt: `--perplexity`."""
     from llmc_jax.generate.look import perplexity
 
@@ -337,7 +337,7 @@ def show_perplexity(model: "Model", ids: tuple[int, ...], asked: SimpleNamespace
     return ExitCode.DONE
 
 
-def draw_heads(model: "Model", ids: tuple[int, ...], asked: SimpleNamespace) -> int:
+def draw_heads(model: "Model", ids: tuple[int, ...], asked: argparse.Namespace) -> int:
     """Draw what a layer's heads look at in the prompt: `--attention`."""
     from llmc_jax.generate.heads import check_layer, draw_text_attention
 
@@ -355,7 +355,7 @@ def need_text(ids: tuple[int, ...], question: str) -> None:
         raise InputError(f"{question}: needs a text; give one by --prompt, --prompt-file or on standard input")
 
 
-def converse(model: "Model", ids: tuple[int, ...], asked: SimpleNamespace) -> int:
+def converse(model: "Model", ids: tuple[int, ...], asked: argparse.Namespace) -> int:
     """Let the user and the model write a text in turns: `--interactive`."""
     from llmc_jax.generate.interactive import history, talk
 
@@ -371,7 +371,7 @@ def converse(model: "Model", ids: tuple[int, ...], asked: SimpleNamespace) -> in
     return ExitCode.DONE
 
 
-def serve_page(model: "Model", ids: tuple[int, ...], asked: SimpleNamespace) -> int:
+def serve_page(model: "Model", ids: tuple[int, ...], asked: argparse.Namespace) -> int:
     """Answer on a page of this machine until Ctrl-C: `--serve`."""
     from llmc_jax.generate.serve import serve
 

@@ -8,13 +8,13 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from llmc_jax.base.commands import program_name
-from llmc_jax.base.errors import ExitCode
+from llmc_jax.base.errors import ExitCode, InputError
 from llmc_jax.base.files import check_output, plain, write_atomic
 from llmc_jax.base.kit import command_line, print_json
 from llmc_jax.config.flags import take_own
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.machine.jax_setup import settle
-from llmc_jax.plan.flags import OWN, STDOUT, check_own, help_text
+from llmc_jax.plan.flags import OWN, STDOUT, help_text
 
 if TYPE_CHECKING:
     from llmc_jax.plan.answer import Wishes
@@ -28,7 +28,8 @@ def main(words: list[str]) -> int:
         print(help_text())
         return ExitCode.DONE
     own, rest = take_own(words, OWN)
-    check_own(own, rest)
+    if own.reproductions and rest:
+        raise InputError(f"--reproductions: takes llm.c's launches as they are; leave out {' '.join(rest)}")
     _check_files(own)
     for note in settle():
         _say(note)

@@ -1,14 +1,8 @@
 """The plan's flags: those of train.py, and its own. Leaves out what they lead to (plan.py)."""
 
-import math
-from collections.abc import Sequence
-from types import SimpleNamespace
-
 from llmc_jax.base.commands import typed
-from llmc_jax.base.errors import raise_problems
 from llmc_jax.base.kit import help_page
-from llmc_jax.base.options import show_value
-from llmc_jax.config.flags import own
+from llmc_jax.base.options import ABOVE_ZERO, own
 
 STDOUT = "-"  # of --json
 
@@ -16,55 +10,18 @@ OWN = (
     own("--gpu", "NAME", None, "the GPU to plan for: h100, a100, rtx4090 and more (an unknown name lists all), its "
         "driver's name, or a .toml file of your own (docs/plan.md); without it the device at hand"),
     own("--quick", "", False, "compute the memory, compile nothing"),
-    own("--operations", "", False, "also a line for each operation: FLOPs, bytes, floor, time"),
-    own("--neighbours", "", False, "also what is near: other GPUs, numbers of them, -b, -r and -z"),
+    own("--operations", "", False, "also a line for each operation: FLOPs, bytes, floor, time", excludes="sweep"),
+    own("--neighbours", "", False, "also what is near: other GPUs, numbers of them, -b, -r and -z",
+        excludes="sweep"),
     own("--sweep", "NAME=LIST", None, "only a table, over values of gpu or one of train.py's options: devices=1,2,4,8"),
-    own("--picture", "FILE", None, "with --sweep: draw it there: .png, .svg, .pdf"),
-    own("--reproductions", "", False, "only llm.c's four reproductions of GPT-2, beside what llm.c says of them"),
-    own("--tokens", "X", None, "train on so many tokens, such as 10e9, in place of -x"),
-    own("--price", "X", None, "USD for an hour of one GPU; without it as llmc_jax/plan/prices.toml has it"),
-    own("--network", "GBIT", None, "Gbit/s of each GPU between machines; without it 400"),
+    own("--picture", "FILE", None, "with --sweep: draw it there: .png, .svg, .pdf", needs="sweep"),
+    own("--reproductions", "", False, "only llm.c's four reproductions of GPT-2, beside what llm.c says of them",
+        excludes="gpu operations neighbours sweep tokens price network"),
+    own("--tokens", "X", None, "train on so many tokens, such as 10e9, in place of -x", 1),
+    own("--price", "X", None, "USD for an hour of one GPU; without it as llmc_jax/plan/prices.toml has it", 0),
+    own("--network", "GBIT", None, "Gbit/s of each GPU between machines; without it 400", check=ABOVE_ZERO),
     own("--json", "FILE", None, "write everything there as JSON; - prints it in place of the report"),
 )  # fmt: skip
-
-
-OF_ONE = ("operations", "neighbours")  # about one configuration, as a table along an option is not
-NOT_REPRODUCED = ("gpu", *OF_ONE, "sweep", "tokens", "price", "network")
-
-
-def check_own(flags: SimpleNamespace, rest: Sequence[str] = ()) -> SimpleNamespace:
-    """Return the plan's own flags with their numbers as numbers. Raises one InputError with all that is wrong.
-
-    rest: the words that are train.py's.
-    """
-    problems = []
-    for name, unit, least in (("tokens", "tokens", 1), ("price", "USD", 0), ("network", "Gbit/s", 1e-9)):
-        if (text := getattr(flags, name)) is not None:
-            value = _number(text)
-            if value is None or value < least:
-                problems.append(f"--{name} {show_value(text)}: must be a number of {unit}, {_at_least(least)}")
-            setattr(flags, name, value)
-    if flags.picture and not flags.sweep:
-        problems.append(f"--picture {flags.picture}: goes with --sweep alone; add it, as in --sweep devices=1,2,4,8")
-    if flags.sweep:
-        problems += [f"--{name}: does not go with --sweep; leave one out" for name in OF_ONE if getattr(flags, name)]
-    own = [f"--{name}" for name in NOT_REPRODUCED if getattr(flags, name) not in (None, False)]
-    if flags.reproductions and (own or rest):
-        problems.append(f"--reproductions: takes llm.c's launches as they are; leave out {' '.join((*own, *rest))}")
-    raise_problems(problems)
-    return flags
-
-
-def _number(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None
-
-
-def _at_least(least: float) -> str:
-    return "above 0" if 0 < least < 1 else f"at least {least:g}"
 
 
 def help_text() -> str:

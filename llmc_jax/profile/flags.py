@@ -5,7 +5,7 @@ Leaves out what they lead to (modes.py).
 
 from llmc_jax.base.commands import typed
 from llmc_jax.base.kit import help_page
-from llmc_jax.config.flags import own
+from llmc_jax.base.options import own
 
 OWN = (
     own("--steps", "N", 10, "steps to time, after two that are not counted"),

@@ -11,6 +11,7 @@ from llmc_jax.base.commands import typed
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import check_output, reason, write_atomic
 from llmc_jax.base.kit import command_line
+from llmc_jax.base.options import own
 from llmc_jax.base.parsers import Parser
 from llmc_jax.base.streams import escaped
 from llmc_jax.logs.files import MAIN_LOG, METRICS, REPORT
@@ -25,6 +26,16 @@ Write one self-contained page about a run, or about several over each other: cur
 A RUN is a run folder, its metrics.jsonl, a folder of run folders, a main.log of llm.c, or a file with what a trainer
 printed: train.py, llm.c's trainers, its train_gpt2.py, nanoGPT's train.py. The page of one folder is report.html in
 it; of several runs, or of a file, report.html in the current folder. docs/report.md says more."""
+OPTIONS = (
+    own("runs", "RUN...", None, "what the page shows"),
+    own("-o --output", "FILE", None, "write the page to FILE (*.html)", type=Path),
+    own("--png", "FILE", None, "draw the curves into FILE (*.png) too", type=Path),
+    own("--csv", "FILE", None, "write all points of all curves to FILE (*.csv) too", type=Path),
+    own("--json", "FILE", None, "write what the page shows to FILE (*.json) too", type=Path),
+    own("--name", "A,B", None, "names of the runs, in their order, with commas between"),
+    own("--title", "TEXT", "", "title of the page [the names]"),
+    own("--quiet", "", False, "print nothing but errors"),
+)
 
 
 def make_parser() -> Parser:
@@ -35,14 +46,7 @@ def make_parser() -> Parser:
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="what the page shows")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the page to FILE (*.html)")
-    parser.add_argument("--png", type=Path, metavar="FILE", help="draw the curves into FILE (*.png) too")
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="write all points of all curves to FILE (*.csv) too")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write what the page shows to FILE (*.json) too")
-    parser.add_argument("--name", metavar="A,B", help="names of the runs, in their order, with commas between")
-    parser.add_argument("--title", default="", metavar="TEXT", help="title of the page [the names]")
-    parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    parser.add(OPTIONS)
     return parser
 
 

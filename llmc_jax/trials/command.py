@@ -5,15 +5,18 @@ import textwrap
 from llmc_jax.base.commands import typed
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.kit import command_line, help_page
-from llmc_jax.config.flags import own, take_own
+from llmc_jax.base.options import own
+from llmc_jax.config.flags import take_own
 
-ACTIONS = ("--report", "--measure", "--clear")
+ACTIONS = "report measure clear"
 OWN = (
-    own("--report", "", False, "the same as Markdown, with the versions: what a bug report needs"),
+    own("--report", "", False, "the same as Markdown, with the versions: what a bug report needs",
+        excludes=ACTIONS),
     own("--measure", "", False, "measure again, for the run that flags of train.py describe (-e -b -t --dtype -r "
-        "--kernels …)"),
+        "--kernels …)", excludes=ACTIONS),
     own("--seconds", "N", 600, "with --measure: how long that may take"),  # it is in no hurry
-    own("--clear", "", False, "forget all of it, and the programs that were compiled: new runs compile theirs anew"),
+    own("--clear", "", False, "forget all of it, and the programs that were compiled: new runs compile theirs anew",
+        excludes=ACTIONS),
 )  # fmt: skip
 ABOUT = (
     "Shows which kernels are correct on this machine's GPUs, how fast they are, and which run. train.py measures it "
@@ -29,9 +32,6 @@ def main(words: list[str]) -> None:
         print(help_page(typed("kernels"), ABOUT, OWN, EXAMPLES))
         return
     given, rest = take_own(words, OWN)
-    actions = [flag for flag in ACTIONS if getattr(given, flag[2:])]
-    if len(actions) > 1:
-        raise InputError(f"{actions[0]} and {actions[1]}: only one of them at a time")
     if rest and not given.measure:
         raise InputError(f"{rest[0]}: goes with --measure alone")
     from llmc_jax.trials import known, shown  # here, because --help does without JAX

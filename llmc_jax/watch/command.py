@@ -3,7 +3,6 @@
 Exit status: 0 it was shown; 2 bad input; 130 ended by Ctrl-C.
 """
 
-import argparse
 import os
 import sys
 import time
@@ -13,7 +12,8 @@ from typing import TYPE_CHECKING
 from llmc_jax.base.commands import typed
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.kit import command_line, print_json
-from llmc_jax.base.parsers import Parser, add_json
+from llmc_jax.base.options import Check, own
+from llmc_jax.base.parsers import JSON, Parser
 from llmc_jax.base.streams import print_error
 
 if TYPE_CHECKING:
@@ -24,6 +24,15 @@ Show a run while it trains: progress, time left, losses, the last sample, events
 reads, so it may be started and ended at any time, by anybody who may read the folder, on any machine that sees it.
 A pipe, a file and a terminal without control sequences get the view once; so does a run that has ended.
 """
+OPTIONS = (
+    own("path", "RUN", None, "a run folder, or a folder of them: a table, the newest first"),
+    own("which", "[WHICH]", None, "of a folder of runs: this one, by its name or its number in the table"),
+    own("--once", "", False, "print the view once, as plain lines"),
+    own("--wait", "", False, "wait for a run that has not begun"),
+    own("--every", "SECONDS", 1.0, "between two looks (default 1)",
+        check=Check(lambda value: 0.1 <= value <= 3600, "from 0.1 to 3600")),
+    JSON,
+)  # fmt: skip
 KEYS = "Keys: q quits, or leads back to the table; 1 to 9 open a run of the table."
 
 
@@ -31,25 +40,8 @@ def make_parser() -> Parser:
     """Return the parser."""
     shown = (("runs/plays", "a run while it trains"), ("runs", "a table of the runs in a folder"))
     parser = Parser(prog=typed("watch"), description=DESCRIPTION, epilog=KEYS, shown=shown)
-    parser.add_argument("path", type=Path, metavar="RUN", help="a run folder, or a folder of them: a table, the newest "
-        "first")  # fmt: skip
-    parser.add_argument("which", nargs="?", metavar="WHICH", help="of a folder of runs: this one, by its name or its "
-        "number in the table")  # fmt: skip
-    parser.add_argument("--once", action="store_true", help="print the view once, as plain lines")
-    parser.add_argument("--wait", action="store_true", help="wait for a run that has not begun")
-    parser.add_argument("--every", type=_seconds, default=1.0, metavar="SECONDS", help="between two looks (default 1)")
-    add_json(parser)
+    parser.add(OPTIONS)
     return parser
-
-
-def _seconds(word: str) -> float:
-    try:
-        value = float(word)
-    except ValueError:
-        value = 0.0
-    if not 0.1 <= value <= 3600:
-        raise argparse.ArgumentTypeError(f"{word!r}: give seconds from 0.1 to 3600")
-    return value
 
 
 @command_line("watch")

@@ -49,7 +49,7 @@ def test_nothing_is_known(cache: Path, capsys: pytest.CaptureFixture[str]) -> No
     [
         (["--measure"], "no NVIDIA GPU"),
         (["--measure", "--seconds", "0"], "--seconds 0"),
-        (["--measure", "--clear"], "--measure and --clear"),
+        (["--measure", "--clear"], "--clear and --measure"),
         (["-b", "4"], "-b: goes with --measure"),
         (["--measure", "-b", "x"], "-b x"),
         (["--measure", "-i", "x.bin"], "-i"),
