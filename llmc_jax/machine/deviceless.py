@@ -137,9 +137,9 @@ def compile_for(
 ) -> Program:
     """Compile a jitted function to machine code for a GPU that is not there.
 
-    arguments: as in `lower_for`. Without `mesh` the program runs on one GPU. mesh: several,
-    from `gpu_mesh`; specs: for each argument the PartitionSpec of its arrays, or a tree of them like the argument.
-    compiler_options: XLA's, as an Execution has them.
+    arguments: as in `lower_for`. Without `mesh` the program runs on one GPU. mesh: several, from `gpu_mesh`; specs: for
+    each argument the PartitionSpec of its arrays, or a tree of them like the argument. compiler_options: XLA's, as an
+    Execution has them.
     Memory is that of one GPU. XLA chooses its matrix products without measuring, so the workspace they need on a real
     GPU, a few MiB, is not in it.
 
