@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from llmc_jax.data.tokenfile import write_token_file
+from tests.drawing import Beside
 
 # Interpreted kernels of several warpgroups need more threads than a small machine has cores (mosaic.py), or wait for
 # ever. XLA splits sums among its threads: with as many everywhere the bits are the same. Read when JAX begins.
@@ -70,6 +71,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LLMC_JAX_CACHE", str(cache))
         patch.setenv("LLMC_JAX_REPORT", "0")  # a page of each run would be half a second for nothing
+        patch.setattr(Beside, "_begun", lambda _: None)  # and the process that draws its picture two
         yield
 
 
@@ -89,12 +91,9 @@ def quick_compilation() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def nothing_lasts() -> Iterator[None]:
-    """Nothing here outlives the machine: what is written need not reach the disk. No picture is drawn."""
-    from llmc_jax.run.beside import Beside  # here, because some tests do without JAX
-
+    """Nothing here outlives the machine: what is written need not reach the disk."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)
-        patch.setattr(Beside, "_begun", lambda _: None)
         yield
 
 

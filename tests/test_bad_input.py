@@ -23,7 +23,6 @@ from llmc_jax.data.tokenizers import bytes_tokenizer, write_tokenizer_bin
 from llmc_jax.models.gpt2.init import random_parameters
 from llmc_jax.models.gpt2.tensors import tensor_specs
 from llmc_jax.run import begin, inputs
-from llmc_jax.run.beside import Beside
 from llmc_jax.run.command import main
 from tests.metrics import read_metrics
 
@@ -59,7 +58,6 @@ def bench(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Bench:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(Beside, "_begun", lambda _: None)
     Path("train.bin").write_bytes(tokens.train.read_bytes())
     Path("val.bin").write_bytes(tokens.val.read_bytes())
     Path("model.bin").write_bytes(model_bytes)

@@ -272,7 +272,6 @@ def record(folder: Path, name: str, start: Copy | None = None, until: str = "", 
 
     recorder = Recorder(base, run, folder / name / "aside", wanted)
     with pytest.MonkeyPatch.context() as patch, recorder.recording():
-        patch.setattr(Beside, "_begun", lambda _: None)
         patch.setattr(Beside, "finish", finish)
         ended = trained([*words(folder, run), *more])
     assert ended.status == 0, ended

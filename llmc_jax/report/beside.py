@@ -46,7 +46,7 @@ def write(name: str, request: Request) -> None:
     else:
         from llmc_jax.report import command
 
-        command.run(command.make_parser().parse_args(["--quiet", request.folder]))
+        command.run(["--quiet", request.folder])
 
 
 def problem_of(name: str, request: Request) -> str:

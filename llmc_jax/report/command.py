@@ -50,8 +50,7 @@ def make_parser() -> Parser:
     return parser
 
 
-@command_line("report")
-def main(words: list[str]) -> None:
+def run(words: list[str]) -> None:
     """Read the runs, write the files, say where they are. Bad input is told before anything is written."""
     args = make_parser().parse_args(words)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy starts threads when it is imported, of no use here
@@ -69,6 +68,9 @@ def main(words: list[str]) -> None:
     if not args.quiet:
         for line in result(content, written, len(document)):
             print(escaped(line))
+
+
+main = command_line("report")(run)
 
 
 def write_others(args: argparse.Namespace, runs: Sequence[Any], content: Any) -> Iterator[Path]:

@@ -17,6 +17,7 @@ from llmc_jax.report.command import MARK
 from llmc_jax.run import beside
 from llmc_jax.run.beside import Beside
 from llmc_jax.run.command import main
+from tests.drawing import drawing
 from tests.logs.test_picture import metrics_of
 from tests.run.test_loop import tiny_flags
 
@@ -59,7 +60,8 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     monkeypatch.setenv(beside.SWITCH, "1")
     monkeypatch.setenv("PYTHONPATH", str(modules))
     monkeypatch.setattr(beside, "AT_END", 60.0)
-    yield Bench(folder, modules, [], monkeypatch)
+    with drawing():
+        yield Bench(folder, modules, [], monkeypatch)
 
 
 def test_both_are_written_again_and_again_and_at_the_end(bench: Bench) -> None:

@@ -45,6 +45,7 @@ from llmc_jax.run.command import main
 from llmc_jax.run.state import Progress
 from llmc_jax.training.step import Metrics, evaluate_loss
 from llmc_jax.trials import here
+from tests.drawing import drawing
 from tests.metrics import read_metrics
 from tests.same_run import Result
 
@@ -183,7 +184,7 @@ def full_run(tokens: Any, tmp_path_factory: pytest.TempPathFactory) -> Result:
     """A run in which everything happens: validation, samples, checkpoints, a picture. Many tests look at it."""
     folder = tmp_path_factory.mktemp("full") / "new" / "run"
     argv = [str(word) for word in (*tiny_flags(tokens), *FULL, "-o", folder)]
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as out:
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as out, drawing():
         patch.setattr(sys, "argv", ["train.py", *argv])
         done = main(argv)
     return Result(done, folder, out.getvalue(), "")
