@@ -12,12 +12,15 @@ from llmc_jax.base.commands import program_name, typed
 from llmc_jax.base.errors import ExitCode
 from llmc_jax.base.files import check_output, plain, write_atomic
 from llmc_jax.base.kit import exit_status
+from llmc_jax.base.options import own
 from llmc_jax.base.parsers import Parser, commands_line
 from llmc_jax.base.streams import print_error
 from llmc_jax.compare import checkpoints, debug_state, live, logs
 from llmc_jax.machine.jax_setup import settle
 
 SCREEN = "-"  # --json without a file: the JSON takes the tables' place on standard output
+JSON = own("--json", "[FILE]", None, "write the result as JSON to FILE (*.json); without FILE to the screen, in place "
+           "of the tables", alone=SCREEN)  # fmt: skip
 DIFFERS = 4  # exit status: what was compared does not agree
 
 # Each has add_arguments(parser) and run(args, show), which tells whether the two sides agree, and the result for JSON.
@@ -56,14 +59,7 @@ def make_parser() -> Parser:
     for name, (module, words) in COMMANDS.items():
         command = commands.add_parser(name, help=words, formatter_class=argparse.RawDescriptionHelpFormatter)
         module.add_arguments(command)
-        command.add_argument(
-            "--json",
-            nargs="?",
-            type="path",
-            const=SCREEN,
-            metavar="FILE",
-            help="write the result as JSON to FILE (*.json); without FILE to the screen, in place of the tables",
-        )
+        command.add([JSON])
         command.set_defaults(run=_run)
     return parser
 

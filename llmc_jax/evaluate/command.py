@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from llmc_jax.base.errors import ExitCode, InputError
 from llmc_jax.base.files import expanded, matching, plain, refuse_irregular, write_atomic
 from llmc_jax.base.kit import command_line, print_json
+from llmc_jax.base.pictures import check_picture, short_names
 from llmc_jax.base.progress import show_progress
 from llmc_jax.evaluate.flags import USUAL_ROWS, parse
 from llmc_jax.generate.command import model_facts, say, say_model
+from llmc_jax.machine.device import describe_device
 from llmc_jax.machine.jax_setup import configure, settle
 
 FULL_MEMORY = "compute fewer rows at a time (-b 1 is the least), lower -t, or write --dtype bf16"
@@ -64,8 +66,6 @@ def main(words: Sequence[str]) -> int:
 def _check_files(flags: argparse.Namespace) -> None:
     """Check that what will be written can be, before anything is computed. Raises InputError."""
     if flags.picture is not None:
-        from llmc_jax.base.pictures import check_picture
-
         check_picture(flags.picture, "--picture")
     for name in ("picture", "items"):
         if (path := getattr(flags, name)) is None:
@@ -143,8 +143,6 @@ def note_missing(flags: argparse.Namespace, asked: Asked) -> None:
 
 def number_of_devices(asked: int) -> int:
     """Return how many devices compute: as many as were asked for; 0: all GPUs, or the CPU. Raises InputError."""
-    from llmc_jax.machine.device import describe_device
-
     device = describe_device()
     if asked > device.num_devices:
         raise InputError(f"--devices {asked}: this machine has {device.num_devices}; take as many or fewer")
@@ -202,7 +200,6 @@ def show(flags: argparse.Namespace, asked: Asked, found: Evaluated) -> None:
     if flags.items is not None:
         write_items(flags, asked, found)
     if flags.picture is not None:
-        from llmc_jax.base.pictures import short_names
         from llmc_jax.evaluate.picture import draw_positions
 
         texts = [subject for subject in shown if subject.kind != "task"]
@@ -228,10 +225,9 @@ def legend(names: Sequence[str]) -> list[str]:
 def side_by_side(asked: Asked, found: Evaluated) -> list["Subject"]:
     """Return by subject what each model makes of it."""
     from llmc_jax.evaluate.report import Subject
-
-    columns = zip(*found.results, strict=True)
     from llmc_jax.evaluate.subjects import Questions
 
+    columns = zip(*found.results, strict=True)
     names = [own.name for own in asked.subjects[0]]
     words = [
         f"{own.name}={own.file}" if isinstance(own, Questions) and names.count(own.name) > 1 else own.name

@@ -7,7 +7,7 @@ from llmc_jax.base.errors import InputError
 from llmc_jax.base.options import own
 from llmc_jax.base.parsers import Parser
 from llmc_jax.config.train import TrainConfig
-from llmc_jax.generate.asking import MODEL, asking_parser
+from llmc_jax.generate.flags import MODEL, asking_parser
 
 MOST_CHECKPOINTS = 26  # each has a letter
 MOST_DEVICES = 256  # a CPU pretends to have as many as are asked for, and takes minutes to make very many

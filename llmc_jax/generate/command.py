@@ -10,6 +10,7 @@ import select
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from shutil import get_terminal_size
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
@@ -17,10 +18,12 @@ from llmc_jax.base.errors import ExitCode, InputError
 from llmc_jax.base.files import cache_folder, plain, refusing
 from llmc_jax.base.kit import command_line, print_json
 from llmc_jax.base.options import show_value
+from llmc_jax.base.pictures import check_picture
 from llmc_jax.base.streams import print_error
 from llmc_jax.base.text import wrapped
 from llmc_jax.data.documents import read_text
 from llmc_jax.generate.flags import LONGEST_NUMBER, STANDARD_INPUT, parse
+from llmc_jax.machine.device import describe_device, device_label
 from llmc_jax.machine.jax_setup import configure, settle
 
 if TYPE_CHECKING:
@@ -44,8 +47,6 @@ def main(words: Sequence[str]) -> int:
 
     sampling.check(sampling_of(asked))  # before a large model is read
     if asked.attention is not None:
-        from llmc_jax.base.pictures import check_picture
-
         check_picture(asked.attention, "--attention")
     model = open_model(
         asked.checkpoint, dtype=asked.dtype, tokenizer=asked.tokenizer, attention=asked.model_attention,
@@ -146,7 +147,6 @@ def prompt_ids(model: "Model", written: Written) -> tuple[int, ...]:
 def say_model(model: "Model") -> None:
     """Say what a model is, in one line, and what is odd about it; when all that was asked has been checked."""
     from llmc_jax.checkpoint.convert import KINDS
-    from llmc_jax.machine.device import describe_device, device_label
     from llmc_jax.models.gpt2.tensors import num_parameters
 
     c, step = model.config, "" if model.step is None else f", step {model.step}"
@@ -164,9 +164,6 @@ def say_model(model: "Model") -> None:
 
 def model_facts(model: "Model") -> dict[str, Any]:
     """Return what a model is, for JSON."""
-    from dataclasses import asdict
-
-    from llmc_jax.machine.device import describe_device, device_label
     from llmc_jax.models.gpt2.tensors import num_parameters
 
     return {

@@ -1,12 +1,13 @@
-"""The flags of `llmc-jax generate`, and which of them exclude each other. Leaves out what they do."""
+"""The flags of `llmc-jax generate`, and what evaluate shares with it: the model's. Leaves out what they do."""
 
 import argparse
 from collections.abc import Sequence
 
+from llmc_jax.base.commands import typed
 from llmc_jax.base.errors import InputError, raise_problems
 from llmc_jax.base.options import own, problems_together
 from llmc_jax.base.parsers import Parser
-from llmc_jax.generate.asking import MODEL, asking_parser
+from llmc_jax.checkpoint.llmc import V2_ORDERS
 
 STANDARD_INPUT = "-"
 LONGEST_NUMBER = 18  # digits; Python refuses to read very many
@@ -67,7 +68,33 @@ QUESTIONS = (
     own("--llmc", "", False, "draw as llm.c does while it trains, with its random numbers",
         excludes=f"{MODES} {PROMPTS} {FILTERS} temperature repetition_penalty greedy samples stop exact ignore_end"),
 )  # fmt: skip
+# How a checkpoint is opened.
+MODEL = (
+    own("--dtype", "auto|fp32|bf16|fp16", "auto", "compute in (default auto: bf16 on a GPU, else fp32)"),
+    own("--tokenizer", "SPEC", "auto", "bytes, gpt2, llama3, none or the path of a tokenizer file or a folder of "
+        "Hugging Face's (default auto: a model's own, as far as it is known)"),
+    own("--model-attention", "auto|softmax|relu", "auto",
+        "what it was trained with (default auto: as its training state says, else softmax)"),
+    own("--step", "N", None, "of a folder with several training states: this one, not the newest", 0),
+    own("--v2-order", "|".join(V2_ORDERS), "auto",
+        "of llm.c's model files of version 2, as for convert_checkpoint.py"),
+)  # fmt: skip
 OPTIONS = (*CHECKPOINT, *TEXT, *SAMPLING, *QUESTIONS, *MODEL)
+
+
+def asking_parser(name: str, usage: str, description: str, shown: Sequence[tuple[str, str]]) -> Parser:
+    """Return the parser of a command that asks a trained model, without flags.
+
+    usage: what follows its name. shown: examples.
+    """
+    program = typed(name)
+    return Parser(
+        prog=program,
+        usage=f"{program} {usage}",
+        description=description,
+        shown=shown,
+        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=30, width=100),
+    )
 
 
 def make_parser() -> Parser:

@@ -11,9 +11,11 @@ from llmc_jax.base.commands import program_name
 from llmc_jax.base.errors import ExitCode, InputError
 from llmc_jax.base.files import check_output, plain, write_atomic
 from llmc_jax.base.kit import command_line, print_json
+from llmc_jax.base.pictures import check_picture
 from llmc_jax.config.flags import take_own
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.machine.jax_setup import settle
+from llmc_jax.plan.asked import asked_config
 from llmc_jax.plan.flags import OWN, STDOUT, help_text
 
 if TYPE_CHECKING:
@@ -45,8 +47,6 @@ def main(words: list[str]) -> int:
 def _check_files(own: SimpleNamespace) -> None:
     """Check that --json and --picture can be written, before anything is computed. Raises InputError."""
     if own.picture:
-        from llmc_jax.base.pictures import check_picture
-
         check_picture(own.picture, "--picture")
     for name in ("json", "picture"):
         if (path := getattr(own, name)) not in (None, STDOUT):
@@ -63,7 +63,6 @@ def _answer(words: list[str], own: SimpleNamespace) -> None:
     """Print the answer to one configuration, and its neighbours where they are asked for."""
     from llmc_jax.plan import report
     from llmc_jax.plan.answer import answer, as_json
-    from llmc_jax.plan.asked import asked_config
     from llmc_jax.plan.planner import place_named
 
     config = asked_config(words)
@@ -91,7 +90,6 @@ def _say(words: str) -> None:
 def _sweep(words: list[str], own: SimpleNamespace) -> None:
     """Print the table of --sweep, and draw it where --picture says so."""
     from llmc_jax.plan import near
-    from llmc_jax.plan.asked import asked_config
     from llmc_jax.plan.neighbours import parse_sweep, swept
 
     sweep, config = parse_sweep(own.sweep), asked_config(words)

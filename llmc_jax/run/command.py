@@ -15,12 +15,14 @@ from pathlib import Path
 
 from llmc_jax.base.commands import COMMAND, in_environment, typed
 from llmc_jax.base.errors import EXIT_MEANINGS, InputError
+from llmc_jax.base.files import read_json_object
 from llmc_jax.base.kit import WIDTH, command_line, examples, option_lines, two_columns
 from llmc_jax.base.options import Option, show_value
 from llmc_jax.config.checks import validate
 from llmc_jax.config.flags import SHOW_ALONE, Given, given_options
 from llmc_jax.config.presets import PRESETS
 from llmc_jax.config.train import AUTO_BATCH, BY_NAME, OPTIONS, TrainConfig, differing
+from llmc_jax.logs.files import LARGEST, config_file
 
 FLAG_COLUMN = 36
 SHOWN = (OPTIONS[0], *SHOW_ALONE, *OPTIONS[1:])
@@ -68,9 +70,6 @@ def continued(given: Given) -> tuple[TrainConfig, list[str]]:
     config = given.config
     if not config.reuse or not config.output_dir:
         return config, []
-    from llmc_jax.base.files import read_json_object  # here, because few command lines need them
-    from llmc_jax.logs.files import LARGEST, config_file
-
     place = config_file(Path(config.output_dir))
     stored = None if place is None else read_json_object(place, LARGEST).get("options")
     if place is None or not isinstance(stored, Mapping):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from llmc_jax.base.commands import typed
 from llmc_jax.base.errors import InputError
+from llmc_jax.base.files import plain
 from llmc_jax.base.kit import command_line, print_json
 from llmc_jax.base.options import Check, own
 from llmc_jax.base.parsers import JSON, Parser
@@ -100,7 +101,6 @@ def _wait_for(path: Path, every: float) -> None:
 
 
 def _as_json(page: "RunPage | ShelfPage") -> object:
-    from llmc_jax.base.files import plain
     from llmc_jax.watch.live import RunPage, look_all, state_fields
 
     look_all(page)
