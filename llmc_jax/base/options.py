@@ -284,6 +284,7 @@ def own(flags: str, value: str, default: Any, meaning: str, least: float | None 
         "group": "", "meaning": meaning, "value": value, "check": None if least is None else at_least(least),
         "choices": tuple(map(kind, called.split("|"))) if "|" in called else (), "switch": kind is bool,
         "is_path": called in PATHS,
+        "most": 2**63 - 1,
     }  # fmt: skip
     return Option(**{**about, **more})
 
