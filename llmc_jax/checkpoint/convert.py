@@ -209,7 +209,7 @@ def _extra_lines(source: Source) -> Iterator[str]:
             f"{place['current_shard_idx']}, sample {place['current_sample_idx']}"
         )
     if source.kind == "state":
-        yield f"what else it holds: llmc-jax checkpoint show {quoted(source.path)}"
+        yield f"what else it holds: {typed('checkpoint')} show {quoted(source.path)}"
 
 
 def _inspection(source: Source, passage: Passage, rows: list[Row]) -> dict[str, Any]:

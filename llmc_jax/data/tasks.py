@@ -13,6 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from llmc_jax.base.commands import typed
 from llmc_jax.base.errors import InputError
 from llmc_jax.data.evalfile import is_eval_file, read_eval_file
 from llmc_jax.data.items import Item
@@ -231,7 +232,7 @@ def read_items(
     path, found = Path(path), TASKS[task]
     limit = None if limit is None else min(limit, sys.maxsize)  # no slice goes further
     if not path.exists():
-        raise InputError(f"{path}: no such file; `llmc-jax data {found.file.parent.name}` gets {found.title}")
+        raise InputError(f"{path}: no such file; `{typed('data')} {found.file.parent.name}` gets {found.title}")
     if is_eval_file(path):
         if found.greedy:
             raise InputError(f"{path}: is llm.c's evaluation file, of questions with 4 answers; {task} has one")

@@ -18,6 +18,7 @@ from typing import IO, Any, Literal, NamedTuple, Self
 import numpy as np
 
 from llmc_jax.base import magics
+from llmc_jax.base.commands import typed
 from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.base.files import complete_file, leads_to, matching, quoted, reason, refusing
 
@@ -282,7 +283,7 @@ def expand_pattern(pattern: str | Path, flag: str) -> list[Path]:
         return [Path(name) for name in names]
     folder = os.path.dirname(pattern)
     if name := next((found.expand(name) for shape, name in MADE_BY if (found := re.search(shape, pattern))), None):
-        advice = f"get it with `llmc-jax data {name}`"
+        advice = f"get it with `{typed('data')} {name}`"
     elif folder and not glob.has_magic(folder) and not os.path.isdir(folder):
         advice = f"there is no folder {folder!r}; check the path, or {MAKE_ONE}"
     else:

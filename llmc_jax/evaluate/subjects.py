@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from llmc_jax.base.commands import typed
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import expanded, refusing
 from llmc_jax.checkpoint.source import Source
@@ -146,7 +147,7 @@ def text_of_file(reader: Reader, path: str, cut: Cut) -> Text:
 
 def _encoded(tokenizer: Tokenizer, path: str) -> np.ndarray:
     with refusing(f"--text {path}: cannot be read", "check the path"), open(path, "rb") as file:
-        advice = "make token files of it with `llmc-jax data prepare`, and give them by --data"
+        advice = f"make token files of it with `{typed('data')} prepare`, and give them by --data"
         content = read_text(file, f"--text {path}", advice)
     if not content:
         raise InputError(f"--text {path}: is empty; give a file of text")

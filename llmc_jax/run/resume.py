@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from llmc_jax import cluster
+from llmc_jax.base.commands import typed
 from llmc_jax.base.errors import FormatError, InputError, naming
 from llmc_jax.base.files import quoted, read_json_object
 from llmc_jax.base.options import show_value
@@ -86,7 +87,7 @@ def _refuse_without(run: Path) -> None:
     """Raise InputError where a run folder without a good checkpoint holds what would be lost, or what is no run."""
     if store.steps(run):
         raise InputError(
-            f"-y 1: no checkpoint in {run} is good (`llmc-jax checkpoint verify {quoted(run)}` lists "
+            f"-y 1: no checkpoint in {run} is good (`{typed('checkpoint')} verify {quoted(run)}` lists "
             "what is wrong with each); to begin anew give another -o"
         )
     if any(run.glob("state_*_*.bin")):

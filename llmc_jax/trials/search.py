@@ -8,6 +8,7 @@ the clock.
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
+from llmc_jax.base.commands import typed
 from llmc_jax.kernels import GROUPS, Finding, Findings, Variant, choice
 from llmc_jax.machine.compiling import Options
 from llmc_jax.trials import candidates
@@ -61,7 +62,7 @@ def search(how: Search, seconds: float, known: Findings) -> Findings:
     if not left or not whole.complete:
         return whole
     go_on = any(each.variant == DEFAULT for each in left) and known.starts < STARTS
-    then = "the next start goes on" if go_on else "llmc-jax kernels --measure tries them"
+    then = "the next start goes on" if go_on else f"{typed('kernels')} --measure tries them"
     return _told(how, whole._replace(complete=not go_on), f"{len(left)} of {len(listed)} not tried yet; {then}")
 
 

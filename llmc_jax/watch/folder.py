@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from rich.text import Text
 
 from llmc_jax.base import text
+from llmc_jax.base.commands import typed
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import reason
 from llmc_jax.base.numbers import number as figure
@@ -47,7 +48,7 @@ def absent(path: Path) -> InputError:
     if not path.exists():
         return InputError(f"{path}: there is no such folder; {advice}")
     if path.is_dir() and (path / MAIN_LOG).is_file():
-        advice = f"of {MAIN_LOG} alone, llmc-jax report makes a page"
+        advice = f"of {MAIN_LOG} alone, {typed('report')} makes a page"
     return InputError(f"{path}: holds no run (no {METRICS}); {advice}")
 
 
