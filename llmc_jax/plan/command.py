@@ -95,9 +95,7 @@ def _sweep(words: list[str], own: SimpleNamespace) -> None:
     sweep, config = parse_sweep(own.sweep), asked_config(words)
     rows = swept(config, own.gpu, sweep, _wishes(own))
     if own.picture:
-        from llmc_jax.plan.near import draw_sweep, title_of
-
-        draw_sweep(rows, Path(own.picture), title_of(sweep.name, config.model, own.gpu))
+        near.draw_sweep(rows, Path(own.picture), near.title_of(sweep.name, config.model, own.gpu))
     _write(own.json, {"sweep": rows})
     if own.json != STDOUT:
         print(near.rows_table(rows))
