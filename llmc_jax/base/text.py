@@ -65,7 +65,8 @@ def table(
         max(needed(least), min(needed(widths), width or needed(widths))),
     )
     if gone:
-        lines += ["", wrapped(f"no room for: {', '.join(gone)}; a wider terminal or a pipe shows them", width)]
+        notice = f"hidden at this width: {', '.join(gone)}; widen the terminal or use a pipe to see them"
+        lines += ["", wrapped(notice, width)]
     return "\n".join(lines).rstrip()
 
 

@@ -109,7 +109,7 @@ def differences_in_shape(a: ModelConfig, b: ModelConfig) -> list[str]:
     """Return one line that names the fields in which two models differ, or none."""
     pairs = {name: (ours, getattr(b, name)) for name, ours in vars(a).items()}
     other = [f"{name} {ours} and {theirs}" for name, (ours, theirs) in pairs.items() if ours != theirs]
-    return [f"the models differ: {', '.join(other)} (of A and of B)"] if other else []
+    return [f"the models differ: {', '.join(other)} (A and B)"] if other else []
 
 
 def _groups_apart(a: Source, b: Source) -> list[str]:
@@ -147,7 +147,7 @@ def _cells(row: Row) -> list[str]:
     found, shapes, nothing = row.found, dict.fromkeys(map(index_text, row.shapes)), [""] * 9
     start = [WORDS[row.group], row.name, " and ".join(shapes)]
     if found is None:
-        return [*start, *nothing, "OTHER SHAPE"]
+        return [*start, *nothing, "SHAPE DIFFERS"]
     if found.same_bits:
         return [*start, *nothing, "same bits"]
     counts = [f"{found.differing_values:,}", f"{found.differing_bits:,}", _ranges(row.layers)]
@@ -171,11 +171,11 @@ def verdict(rows: Sequence[Row], notes: Sequence[str], tolerance: float | None) 
         how = "have the same bits" if same else f"agree within {tolerance:g}; not all bits are the same"
         return f"All {len(rows)} tensors {how}."
     compared = [row.found for row in other if row.found is not None]
-    how = "have other bits" if tolerance is None else f"differ by more than {tolerance:g}"
+    how = "differ" if tolerance is None else f"differ by more than {tolerance:g}"
     values = sum(found.differing_values for found in compared)
     words = f"{len(compared)} of {len(rows)} tensors {how} ({values:,} values)" if compared else ""
     unlike = len(other) - len(compared)
-    shapes = f"{unlike} of {len(rows)} have another shape and are not compared" if unlike else ""
+    shapes = f"{unlike} of {len(rows)} differ in shape and are not compared" if unlike else ""
     return "; ".join(filter(None, (words, shapes))) + "."
 
 

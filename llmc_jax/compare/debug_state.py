@@ -182,7 +182,7 @@ def _headline(args: argparse.Namespace, source: Source, state: DebugState, plan:
         f"model  {args.model}: {source.kind}, {source.dtype}, L={c.num_layers} NH={c.num_heads} C={c.channels} "
         f"V={c.vocab_size}",
         f"state  {args.state}: B={B} T={T}",
-        f"ours   {plan.dtype} {'' if args.dtype else '(as the weights; --dtype says otherwise) '}on {device}, "
+        f"ours   {plan.dtype} {'' if args.dtype else '(dtype of the weights; --dtype changes it) '}on {device}, "
         + ("XLA alone" if {choice.by for choice in plan.choices} == {"xla"} else runs),
         *(f"warning: {line}" for line in source.warnings),
         "",
@@ -283,9 +283,9 @@ def _verdict(found: dict[str, Difference], first: dict[str, Any] | None, test: s
     if first["not_finite"]:
         lines.append(f"{first['not_finite']:,} of its values are NaN or infinite on at least one side.")
     if first["name"] == "logits":
-        lines.append("So the forward pass differs, and the gradients with it.")
+        lines.append("The forward pass already differs, and so do the gradients.")
     if not against:
-        lines.append("With the other side's values in a folder, --against FOLDER names the operation.")
+        lines.append("Given a folder of the other side's values, --against FOLDER names the operation.")
     return "\n".join(lines)
 
 
@@ -313,12 +313,12 @@ def _compare_values(
     found = list(activations.steps(model, values, folder.values, tolerance))
     first = activations.first_step(found)
     lines = [f"\n{args.against}: {len(found)} values, {folder.dtype}"]
-    lines += [f"warning: {args.against / name}.npy: not the name of a value; left out" for name in folder.ignored[:8]]
+    lines += [f"warning: {args.against / name}.npy: not the name of a value; ignored" for name in folder.ignored[:8]]
     chosen = range(len(found)) if args.all else _telling(found, first)
     lines += ["", _values_table([found[at] for at in chosen])]
     left_out = len(found) - len(chosen)
     if left_out:
-        lines.append(f"({left_out} more, {'which --all prints' if first is None else 'some of which fail; see --all'})")
+        lines.append(f"({left_out} more{'' if first is None else ', some of which fail'}; --all prints them)")
     lines += ["", _first_words(found, first, tolerance)]
     show("\n".join(lines))
     return {
@@ -340,12 +340,12 @@ def _telling(found: "list[Step]", first: int | None) -> list[int]:
 
 
 def _values_table(found: "list[Step]") -> str:
-    headings = ["value", "operation", "in total", "made there", "largest error", "worst at", "ours", "theirs",
+    headings = ["value", "operation", "in total", "local error", "largest error", "worst at", "ours", "theirs",
                 "verdict"]  # fmt: skip
     rows = []
     for step in found:
         largest, _, total, *where = cells(step.total)
-        verdict = "MADE HERE" if not step.local.agrees else "ok" if step.total.agrees else "passed on"
+        verdict = "LOCAL ERROR" if not step.local.agrees else "ok" if step.total.agrees else "propagated"
         if step.total.not_finite:
             verdict += f", {step.total.not_finite:,} NaN or infinite"
         rows.append([step.name, step.operation, total, small(step.local.relative_norm), largest, *where, verdict])
@@ -358,19 +358,19 @@ def _first_words(found: "list[Step]", first: int | None, tolerance: float) -> st
         return f"All {len(found)} values agree: each operation within {tolerance:g} of its own, by relative norm."
     step = found[first]
     total, local = small(step.total.relative_norm), small(step.local.relative_norm)
-    lines = [f"First operation that disagrees: {step.operation}, which makes {step.name}, by {total} (relative norm)."]
+    lines = [f"First operation that disagrees: {step.operation}, output {step.name}, relative norm {total}."]
     if step.local.agrees:
         lines.append(
-            f"The error is not made there: from the other side's inputs we compute their value up to {local}. The "
-            "errors of the operations before it, each small enough, have added up."
+            f"The error does not originate there: from the other side's inputs we reproduce their value to {local}. "
+            "Errors of earlier operations, each small enough, have added up."
         )
     else:
         lines.append(
-            f"The error is made there: computed from the other side's inputs, ours differs by {local} (allowed "
+            f"The error originates there: computed from the other side's inputs, ours differs by {local} (allowed "
             f"{tolerance:g})."
         )
         if step.covers:
-            lines.append(f"The folder lacks what lies between: {', '.join(step.covers)}. The error is in one of them.")
+            lines.append(f"The folder lacks values in between: {', '.join(step.covers)}. The error is in one of them.")
     if step.total.not_finite:
         a, b = step.total.worst_values
         lines.append(f"NaN or infinite at {index_text(step.total.worst_index)}: ours {a:g}, theirs {b:g}.")

@@ -1,6 +1,6 @@
 """A trainer of llm.c and ours on the same checkpoint, data and flags, one after the other: losses and time per step.
 
-The trainers are llm.c's train_gpt2 (CPU), train_gpt2fp32cu and train_gpt2cu, as built by whoever has them. Leaves out
+The trainers are llm.c's train_gpt2 (CPU), train_gpt2fp32cu and train_gpt2cu, as built by the user. Leaves out
 reading what they print (logs/reading.py) and the sizes of differences (logs.py).
 """
 
@@ -57,10 +57,10 @@ FLAGS = {
 }  # fmt: skip
 OURS_TO_CHOOSE = {  # flags that train_gpt2cu has and that make no sense here
     "-o": "both write where --keep says",
-    "-y": "both begin anew",
+    "-y": "both start from scratch",
     **dict.fromkeys(("-n", "-nk", "-nm"), "no checkpoints are written"),
 }
-# Ours beside each: llm.c's presets, without the samples of the CPU trainer, whose text nobody compares.
+# Ours beside each: llm.c's presets, without the samples of the CPU trainer, whose text is not compared.
 BESIDE = {
     CPU: ["--preset", "llmc-cpu", "--dtype", "fp32", "-s", "0"],
     FP32: ["--preset", "llmc-fp32", "--dtype", "fp32"],
@@ -253,8 +253,8 @@ def _failed(status: int, output: Path) -> str:
     lines = [line[:400] for line in lines if line.strip()][-LAST_LINES:]
     for line in lines:
         print(f"    {line}", file=sys.stderr)
-    ended = f"ended with status {status}" if status > 0 else f"was ended by signal {-status}"
-    return f"{ended}; the last it printed: {lines[-1]}" if lines else f"{ended} and printed nothing"
+    ended = f"exited with status {status}" if status > 0 else f"was killed by signal {-status}"
+    return f"{ended}; last line: {lines[-1]}" if lines else f"{ended} and printed nothing"
 
 
 def precision_of(output: Path) -> str | None:
@@ -302,7 +302,7 @@ def busy_note() -> str | None:
     load = os.getloadavg()[0]
     if load < 0.5 * cores:
         return None
-    return f"warning: other programs use the machine (load {load:.1f} on {cores} cores): the times mean little"
+    return f"warning: other programs are using the machine (load {load:.1f} on {cores} cores); timings are unreliable"
 
 
 # ----- the command --------------------------------------------------------------------------------------------------
@@ -352,7 +352,9 @@ def run(args: argparse.Namespace, show: Show) -> tuple[bool, dict[str, Any]]:
         both, found = (theirs, mine), logs.differences([theirs, mine], args.tolerance, args.window or 1)
         words = "\n".join(wrapped(line) for line in verdict(both, found))
         show(f"{steps_table(both, args.rows)}\n\n{words}")
-        logs.draw(args.picture, show, both, found, NAMES)
+        if args.picture is not None:
+            logs.draw_logs(both, found, args.picture, NAMES)
+            show(f"\npicture: {args.picture}")
     return agree(found), {
         "comparison": "run", "kind": comparison.kind, "executable": comparison.executable,
         "commands": {"llm.c": llmc_command(comparison), "ours": ["train.py", *ours]},

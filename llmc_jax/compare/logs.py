@@ -1,11 +1,12 @@
 """Several logs beside each other: losses by step, differences to the first log, where they part, speed.
 
-Reading them is in logs/reading.py, the picture in picture.py. Knows no JAX.
+Reading them is in logs/reading.py. Knows no JAX, and imports matplotlib when a picture is drawn.
 """
 
 import argparse
 import math
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,10 +15,11 @@ import numpy as np
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import check_output
 from llmc_jax.base.numbers import number, small
+from llmc_jax.base.pictures import PALETTE, short_names
 from llmc_jax.base.text import table, wrapped
 from llmc_jax.compare.tensors import Show, tolerance_of
-from llmc_jax.logs.curves import Curve, median, moving_mean, window_of
-from llmc_jax.logs.picture import LETTERS
+from llmc_jax.logs.curves import Curve, finite, median, moving_mean, window_of
+from llmc_jax.logs.picture import BASELINE, FAINT, LETTERS, draw_curves, draw_line, draw_steps, look_of, plain_panel
 from llmc_jax.logs.reading import BATCHES, HELLASWAG, SPEED, Log, read_log
 
 TOLERANCE = 0.01  # nats per token; what llm.c's own tests allow a loss
@@ -133,8 +135,8 @@ def steps_per_second(log: Log) -> float | None:
 
 
 def verdict(each: Difference, name: str = "") -> str:
-    """Return what a difference comes to, in a sentence or two. name: what is compared, by default the two letters."""
-    name = name or f"{each.letter} beside A, {each.curve}"
+    """Return the verdict on a difference, in a sentence or two. name: what is compared, by default the two letters."""
+    name = name or f"{each.letter} vs A, {each.curve}"
     if not each.unlike:
         return _verdict(each, name)
     count, one = len(each.unlike), each.unlike[0]
@@ -145,14 +147,14 @@ def verdict(each: Difference, name: str = "") -> str:
 
 def _verdict(each: Difference, name: str) -> str:
     if not len(each.steps):
-        return f"{name}: no step in common"
+        return f"{name}: no common step"
     largest, where = each.largest
     last, count = int(each.steps[-1]), len(each.steps)
-    steps = f"all {count:,} common steps" if count > 1 else f"step {last}, the only one in common"
+    steps = f"all {count:,} common steps" if count > 1 else f"step {last}, the only common step"
     if largest == 0:
         return f"{name}: equal at {steps}"
     if largest <= each.rounding * (1 + 1e-9) + 1e-12:
-        return f"{name}: equal at {steps}, to the digits that the logs have"
+        return f"{name}: equal at {steps}, to the logs' precision"
     at_most = f"the largest difference is {small(largest)}, at step {where}"
     what = "the difference" if each.window == 1 else f"the difference, averaged over {each.window} steps,"
     bound = f"{each.tolerance:g}"
@@ -268,7 +270,7 @@ def differences_table(found: Sequence[Difference]) -> str:
             ])  # fmt: skip
     headings = ["", "steps", "largest", "at step", "mean", "last", "first beyond", "part at", "averaged over"]
     optional = ("averaged over", "steps", "mean", "part at")
-    return table(headings, rows, left=("",), optional=optional) if rows else "no step in common"
+    return table(headings, rows, left=("",), optional=optional) if rows else "no common step"
 
 
 def _step(step: int | None) -> str:
@@ -319,6 +321,93 @@ def _difference_json(each: Difference) -> dict[str, Any]:
         "window": each.window, "tolerance": each.tolerance, "first_beyond": each.first_beyond, "parts": each.parts,
         "not_compared": [one._asdict() for one in each.unlike], "words": verdict(each),
     }  # fmt: skip
+
+
+# ----- the picture --------------------------------------------------------------------------------------------------
+
+
+def draw_logs(logs: Sequence[Log], found: Sequence[Difference], out_png: Path, names: Sequence[str] = ()) -> None:
+    """Draw logs over each other, and below what each differs from the first, into a PNG, complete or not at all.
+
+    names: of the logs, in place of their paths. Raises InputError if it cannot be written.
+    """
+    names = names or short_names([log.path for log in logs])
+    named = [log._replace(path=name) for log, name in zip(logs, names, strict=True)]
+    draw_curves(named, out_png, below=partial(_draw_differences, found=found))
+
+
+def _draw_differences(axes: Any, found: Sequence[Difference]) -> None:
+    """Draw averaged differences of training, single ones of validation; the tolerance as a band, partings as lines."""
+    axes.set_ylabel("difference to A")
+    plain_panel(axes)
+    reach = [0.0]
+    marked: list[str] = []  # logs with a line where they part: training's, else validation's
+    for each in found:
+        look = look_of(LETTERS.index(each.letter))
+        mean = _averaged(each)
+        if not len(mean.steps):
+            continue
+        reach += [float(value) for value in np.quantile(mean.values, [0.005, 0.995])]
+        if each.curve == TRAIN:
+            if each.window > 1:
+                draw_steps(axes, finite(Curve(each.steps, each.values)), look.color, **FAINT)
+            draw_line(axes, mean, look)
+        else:
+            axes.plot(
+                mean.steps, mean.values, look.mark, color=look.color, markersize=4, markeredgecolor="white", zorder=4
+            )
+        if each.parts is not None and each.letter not in marked:
+            _mark_parting(axes, each, look.color, row=len(marked))
+            marked.append(each.letter)
+    tolerance = found[0].tolerance if found else 0.0
+    if max(map(abs, reach)) > 0.1 * tolerance:  # else the band would be all there is to see
+        axes.axhspan(-tolerance, tolerance, color="#888888", alpha=0.15, linewidth=0)
+        reach += [-tolerance, tolerance]
+    axes.axhline(0, color=PALETTE[0], linewidth=0.8)
+    low, high = min(reach), max(reach)
+    if high > low:
+        margin = 0.12 * (high - low)
+        axes.set_ylim(low - margin, high + margin)
+        axes.ticklabel_format(axis="y", style="sci", scilimits=(-3, 3))
+    lines = [words for words in (outside_words(each, *axes.get_ylim()) for each in found) if words]
+    words = "\n".join(lines if len(lines) <= 4 else [*lines[:3], f"and {len(lines) - 3} more"])
+    if words:
+        box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}
+        place = {"transform": axes.transAxes, "ha": "right", "va": "bottom"}
+        axes.text(0.99, 0.03, words, fontsize=8, color=BASELINE, bbox=box, **place)
+    if not any(len(each.steps) for each in found):
+        axes.text(0.5, 0.6, "no common step", transform=axes.transAxes, ha="center")
+
+
+def _averaged(each: Difference) -> Curve:
+    """Return the averaged differences whose window is full, without what is not finite."""
+    half = each.window // 2
+    full = slice(half, max(half, len(each.steps) - half))
+    return finite(Curve(each.steps, each.averaged).at(full))
+
+
+def outside_words(each: Difference, low: float, high: float) -> str:
+    """Say how many single differences a picture from `low` to `high` does not show; nothing where it shows all."""
+    infinite = int(np.count_nonzero(~np.isfinite(each.values)))
+    beyond = int(np.count_nonzero((each.values < low) | (each.values > high))) - infinite
+    words = [f"{beyond:,} off scale"] if beyond else []
+    words += [f"{infinite:,} infinite"] if infinite else []
+    if not words:
+        return ""
+    largest, where = each.largest
+    at = f" (largest {largest:.3g} at step {where})" if beyond and not infinite else ""
+    return f"{each.letter}, {each.curve}: {', '.join(words)} of {len(each.steps):,} differences{at}"
+
+
+def _mark_parting(axes: Any, each: Difference, color: str, row: int) -> None:
+    """Draw a line at the step where a log parts from the first, and its words in a row of their own."""
+    left = each.parts is not None and each.parts > (each.steps[0] + each.steps[-1]) / 2
+    axes.axvline(each.parts, color=color, linewidth=1, linestyle=(0, (4, 3)))
+    axes.annotate(
+        f"{each.letter} parts at {each.parts} ({each.curve})", (each.parts, 0.97 - 0.1 * (row % 9)),
+        xycoords=("data", "axes fraction"), xytext=(-4 if left else 4, 0), textcoords="offset points",
+        ha="right" if left else "left", va="top", fontsize=8, color=color,
+    )  # fmt: skip
 
 
 # ----- the command --------------------------------------------------------------------------------------------------
@@ -372,17 +461,8 @@ def run(args: argparse.Namespace, show: Show) -> tuple[bool, dict[str, Any]]:
     logs = [read_log(path) for path in args.logs]
     found = differences(logs, args.tolerance, args.window)
     show(as_text(logs, found, args.rows))
-    draw(args.picture, show, logs, found)
+    if args.picture is not None:
+        draw_logs(logs, found, args.picture)
+        show(f"\npicture: {args.picture}")
     together = all(each.parts is None for each in found)
     return together, {"comparison": "logs", **as_json(logs, found, args.rows)}
-
-
-def draw(
-    picture: Path | None, show: Show, logs: Sequence[Log], found: Sequence[Difference], names: Sequence[str] = ()
-) -> None:
-    """Draw the picture that --picture asks for."""
-    if picture is not None:
-        from llmc_jax.compare.picture import draw_logs
-
-        draw_logs(logs, found, picture, names)
-        show(f"\npicture: {picture}")

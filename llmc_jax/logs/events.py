@@ -17,7 +17,7 @@ import numpy as np
 from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.base.files import reason
 from llmc_jax.logs.curves import NONE, Curve
-from llmc_jax.logs.files import LARGEST_NUMBER, LARGEST_STEP, NON_FINITE, event_in, is_step, time_of, whole_lines
+from llmc_jax.logs.files import LARGEST_NUMBER, LARGEST_STEP, NON_FINITE, event_in, step_of, time_of, whole_lines
 
 OF_ALL = frozenset({"event", "step", "time"})  # fields that every event has, and that are no figures
 STEP = "train"  # the kind of most events
@@ -98,7 +98,7 @@ class Events:
     tables: dict[str, Table] = field(default_factory=dict)  # by the kinds in OF_STEPS
     others: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # what could not be read
-    first_bad: int | None = None  # the number of the first line that is no event
+    first_bad: int | None = None  # the number of the first line that is not an event
     first_time: float | None = None  # of the first event that has one
 
     def of(self, *kinds: str) -> list[dict[str, Any]]:
@@ -141,10 +141,11 @@ def events_in(path: Path, file: BinaryIO) -> Events:
         _take_all(events, _parsed(lines), first, bad)
     if bad:
         events.first_bad = bad[0]
-        words = f"line {bad[0]} is no event" if len(bad) == 1 else f"{len(bad):,} lines are no events, first {bad[0]}"
-        events.notes.append(f"{path.name}: {words}; left out")
+        several = f"{len(bad):,} lines are not events, the first is line {bad[0]}"
+        words = several if len(bad) > 1 else f"line {bad[0]} is not an event"
+        events.notes.append(f"{path.name}: {words}; skipped")
     if len(events.others) == MOST_OTHERS:
-        events.notes.append(f"{path.name}: of the events beside those of steps, {MOST_OTHERS:,} are read")
+        events.notes.append(f"{path.name}: only the first {MOST_OTHERS:,} events other than steps are read")
     return events
 
 
@@ -167,9 +168,9 @@ def _take(events: Events, event: dict[str, Any] | None) -> None:
     """Keep an event. Raises FormatError for what is none."""
     if event is None or not isinstance(event.get("event"), str):
         raise FormatError("an event is a JSON object with a kind")
-    kind, step, time = event["event"], event.get("step"), _time(event.get("time"))
+    kind, step, time = event["event"], step_of(event), _time(event.get("time"))
     if kind in OF_STEPS:
-        if not is_step(step):
+        if step is None:
             raise FormatError("its step is a whole number from 0")
         events.tables.setdefault(kind, Table()).put(step, time, event)
     elif len(events.others) < MOST_OTHERS:

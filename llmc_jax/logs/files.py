@@ -5,9 +5,9 @@ Leaves out writing them (run/folder.py), and other programs' logs (reading.py).
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, TypeGuard
+from typing import Any, BinaryIO
 
 from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.base.files import reason
@@ -61,7 +61,7 @@ def whole_lines(file: BinaryIO, notes: list[str]) -> Iterator[tuple[int, list[by
         yield first, lines
         first += len(lines)
     if rest:
-        notes.append("the last line has no end (still being written, or cut off) and is left out")
+        notes.append("the last line is incomplete (still being written, or cut off) and is skipped")
 
 
 def parse_event(where: str, line: bytes) -> dict[str, Any]:
@@ -97,9 +97,10 @@ def time_of(value: Any) -> float | None:
     return finite_number(value, 0, LARGEST_TIME)
 
 
-def is_step(value: Any) -> TypeGuard[int]:
-    """Return whether a field of an event is a step."""
-    return type(value) is int and 0 <= value <= LARGEST_STEP
+def step_of(event: Mapping[str, Any]) -> int | None:
+    """Return the step of an event; None where it has none."""
+    step = event.get("step")
+    return step if type(step) is int and 0 <= step <= LARGEST_STEP else None
 
 
 def config_file(folder: Path) -> Path | None:

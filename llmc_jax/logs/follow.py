@@ -1,4 +1,4 @@
-"""The events of a run that goes on, as they are written. Leaves out what they mean."""
+"""The events of a running run, as they are written. Leaves out what they mean."""
 
 import os
 import re

@@ -102,7 +102,7 @@ def _draw_losses(axes: Any, logs: Sequence[Log], baselines: Mapping[str, float])
         mark_outside(axes, log.train, chosen, look.color, f"{who}training")
         mark_outside(axes, log.val, chosen, look.val, f"{who}validation")
     if alone and len(skipped := logs[0].of("skipped").steps):
-        _mark(axes, skipped, 0.0, "|", f"update skipped: {len(skipped):,}", SKIPPED)
+        _mark(axes, skipped, 0.0, "|", f"skipped updates: {len(skipped):,}", SKIPPED)
     _draw_baselines(axes, baselines)
     axes.set_ylabel(f"loss (nats per token{', log scale' if axes.get_yscale() == 'log' else ''})")
     plain_panel(axes)

@@ -167,7 +167,7 @@ def _file_in(folder: Path) -> Path:
     for name in (METRICS, MAIN_LOG):
         if (folder / name).is_file():
             return folder / name
-    raise InputError(f"{folder}: a folder without {METRICS} and {MAIN_LOG}; expected a run folder or a log")
+    raise InputError(f"{folder}: no {METRICS} and no {MAIN_LOG} in this folder; expected a run folder or a log")
 
 
 def _check_text(path: Path, head: bytes) -> None:
@@ -186,10 +186,10 @@ def _check_text(path: Path, head: bytes) -> None:
 def _read_metrics(path: Path, file: Path, opened: BinaryIO) -> Log:
     events = events_in(file, opened)
     if events.first_bad:
-        raise FormatError(f"{file}: line {events.first_bad} is no event; expected one a line")
+        raise FormatError(f"{file}: line {events.first_bad} is not an event; expected one per line")
     log = log_of(events, str(path), f"{'run folder' if file != path else METRICS} of ours")
     if not len(log.train.steps) and not len(log.val.steps):
-        raise FormatError(f"{file}: no losses in it; expected events 'train' or 'val', one a line")
+        raise FormatError(f"{file}: no losses found; expected events 'train' or 'val', one per line")
     return log
 
 
@@ -239,10 +239,10 @@ def _read_text(path: Path, file: Path, opened: BinaryIO) -> Log:
     _place(found, position, None)
     if found.empty:
         raise FormatError(
-            f"{file}: no losses in it; expected {METRICS}, {MAIN_LOG} or what train.py or a trainer of llm.c printed"
+            f"{file}: no losses found; expected {METRICS}, {MAIN_LOG} or what train.py or a trainer of llm.c printed"
         )
     if position.unsure:
-        found.notes.append("not every step has a line: validations are taken to stand right behind the last one shown")
+        found.notes.append("steps are missing: each validation is placed right after the last step shown")
     ((kind, _),) = found.kinds.most_common(1) or [(ANY, 0)]
     return found.log(path, kind, found.decimals.get(TRAIN, found.decimals.get(VAL)))
 

@@ -1,4 +1,4 @@
-"""The state of a run, told from what it wrote: it goes on, it has ended, it died.
+"""The state of a run, from what it wrote: running, ended, died.
 
 A run's lock is never asked for: the question alone could keep a run from starting.
 """

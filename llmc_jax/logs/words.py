@@ -1,19 +1,16 @@
-"""The events of a run in words, a line each. Leaves out where they are shown."""
+"""The events and the state of a run in words, a line each. Leaves out where they are shown."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from llmc_jax.base.streams import escaped
 from llmc_jax.logs.files import finite_number
+from llmc_jax.logs.state import UNKNOWN
 
 LONGEST = 500  # characters of such a line
 COMMON = ("event", "step", "time")  # what each event has
-ENDS = {
-    "done": "ended: done",
-    "stopped": "ended: stopped",
-    "diverged": "ended: diverged",
-    "bad_input": "ended with an error",
-}
+# A run's state, and the outcome that its `end` has; another outcome stands as it is.
+STATES = {UNKNOWN: "silent", "done": "finished", "bad_input": "failed"}
 # An event's words, by its kind: its own fields in braces, and what `_parts` makes of them.
 WORDS = {
     "start": "started{_place}",
@@ -25,11 +22,11 @@ WORDS = {
     "sample": "sample of {tokens} tokens",
     "gpu": "GPU clock {clock_mhz} MHz{_held}",
     "checkpoint": "saved {path} in {ms:,.0f} ms",
-    "save_failed": "a checkpoint could not be saved: {problem}",
-    "removed": "its checkpoint was deleted",
+    "save_failed": "saving a checkpoint failed: {problem}",
+    "removed": "checkpoint deleted",
     "data": "{file}: {what}",
     "warnings": "{_warnings}",
-    "early_stop": "early stop: {stale} validations without an improvement, {_lowest}",
+    "early_stop": "early stop: {stale} validations without improvement, {_lowest}",
     "find_lr": "learning-rate range test: suggests {_suggestion}",
     "tracker": "{name}: {sent} sent, {dropped} dropped{_problem}",
     "lost": "lost rank {rank}{_place}, in phase {phase}: {_cause}",
@@ -47,6 +44,11 @@ def event_words(event: Event) -> str:
     words = WORDS.get(kind) if isinstance(kind, str) else None
     text = escaped(_all_of(event) if words is None else words.format_map(_Fields(event))) or escaped(str(kind))
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+
+
+def state_words(state: str) -> str:
+    """Return a run's state, or the outcome of its last start, as it is shown."""
+    return STATES.get(state, state)
 
 
 class _Value(NamedTuple):
@@ -75,20 +77,20 @@ class _Fields(dict[str, Any]):
 def _parts(event: Event, shown: _Fields) -> dict[str, str]:
     """Return the parts of words that depend on whether an event has a field."""
     has = event.get
-    warnings, end = has("words"), f"{shown['outcome']}"
+    warnings = has("words")
     return {
-        "_place": f" on {has('host')}, process {shown['pid']}" if has("host") else "",
-        "_how": "took compiled programs from the cache" if has("from_cache") else "compiled",
+        "_place": f" on {has('host')}, pid {shown['pid']}" if has("host") else "",
+        "_how": "loaded compiled programs from the cache" if has("from_cache") else "compiled",
         "_skipped": ", skipped" if has("skipped") else "",
-        "_held": "" if has("cap") in (None, "no") else f", held back by {has('cap')}",
+        "_held": "" if has("cap") in (None, "no") else f", {has('cap')} cap",
         "_warnings": "; ".join(map(str, warnings)) if isinstance(warnings, list) else str(warnings),
-        "_lowest": "no loss was finite"
+        "_lowest": "no finite loss"
         if has("best_loss") is None
         else f"lowest loss {shown['best_loss']:.4f} at step {shown['best_step']}",
         "_suggestion": "none" if has("suggestion") is None else f"{shown['suggestion']:.3g}",
         "_problem": f": {has('problem')}" if has("problem") else "",
         "_cause": ": ".join(str(has(name)) for name in ("cause", "words") if has(name)) or "?",
-        "_end": ENDS.get(end, f"ended: {end}"),
+        "_end": state_words(f"{shown['outcome']}"),
     }
 
 

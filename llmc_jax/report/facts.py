@@ -1,4 +1,4 @@
-"""What a run was told, what ran it and how it went, in rows of words; the settings in which runs differ.
+"""The settings of a run, what ran it and how it went, in rows of words; the settings in which runs differ.
 
 A configuration may be damaged or of another version: what is not as expected is left out.
 """
@@ -20,7 +20,7 @@ from llmc_jax.report.series import Axes, Figures
 Config = Mapping[str, Any]
 Groups = Mapping[str, Mapping[str, str]]  # settings by group and name, as shown
 OPTIONS, MODEL, OPERATIONS, MACHINE, VERSIONS, ENVIRONMENT = (
-    "Options", "Model", "What runs each operation", "Machine", "Versions", "Environment",
+    "Options", "Model", "Operation implementations", "Machine", "Versions", "Environment",
 )  # fmt: skip
 
 
@@ -93,7 +93,7 @@ def _versions(config: Config) -> dict[str, str]:
     rows = {name: _text(value) for name, value in table_of(config.get("versions")).items()}
     git = table_of(config.get("git"))
     if "commit" in git:
-        rows["commit"] = f"{_text(git['commit'])}{', with changes' if git.get('modified') else ''}"
+        rows["commit"] = f"{_text(git['commit'])}{', modified' if git.get('modified') else ''}"
     return rows
 
 
@@ -129,9 +129,9 @@ def summary_of(status: Status, figures: Figures, axes: Axes, start: Config) -> R
         ("HellaSwag", _last(figures.get("accuracy_norm"), 2, " %")),
         ("tokens", _tokens(axes, figures)),
         ("speed", _median(figures.get("tokens_per_second"), "{:,.0f} tokens per second")),
-        ("time of a step", _median(figures.get("ms"), "{:,.2f} ms")),
-        ("utilization", _median(figures.get("mfu"), "{:.1f} % of the peak")),
-        ("computing rate", _median(figures.get("flops"), "{:,.1f} GFLOP/s")),
+        ("time per step", _median(figures.get("ms"), "{:,.2f} ms")),
+        ("utilization", _median(figures.get("mfu"), "{:.1f} % of peak")),
+        ("compute rate", _median(figures.get("flops"), "{:,.1f} GFLOP/s")),
         ("memory", _most(figures.get("memory"), "{:,.2f} GiB")),
         ("time", _time(figures, axes)),
         ("parameters", count(size) if (size := positive(start.get("parameters"))) else ""),
@@ -188,7 +188,7 @@ def _time(figures: Figures, axes: Axes) -> str:
         return ""
     if axes.clock == "wall" and train.times is not None:
         return duration(float(train.times[-1]) - axes.began)
-    return duration(float(axes.elapsed.at(train.steps[-1:] + 1)[0])) + " in its steps" if axes.elapsed else ""
+    return duration(float(axes.elapsed.at(train.steps[-1:] + 1)[0])) + " (sum of step times)" if axes.elapsed else ""
 
 
 def steps_words(step: int | None, steps: int | None) -> str:

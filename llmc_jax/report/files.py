@@ -67,7 +67,6 @@ def write_png(runs: Sequence[Read], path: Path, title: str = "") -> None:
     if len(logs) == 1:
         draw_curves([logs[0]._replace(path=title or logs[0].path)], path)
         return
-    from llmc_jax.compare.logs import differences
-    from llmc_jax.compare.picture import draw_logs
+    from llmc_jax.compare.logs import differences, draw_logs
 
     draw_logs(logs, differences(logs), path)

@@ -17,10 +17,10 @@ from llmc_jax.base.files import read_json_object
 from llmc_jax.base.numbers import duration, plural
 from llmc_jax.logs.curves import Curve, spread
 from llmc_jax.logs.events import Events, figures, read_events
-from llmc_jax.logs.files import KERNELS, LARGEST, METRICS, config_file, is_step, rank_log, rank_of, time_of
+from llmc_jax.logs.files import KERNELS, LARGEST, METRICS, config_file, rank_log, rank_of, step_of, time_of
 from llmc_jax.logs.reading import Log, log_of, read_log
 from llmc_jax.logs.state import DIED, RUNNING, UNKNOWN, RunState, read_state
-from llmc_jax.logs.words import ENDS, event_words
+from llmc_jax.logs.words import event_words, state_words
 from llmc_jax.machine.versions import installed
 from llmc_jax.report import facts
 from llmc_jax.report.content import Content, Event, Rows, Run, Sample, Status
@@ -29,10 +29,9 @@ from llmc_jax.report.series import Axes, Figures, axes_of, drawn, with_all_times
 
 MOST_SAMPLES = 100  # of a run, spread over its steps
 LONGEST_SAMPLE = 10_000  # characters
-STATES = {RUNNING: "running", DIED: "died", UNKNOWN: "not known whether it still runs", **ENDS}
 MOST_EVENTS = 400  # of a run that a page lists
 OF_STEP = ("skipped", "gpu_cap")  # events that come with a step's figures
-SAME = ("start", "resume", "compiled", "end")  # what all processes log, which is told of the first
+SAME = ("start", "resume", "compiled", "end")  # what all processes log, shown for the first alone
 MOST_RANKS = 256  # processes whose logs are read
 RECENT = 200  # steps that the time left is reckoned from
 
@@ -68,7 +67,7 @@ def read_runs(paths: Sequence[str | Path], names: Sequence[str] = ()) -> list[Re
     names = names or names_of([str(path) for path in paths])
     found = [read_run(Path(path)) for path in paths]
     if not any(each.figures or each.shown.events or each.shown.samples for each in found):
-        raise InputError(f"{paths[0]}: no events in it; expected those of a run, one a line")
+        raise InputError(f"{paths[0]}: no events found; expected a run's events, one per line")
     return [each._replace(shown=replace(each.shown, name=name)) for each, name in zip(found, names, strict=True)]
 
 
@@ -151,7 +150,7 @@ def _of_ranks(folder: Path, notes: list[str]) -> dict[int, Events]:
         except InputError as error:
             notes.append(str(error))
     if len(ranks) > MOST_RANKS:
-        notes.append(f"of the logs of {len(ranks)} more processes, {MOST_RANKS} are read")
+        notes.append(f"only {MOST_RANKS} of {len(ranks)} logs of other processes are read")
     return found
 
 
@@ -179,7 +178,7 @@ def _config(folder: Path, start: Mapping[str, Any], notes: list[str]) -> Mapping
         return facts.table_of(start["config"])
     file = config_file(folder)
     if file is None:
-        notes.append("no config.json: options and versions are not known")
+        notes.append("no config.json: options and versions are unknown")
         return {}
     return _json(file, notes)
 
@@ -195,7 +194,7 @@ def _json(path: Path, notes: list[str]) -> Mapping[str, Any]:
 
 def samples_of(events: Events) -> list[Sample]:
     """Return the samples, of very many some, each up to its limit."""
-    rows = [row for row in events.of("sample") if type(row.get("step")) is int and isinstance(row.get("text"), str)]
+    rows = [row for row in events.of("sample") if step_of(row) is not None and isinstance(row.get("text"), str)]
     return [_sample(rows[place]) for place in spread(len(rows), MOST_SAMPLES)]
 
 
@@ -223,12 +222,11 @@ def status_of(state: RunState | None, found: Figures) -> Status:
 
 
 def _status_words(state: RunState, far: str, left: float | None) -> str:
-    words = STATES.get(state.state, state.state)
-    when = ""
+    words, when = state_words(state.state), ""
     if state.state == RUNNING:
         when = "" if left is None else f"; about {duration(left)} left"
     elif state.state in (DIED, UNKNOWN) and state.silent is not None:
-        when = f"; its last event came {duration(state.silent)} before this page was made"
+        when = f"; last event {duration(state.silent)} before this page was written"
     return f"{words}{f', {far}' if far else ''}{when}"
 
 
@@ -247,10 +245,10 @@ def seconds_left(state: RunState, train: Curve | None) -> float | None:
 
 def events_of(events: Events, axes: Axes, of_ranks: Mapping[int, Events]) -> list[Event]:
     """Return the events of a run in the order of steps, of very many some. of_ranks: its other processes' logs."""
-    found = [*_told(events, axes), *_skipped(events, axes), *_caps(events, axes)]
+    found = [*_logged(events, axes), *_skipped(events, axes), *_caps(events, axes)]
     for rank, own in of_ranks.items():
-        told = (each for each in _told(own, axes) if each.kind not in SAME)
-        found += [replace(each, words=f"rank {rank}: {each.words}") for each in told]
+        own_events = (each for each in _logged(own, axes) if each.kind not in SAME)
+        found += [replace(each, words=f"rank {rank}: {each.words}") for each in own_events]
     found.sort(key=lambda each: (each.step, each.time or 0.0))  # stable: without times, in the order of the file
     return (
         found
@@ -262,7 +260,7 @@ def events_of(events: Events, axes: Axes, of_ranks: Mapping[int, Events]) -> lis
 def _gap(found: list[Event]) -> Event:
     middle = found[MOST_EVENTS // 2 : -MOST_EVENTS // 2 + 1]
     first, last = middle[0], middle[-1]
-    words = f"{plural(len(middle), 'more event')} up to step {last.step} are not listed"
+    words = f"{plural(len(middle), 'more event')} up to step {last.step} not shown"
     return Event("left_out", first.step, first.tokens, first.time, words)
 
 
@@ -274,11 +272,11 @@ def _event(kind: str, step: int, time: Any, axes: Axes, words: str) -> Event:
     return Event(kind, step, tokens, round(time - axes.began, 3) if known else None, words)
 
 
-def _told(events: Events, axes: Axes) -> Iterator[Event]:
+def _logged(events: Events, axes: Axes) -> Iterator[Event]:
     """Yield the events that are logged as such; samples have a place of their own."""
     for row in events.others:
-        step = row.get("step")
-        if row["event"] != "sample" and is_step(step):
+        step = step_of(row)
+        if row["event"] != "sample" and step is not None:
             yield _event(row["event"], step, row.get("time"), axes, event_words(row))
 
 
@@ -292,7 +290,7 @@ def _skipped(events: Events, axes: Axes) -> Iterator[Event]:
         first, last = (int(marks.steps[place]) for place in (run[0], run[-1]))
         which = f"step {first}" if len(run) == 1 else f"{plural(len(run), 'step')}, {first} to {last}"
         time = None if marks.times is None else float(marks.times[run[0]])
-        yield _event("skipped", first, time, axes, f"skipped, no update: {which}")
+        yield _event("skipped", first, time, axes, f"update skipped: {which}")
 
 
 def _caps(events: Events, axes: Axes) -> Iterator[Event]:
@@ -301,7 +299,7 @@ def _caps(events: Events, axes: Axes) -> Iterator[Event]:
     if table is None:
         return
     for row, cap in table.words.get("cap", ()):
-        words = "the GPU's clock is held back no more" if cap == "no" else f"the GPU's clock is held back: {cap}"
+        words = "GPU clock no longer capped" if cap == "no" else f"GPU clock capped: {cap}"
         if cap != "no" or row:
             yield _event("gpu_cap", table.steps[row], table.times[row], axes, words)
 

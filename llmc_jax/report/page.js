@@ -7,13 +7,13 @@ const several = content.runs.length > 1;
 const phone = matchMedia("(max-width: 40rem)"), narrow = matchMedia("(max-width: 67.99rem)"), dark = matchMedia("(prefers-color-scheme: dark)");
 
 const AXES = { step: "Step", tokens: "Tokens", time: "Time" };
-const DRAGS = { zoom: "Zoom", pan: "Pan", none: "Nothing" };
+const DRAGS = { zoom: "Zoom", pan: "Pan", none: "Do nothing" };
 const DASHES = [[], [9, 4], [2, 3], [9, 3, 2, 3], [16, 4]];
 const MARKS = ["circle", "square", "triangle", "diamond", "inverted_triangle", "star", "hex"];
 const UNSMOOTHED = new Set(["lr", "loss_scale"]);  // they have corners, and no noise
-const SPIKES = 0.005;  // the part of a curve's values that may lie outside the picture
+const SPIKES = 0.005;  // the part of a curve's values that may lie off scale
 const FEW = 12;  // events of one kind that are drawn from top to bottom
-const STATES = { running: "● running", done: "✓ done", stopped: "■ stopped", diverged: "✗ diverged", bad_input: "✗ bad input", died: "✗ died", unknown: "? unknown" };
+const STATES = { running: "● running", done: "✓ finished", stopped: "■ stopped", diverged: "✗ diverged", bad_input: "✗ failed", died: "✗ died", unknown: "? unknown" };
 
 // ----- small things ---------------------------------------------------------------------------------------------------
 
@@ -443,7 +443,7 @@ class Chart {
 
   note() {
     const bad = this.series.filter(series => this.visible(series)).reduce((sum, series) => sum + (series.edge?.data_source.get_length() ?? 0), 0);
-    const parts = [this.above ? `${this.above.toLocaleString("en")} outside the picture` : "", bad ? `${bad.toLocaleString("en")} not finite` : ""];
+    const parts = [this.above ? `${this.above.toLocaleString("en")} off scale` : "", bad ? `${bad.toLocaleString("en")} not finite` : ""];
     this.at.textContent = parts.filter(Boolean).join(", ");
   }
 
@@ -813,7 +813,7 @@ function samples() {
       const upTo = all ? run.samples : run.samples.filter(sample => sample.step <= until).slice(-1);
       return upTo.map(sample => sampleCard(index, sample));
     });
-    texts.replaceChildren(...(chosen.length ? chosen : [make("p", { class: "soft" }, "No sample of a shown run by this step.")]));
+    texts.replaceChildren(...(chosen.length ? chosen : [make("p", { class: "soft" }, "None of the shown runs has a sample by this step.")]));
   };
   $("samples").append(make("div", { class: "row" }, before, slider, after, step, every), texts);
   samples.again = one;
@@ -849,7 +849,7 @@ function events() {
     } }, `${kind.replaceAll("_", " ")} ${count.toLocaleString("en")}`);
     return button;
   });
-  const columns = [...(several ? ["Run"] : []), "Step", "Time", "Kind", "What happened"];
+  const columns = [...(several ? ["Run"] : []), "Step", "Time", "Kind", "Details"];
   const table = make("table", {}, make("thead", {}, make("tr", {}, ...columns.map(name => make("th", { scope: "col" }, name)))), body);
   $("events").append(...(kinds.length > 1 ? [make("div", { class: "row filters", role: "group", "aria-label": "Kinds of events" }, ...filters)] : []),
     make("div", { class: "card" }, make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Events" }, table), more));
@@ -900,7 +900,7 @@ function filter(groups, text) {
 function segments(node, name, choices, allowed, chosen) {
   node.append(...Object.entries(choices).map(([value, label]) => {
     const input = make("input", { type: "radio", name, value, disabled: !allowed(value), onchange: () => chosen(value) });
-    return make("label", { title: allowed(value) ? "" : "No run says it" }, input, label);
+    return make("label", { title: allowed(value) ? "" : "No run has it" }, input, label);
   }));
 }
 
@@ -962,9 +962,9 @@ function remarks() {
   const lacking = named(run => !onThisAxis(run)), summed = state.x === "time" ? named(run => run.clock === "steps") : "";
   const thinned = named(run => Object.values(run.curves).some(curve => curve.count > curve.y.length));
   return [
-    lacking && `Not drawn, as their ${AXES[state.x].toLowerCase()} is not known: ${lacking}.`,
-    summed && `Time is the sum of the steps' times, without what lay between them: ${summed}.`,
-    thinned && `Not every point is drawn, of each stretch the first, last, least and greatest: ${thinned}.`,
+    lacking && `Not drawn, ${AXES[state.x].toLowerCase()} unknown: ${lacking}.`,
+    summed && `Time is the sum of step times, without the pauses between steps: ${summed}.`,
+    thinned && `Thinned to the first, last, lowest and highest point of each stretch: ${thinned}.`,
   ].filter(Boolean);
 }
 
@@ -1042,7 +1042,7 @@ function dress() {
 async function begin() {
   document.title = content.title;
   $("title").textContent = content.title;
-  $("made").textContent = `Made ${new Date(content.made * 1000).toLocaleString()} by llmc-jax ${content.version}`;
+  $("made").textContent = `Written ${new Date(content.made * 1000).toLocaleString()} by llmc-jax ${content.version}`;
   if (several) overviewOfSeveral(content.runs); else for (const run of content.runs) overviewOfOne(run);
   fold();
   readAddress();

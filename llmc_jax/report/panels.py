@@ -18,27 +18,27 @@ def _panel(key: str, title: str, unit: str, *curves: tuple[str, str], log: bool 
 PANELS = (
     _panel(
         "loss", "Loss", "nats per token",
-        ("train.loss", "training"), ("val.loss", "validation"), ("train.estimate", "training data, evaluated"),
+        ("train.loss", "training"), ("val.loss", "validation"), ("train.estimate", "training data, evaluation"),
         log=True, points="val.loss train.estimate",
     ),
     _panel(
-        "hellaswag", "HellaSwag", "% right",
-        ("accuracy_norm", "by the mean loss of a token (llm.c's)"), ("accuracy", "by the sum of the losses"),
+        "hellaswag", "HellaSwag", "% correct",
+        ("accuracy_norm", "by mean loss per token (llm.c's)"), ("accuracy", "by summed loss"),
         points="accuracy_norm accuracy",
     ),
     _panel("norm", "Gradient norm", "", ("norm", "before clipping"), log=True),
     _panel("lr", "Learning rate", "", ("lr", "learning rate")),
-    _panel("tokens_per_second", "Speed", "tokens per second", ("tokens_per_second", "each step")),
-    _panel("ms", "Time of a step", "ms", ("ms", "each step"), log=True),
-    _panel("mfu", "Model FLOPs utilization", "% of the peak", ("mfu", "each step")),
-    _panel("flops", "Computing rate of the model", "GFLOP/s", ("flops", "each step")),
-    _panel("memory", "Memory", "GiB", ("memory", "of the first GPU at most so far, or of the process")),
-    _panel("loss_scale", "Loss scale", "", ("loss_scale", "each step"), log=True),
+    _panel("tokens_per_second", "Speed", "tokens per second", ("tokens_per_second", "per step")),
+    _panel("ms", "Time per step", "ms", ("ms", "per step"), log=True),
+    _panel("mfu", "Model FLOPs utilization", "% of peak", ("mfu", "per step")),
+    _panel("flops", "Model compute rate", "GFLOP/s", ("flops", "per step")),
+    _panel("memory", "Memory", "GiB", ("memory", "peak of the first GPU, else of the process")),
+    _panel("loss_scale", "Loss scale", "", ("loss_scale", "per step"), log=True),
     _panel("z", "Outliers", "standard deviations", ("z_loss", "loss"), ("z_norm", "gradient norm")),
     _panel("gpu_clock", "GPU clock", "MHz", ("gpu.clock", "SM clock")),
     _panel("gpu_power", "GPU power", "W", ("gpu.power", "power")),
     _panel("gpu_temperature", "GPU temperature", "°C", ("gpu.temperature", "GPU")),
-    _panel("gpu_load", "GPU load", "%", ("gpu.compute", "computing"), ("gpu.memory_busy", "memory busy")),
+    _panel("gpu_load", "GPU load", "%", ("gpu.compute", "compute"), ("gpu.memory_busy", "memory busy")),
 )  # fmt: skip
 
 KEYS = tuple(curve.key for panel in PANELS for curve in panel.curves)

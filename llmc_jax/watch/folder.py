@@ -17,6 +17,7 @@ from llmc_jax.base.streams import escaped
 from llmc_jax.logs.files import MAIN_LOG, METRICS
 from llmc_jax.logs.follow import recent
 from llmc_jax.logs.state import RUNNING, RunState, run_state
+from llmc_jax.logs.words import state_words
 from llmc_jax.run.console import duration
 from llmc_jax.watch.story import Story, number
 from llmc_jax.watch.view import BAD, STYLES, Room
@@ -48,8 +49,8 @@ def absent(path: Path) -> InputError:
     if not path.exists():
         return InputError(f"{path}: there is no such folder; {advice}")
     if path.is_dir() and (path / MAIN_LOG).is_file():
-        advice = f"of {MAIN_LOG} alone, {typed('report')} makes a page"
-    return InputError(f"{path}: holds no run (no {METRICS}); {advice}")
+        advice = f"for a {MAIN_LOG} alone, use {typed('report')}"
+    return InputError(f"{path}: contains no run (no {METRICS}); {advice}")
 
 
 class Row(NamedTuple):
@@ -106,7 +107,7 @@ def chosen(rows: list[Row], which: str, folder: Path) -> Path:
         named = [rows[int(which) - 1].path]
     if not named:
         names = ", ".join(row.path.name for row in rows[:5]) or "none"
-        raise InputError(f"{show_value(which)}: no run of {folder} has this name or number; the newest are {names}")
+        raise InputError(f"{show_value(which)}: no run in {folder} has this name or number; the newest are {names}")
     return named[0]
 
 
@@ -131,7 +132,7 @@ def _cells(place: int, row: Row, now: float) -> list[str]:
     return [
         str(place),
         name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…",
-        escaped(state.state.replace("_", " "))[:12],
+        escaped(state_words(state.state))[:12],
         "" if state.silent is None else f"{duration(state.silent)} ago",
         f"{state.step or 0}/{'?' if state.steps is None else state.steps}",
         figure(number(train, "loss")),

@@ -55,7 +55,7 @@ class RunPage:
         """Read what is new. What cannot be read just now is said, and tried again."""
         try:
             events = self._follower.new()
-            self._problem = None if self._follower.path.exists() else f"{self._follower.path}: is no longer there"
+            self._problem = None if self._follower.path.exists() else f"{self._follower.path}: no longer exists"
         except InputError as error:
             self._problem = str(error)
             return False
@@ -81,7 +81,7 @@ class RunPage:
         if self._follower.behind:
             yield f"reading: {self._follower.place / 1e6:,.0f} MB so far"
         if self._follower.damaged:
-            yield f"{self._follower.damaged} lines of {self._follower.path.name} are damaged and left out"
+            yield f"{self._follower.damaged} damaged lines of {self._follower.path.name} skipped"
         if self._problem:
             yield escaped(self._problem)
 

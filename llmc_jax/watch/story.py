@@ -1,4 +1,4 @@
-"""What a run has told so far, kept in bounded memory as its events come. Leaves out how it is shown."""
+"""What is known of a run from its events so far, in bounded memory. Leaves out how it is shown."""
 
 import math
 from collections import deque
@@ -10,7 +10,7 @@ import numpy as np
 
 from llmc_jax.base.streams import escaped
 from llmc_jax.logs.curves import Curve
-from llmc_jax.logs.files import finite_number
+from llmc_jax.logs.files import finite_number, step_of
 from llmc_jax.logs.follow import STARTS
 from llmc_jax.logs.state import RunState, Seen, after
 from llmc_jax.logs.words import event_words
@@ -65,7 +65,7 @@ class Series:
         return Curve((np.array(self._steps) / counts).astype(np.int64), np.array(self._values) / counts)
 
 
-class Told(NamedTuple):
+class Entry(NamedTuple):
     """An event as it is shown."""
 
     kind: str
@@ -84,13 +84,13 @@ class Best(NamedTuple):
 
 @dataclass
 class Story:
-    """What a run has told so far."""
+    """What is known of a run from its events so far."""
 
     seen: Seen = field(default_factory=Seen)
     train: Series = field(default_factory=Series)
     val: Series = field(default_factory=Series)
     latest: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # the last event of each kind that is quiet
-    events: deque[Told] = field(default_factory=lambda: deque(maxlen=KEPT))
+    events: deque[Entry] = field(default_factory=lambda: deque(maxlen=KEPT))
     best: Best | None = None
     skipped: int = 0  # steps that updated nothing
     pace: Pace = field(default_factory=Pace)
@@ -117,7 +117,7 @@ class Story:
             self.pace, self.speed, self.seen = Pace(), Average(), self.seen._replace(time=None, longest=0.0)
 
     def _take_step(self, event: Mapping[str, Any]) -> None:
-        step, loss = _whole(event, "step"), number(event, "loss")
+        step, loss = step_of(event), number(event, "loss")
         if step is not None and loss is not None and not (step % self.every and math.isfinite(loss)):
             self.train.add(step, loss)
         if event.get("skipped"):
@@ -132,14 +132,14 @@ class Story:
     def _take_skipped(self, event: Mapping[str, Any]) -> None:
         """Gather steps in a row that updated nothing in one line."""
         self.skipped += 1
-        steps, last = 1, self.events[-1] if self.events else None
-        if last is not None and last.kind == SKIPPED and last.step == _whole(event, "step", -1):
+        steps, last, step = 1, self.events[-1] if self.events else None, step_of(event)
+        if last is not None and last.kind == SKIPPED and step is not None and last.step == step - 1:
             steps = self.events.pop().steps + 1
-        words = f"{'a step' if steps == 1 else f'{steps} steps'} without an update: {event_words(event)}"
+        words = f"{'update' if steps == 1 else f'{steps} updates'} skipped: {event_words(event)}"
         self._tell(SKIPPED, event, words, steps)
 
     def _take_val(self, event: Mapping[str, Any]) -> None:
-        step, loss = _whole(event, "step"), number(event, "loss")
+        step, loss = step_of(event), number(event, "loss")
         if step is None or loss is None:
             return
         self.val.add(step, loss)
@@ -147,7 +147,7 @@ class Story:
             self.best = Best(loss, step)
 
     def _tell(self, kind: str, event: Mapping[str, Any], words: str, steps: int = 1) -> None:
-        self.events.append(Told(kind, _whole(event, "step"), self.seen.time if "time" in event else None, words, steps))
+        self.events.append(Entry(kind, step_of(event), self.seen.time if "time" in event else None, words, steps))
 
     def tokens_per_second(self) -> float | None:
         """Return the speed as llm.c averages it; of the only step its own."""
@@ -163,7 +163,7 @@ class Story:
         return escaped(utilization_text(flops * speed, peak or None, str(start.get("precision"))))
 
     def left(self, state: RunState, now: float) -> float | None:
-        """Return the seconds to the end of a run that goes on, None where they are not known."""
+        """Return the seconds to the end of a running run, None where they are unknown."""
         if state.state != "running" or state.step is None or state.steps is None:
             return None
         left = seconds_left(self.pace, state.steps - state.step)
@@ -174,8 +174,3 @@ def number(event: Mapping[str, Any], name: str) -> float | None:
     """Return a field that is a number, NaN and the infinities among them; None of another one."""
     value = event.get(name)
     return value if type(value) is float else finite_number(value, -LARGEST, LARGEST)
-
-
-def _whole(event: Mapping[str, Any], name: str, more: int = 0) -> int | None:
-    value = event.get(name)
-    return value + more if type(value) is int and abs(value) < LARGEST else None

@@ -13,15 +13,15 @@ from rich.text import Text
 from llmc_jax.base.numbers import count
 from llmc_jax.base.streams import escaped
 from llmc_jax.logs.curves import Curve, binned, loss_range, moving_mean, window_of
-from llmc_jax.logs.files import finite_number
+from llmc_jax.logs.files import finite_number, step_of
 from llmc_jax.logs.state import DIED, RUNNING, UNKNOWN, RunState
-from llmc_jax.logs.words import event_words
+from llmc_jax.logs.words import event_words, state_words
 from llmc_jax.machine.device import gib
 from llmc_jax.machine.nvml import GpuReading, gpu_line
 from llmc_jax.run.console import BarState, Column, bar, duration, fitting
 from llmc_jax.watch.load import Load
 from llmc_jax.watch.plot import LABEL, LOWEST, NARROWEST, ends_of, plot, step_axis
-from llmc_jax.watch.story import Story, Told, number
+from llmc_jax.watch.story import Entry, Story, number
 
 NARROWEST_VIEW, LOWEST_VIEW = 20, 6  # cells; a smaller terminal sees a part of the view
 STYLES = {RUNNING: "bold green", "done": "bold green", "stopped": "bold yellow", UNKNOWN: "bold yellow"}
@@ -86,7 +86,7 @@ def _cut(line: Text, width: int) -> Text:
 # ----- how far it is ------------------------------------------------------------------------------------------------
 
 
-def state_words(state: RunState) -> str:
+def state_line(state: RunState) -> str:
     """Return the state of a run in words: since when, and where."""
     ago = "" if state.silent is None else f" {duration(state.silent)} ago"
     where = f" on {state.host}" if state.host else ""
@@ -96,7 +96,7 @@ def state_words(state: RunState) -> str:
         return f"died{where}, last event{ago}{_clock(state.last)}"
     if state.state == UNKNOWN:
         return f"silent for {duration(state.silent)}{where}" if state.silent is not None else "state unknown"
-    return f"{state.state.replace('_', ' ')}{ago}{_clock(state.last)}"
+    return f"{state_words(state.state)}{ago}{_clock(state.last)}"
 
 
 def _clock(seconds: float | None) -> str:
@@ -105,14 +105,14 @@ def _clock(seconds: float | None) -> str:
 
 def _header(moment: Moment, width: int) -> list[Text]:
     state = moment.state
-    words = Text(escaped(state_words(state)), STYLES.get(state.state, BAD))
+    words = Text(escaped(state_line(state)), STYLES.get(state.state, BAD))
     lines = [Text.assemble((escaped(moment.name), "bold"), "  ", words)]
     if lines[0].cell_len > width:
         lines = [Text(escaped(moment.name), "bold"), words]
     if state.state in (DIED, UNKNOWN) and state.event is not None:
-        kind, step = escaped(str(state.event.get("event"))), state.event.get("step")
-        place = f"step {step}: " if type(step) is int else ""
-        lines.append(Text(f"last line: {kind} {place}{event_words(state.event)}", "yellow"))
+        kind, step = escaped(str(state.event.get("event"))), step_of(state.event)
+        place = "" if step is None else f"step {step}: "
+        lines.append(Text(f"last event: {kind} {place}{event_words(state.event)}", "yellow"))
     return lines
 
 
@@ -171,7 +171,7 @@ def _plot(story: Story, room: Room, width: int, rows: int) -> list[Text]:
 def _odd(story: Story) -> Iterator[tuple[str, str]]:
     for name, odd in (("training", story.train.odd), ("validation", story.val.odd)):
         if odd.number:
-            yield f"  {name} not finite: {odd.number:,}, last at step {odd.last}", BAD
+            yield f"  {name}: {odd.number:,} not finite, last at step {odd.last}", BAD
 
 
 # ----- figures ------------------------------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ def _machine(moment: Moment, width: int) -> list[Text]:
     load, reading = moment.load, moment.story.latest.get("gpu")
     lines = []
     if load is not None:
-        own = "" if load.process_memory is None else f", {gib(load.process_memory)} of it the run's"
+        own = "" if load.process_memory is None else f", {gib(load.process_memory)} by this run"
         used = f"{gib(load.memory_used)} of {gib(load.memory_total)}{own}"
         lines.append(f"this machine: CPU {load.cpu_percent:.0f}% | memory {used}")
         lines += [f"GPU {index}: {gpu_line(each).strip()}" for index, each in enumerate(load.gpus[:2])]
@@ -260,9 +260,9 @@ def _events(moment: Moment, width: int) -> list[Text]:
     return [Text("events", "bold"), *(_event(each, moment.now) for each in events)]
 
 
-def _event(told: Told, now: float) -> Text:
-    when = "" if told.time is None else time.strftime("%H:%M:%S ", time.localtime(told.time))
-    if told.time is not None and now - told.time > 20 * 3600:
-        when = time.strftime("%m-%d %H:%M ", time.localtime(told.time))
-    step = "" if told.step is None else f"step {told.step}: "
-    return Text.assemble((f"  {when}{step}", "dim"), (told.words, "yellow" if told.kind in WARNED else ""))
+def _event(entry: Entry, now: float) -> Text:
+    when = "" if entry.time is None else time.strftime("%H:%M:%S ", time.localtime(entry.time))
+    if entry.time is not None and now - entry.time > 20 * 3600:
+        when = time.strftime("%m-%d %H:%M ", time.localtime(entry.time))
+    step = "" if entry.step is None else f"step {entry.step}: "
+    return Text.assemble((f"  {when}{step}", "dim"), (entry.words, "yellow" if entry.kind in WARNED else ""))

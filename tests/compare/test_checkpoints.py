@@ -78,7 +78,7 @@ def test_one_value_is_found_and_placed(tmp_path: Path, capsys: pytest.CaptureFix
     assert fcw["relative_norm"] == pytest.approx(abs(x - y) / np.linalg.norm(tensor), rel=1e-12)
     assert (lnfb["worst_index"], lnfb["differing_bits"], lnfb["differing_layers"]) == ([5], 1, [])
     out = capsys.readouterr().out
-    assert "[1,17,3]" in out and "2 of 16 tensors have other bits (2 values)." in out
+    assert "[1,17,3]" in out and "2 of 16 tensors differ (2 values)." in out
 
 
 def test_tolerance(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,13 +124,13 @@ def test_other_shapes_are_one_clear_line(tmp_path: Path, capsys: pytest.CaptureF
         tensor[: len(ours)] = ours
     a, b = written(tmp_path / "a.bin", weights()), written(tmp_path / "b.bin", flat, longer)
     status, result = compared(tmp_path, a, b)
-    assert status == 4 and result["shapes"] == ["the models differ: max_seq_len 6 and 9 (of A and of B)"]
+    assert status == 4 and result["shapes"] == ["the models differ: max_seq_len 6 and 9 (A and B)"]
     assert [row["name"] for row in result["tensors"] if not row["agrees"]] == ["wpe"]
     out = capsys.readouterr().out
     assert (
-        out.count("OTHER SHAPE") == 1 and "[6,8] and [9,8]" in out and "the models differ: max_seq_len 6 and 9" in out
+        out.count("SHAPE DIFFERS") == 1 and "[6,8] and [9,8]" in out and "the models differ: max_seq_len 6 and 9" in out
     )
-    assert "1 of 16 have another shape and are not compared." in out
+    assert "1 of 16 differ in shape and are not compared." in out
 
 
 def test_the_same_tensors_of_another_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

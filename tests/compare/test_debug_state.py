@@ -313,7 +313,7 @@ def test_errors_that_add_up_are_told_from_one_that_is_made() -> None:
     assert activations.first_step([step, step]) is None
     assert activations.first_step([step, drifted]) == 1
     assert activations.first_step([step, drifted, made]) == 2  # the one that can be put right
-    assert "not made there" in debug_state._first_words([step, drifted], 1, 2e-5)
+    assert "does not originate there" in debug_state._first_words([step, drifted], 1, 2e-5)
 
 
 # ----- the command ---------------------------------------------------------------------------------------------------
@@ -505,7 +505,7 @@ def test_against_names_the_operation(
     out = capsys.readouterr().out
     assert (
         "All 119 values agree" in out
-        and "notes.npy: not the name of a value; left out" in out
+        and "notes.npy: not the name of a value; ignored" in out
         and "layer_02.dqkvb" in out
     )
     flat = weights()
@@ -515,8 +515,8 @@ def test_against_names_the_operation(
     assert status == 4 and (result["against"]["first"], result["against"]["made_there"]) == ("layer_01.attproj", True)
     assert result["first"]["name"] == "logits"
     out = capsys.readouterr().out
-    assert "First operation that disagrees: linear_forward, which makes layer_01.attproj" in out
-    assert "The error is made there" in out and "MADE HERE" in out and "passed on" in out
+    assert "First operation that disagrees: linear_forward, output layer_01.attproj" in out
+    assert "The error originates there" in out and "LOCAL ERROR" in out and "propagated" in out
 
 
 def test_the_golden_debug_state(shared: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -89,7 +89,7 @@ FLAGS = {
     "glued": ("train_gpt2cu", "-b4 -t 64", "-b4: no flag that both know"),
     "no value": ("train_gpt2cu", "-b 4 -t", "-t: its value must follow"),
     "folder": ("train_gpt2cu", "-o x", "-o: leave it out; both write where --keep says"),
-    "resume": ("train_gpt2cu", "-y 1", "-y: leave it out; both begin anew"),
+    "resume": ("train_gpt2cu", "-y 1", "-y: leave it out; both start from scratch"),
     "checkpoints": ("train_gpt2cu", "-n 5", "-n: leave it out; no checkpoints are written"),
     "bad value": ("train_gpt2cu", "-b many", "-b many: "),
     "auto": ("train_gpt2cu", "-b auto", "-b auto: train_gpt2cu takes a number"),
@@ -206,12 +206,12 @@ def test_flags_of_the_cuda_trainers(tmp_path: Path, model: Path, monkeypatch: An
 
 
 FAILURES = {
-    "status": ("say('before'); say('Bad magic'); sys.exit(1)", "ended with status 1; the last it printed: Bad m"),
-    "silent": ("sys.exit(3)", "ended with status 3 and printed nothing"),
-    "signal": ("os.kill(os.getpid(), signal.SIGKILL)", f"was ended by signal {int(signal.SIGKILL)}"),
-    "long": ("say('y' * 10**6 + 'end'); sys.exit(1)", r"ended with status 1; the last it printed: y{400}$"),
-    "binary": ("os.write(1, bytes(range(256)) * 99 + b'\\nend of it\\n'); sys.exit(1)", "printed: end of it"),
-    "no loss": ("say('hello')", "no losses in it"),
+    "status": ("say('before'); say('Bad magic'); sys.exit(1)", "exited with status 1; last line: Bad m"),
+    "silent": ("sys.exit(3)", "exited with status 3 and printed nothing"),
+    "signal": ("os.kill(os.getpid(), signal.SIGKILL)", f"was killed by signal {int(signal.SIGKILL)}"),
+    "long": ("say('y' * 10**6 + 'end'); sys.exit(1)", r"exited with status 1; last line: y{400}$"),
+    "binary": ("os.write(1, bytes(range(256)) * 99 + b'\\nend of it\\n'); sys.exit(1)", "last line: end of it"),
+    "no loss": ("say('hello')", "no losses found"),
 }
 
 
@@ -284,7 +284,7 @@ def test_verdicts() -> None:
 def test_a_busy_machine_is_named(load: float, busy: bool, monkeypatch: Any) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
-    expected = f"warning: other programs use the machine (load {load} on 8 cores): the times mean little"
+    expected = f"warning: other programs are using the machine (load {load} on 8 cores); timings are unreliable"
     assert live.busy_note() == (expected if busy else None)
 
 
@@ -324,4 +324,4 @@ def test_ours_fails(tmp_path: Path, model: Path, tokens: TokenPair, capsys: Any)
     assert main(["run", str(executable), "--ours", "-e nothing.bin", "--", *files(model, tokens)]) == 2
     error = capsys.readouterr().err.splitlines()
     assert len(error) == 2 and ": train.py --preset llmc-cpu" in error[1]
-    assert "ended with status 2; the last it printed: train.py: " in error[1] and "nothing.bin" in error[1]
+    assert "exited with status 2; last line: train.py: " in error[1] and "nothing.bin" in error[1]

@@ -95,7 +95,7 @@ def test_where_noisy_logs_part() -> None:
     each = one_difference(falling + noise[0], falling + noise[1], tolerance=0.05, window=100)
     assert each.parts is None and each.largest[0] > 0.1
     assert logs.verdict(each).startswith(
-        "B beside A, training: together: the difference, averaged over 101 steps, is within"
+        "B vs A, training: together: the difference, averaged over 101 steps, is within"
     )
     shifted = falling + noise[1] - 0.2 * (np.arange(5000) >= 3000)
     each = one_difference(falling + noise[0], shifted, tolerance=0.05, window=100)
@@ -106,17 +106,17 @@ def test_where_noisy_logs_part() -> None:
 @pytest.mark.parametrize(
     ("a", "b", "decimals", "facts"),
     [
-        ([], [], None, ["no step in common"]),
+        ([], [], None, ["no common step"]),
         ([1, 2], [1, 2], None, ["equal", "all 2 common steps"]),
         ([1], [1], None, ["equal", "step 0"]),
-        ([1.00004, 2], [1.0, 2], 4, ["equal", "to the digits"]),
+        ([1.00004, 2], [1.0, 2], 4, ["equal", "to the logs' precision"]),
         ([1.0002, 2], [1.0, 2], 4, ["together", "within 0.01", "0.0002, at step 0"]),
         ([1, 2], [1, 3], None, ["part at step 1", "larger than 0.01 at 1 of 1 steps", "1, at step 1"]),
     ],
 )
 def test_verdicts(a: list[float], b: list[float], decimals: int | None, facts: list[str]) -> None:
     words = logs.verdict(one_difference(a, b, decimals=decimals))
-    assert words.startswith("B beside A, training: ") and all(fact in words for fact in facts)
+    assert words.startswith("B vs A, training: ") and all(fact in words for fact in facts)
 
 
 def test_validations_over_another_number_of_batches_are_not_compared(
@@ -196,8 +196,8 @@ def test_the_command_prints_and_draws(two: list[str], tmp_path: Path, capsys: py
     assert max(map(len, text.splitlines())) <= 120 + len(two[0])
     row = next(line for line in text.splitlines() if line.startswith(" 100"))
     assert row.split() == ["100", "3.0099", "3.0109", "+0.001", "3.2500", "3.2500", "0"]
-    assert "B beside A, training: they part at step 110: from there to step 199" in text
-    assert "B beside A, validation: they part at step 200" in text
+    assert "B vs A, training: they part at step 110: from there to step 199" in text
+    assert "B vs A, validation: they part at step 200" in text
     assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     found = json.loads(result.read_text())
     assert found["comparison"] == "logs" and [each["path"] for each in found["logs"]] == two
@@ -241,7 +241,7 @@ def test_bad_tolerances(value: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_pictures_of_anything(tmp_path: Path) -> None:
     """Nothing finite, nothing in common, one point, odd names."""
-    from llmc_jax.compare.picture import draw_logs
+    from llmc_jax.compare.logs import draw_logs
 
     cases = [
         [log_of([math.nan]), log_of([math.inf])],
@@ -264,15 +264,13 @@ def test_no_two_of_26_logs_look_alike() -> None:
 
 
 def test_the_picture_says_how_many_differences_it_does_not_show() -> None:
-    from llmc_jax.compare.picture import outside_words
+    from llmc_jax.compare.logs import outside_words
 
     each = one_difference([3.0] * 40, [3.0] * 36 + [4.0, 9.0, 3.0, math.nan])
-    assert outside_words(each, -10, 10) == "B, training: of 40 single differences 1 infinite"
-    assert outside_words(each, -0.5, 0.5) == "B, training: of 40 single differences 2 beyond the edge, 1 infinite"
+    assert outside_words(each, -10, 10) == "B, training: 1 infinite of 40 differences"
+    assert outside_words(each, -0.5, 0.5) == "B, training: 2 off scale, 1 infinite of 40 differences"
     finite = one_difference([3.0] * 40, [3.0] * 36 + [4.0, 9.0, 3.0, 3.0])
-    assert outside_words(finite, -0.5, 2) == (
-        "B, training: of 40 single differences 1 beyond the edge (largest 6 at step 37)"
-    )
+    assert outside_words(finite, -0.5, 2) == ("B, training: 1 off scale of 40 differences (largest 6 at step 37)")
     assert outside_words(finite, -10, 10) == ""
 
 

@@ -14,8 +14,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
-from llmc_jax.compare import picture as compare_picture
-from llmc_jax.compare.logs import differences
+from llmc_jax.compare.logs import differences, draw_logs
 from llmc_jax.logs import picture
 from llmc_jax.logs.curves import BINS
 from llmc_jax.logs.events import read_events
@@ -122,7 +121,7 @@ def test_skipped_steps_are_marked_and_do_not_stop_the_drawing(tmp_path: Path, pa
     bad[30].update(loss=float("nan"), norm=float("inf"), skipped=True)
     bad[31].update(loss=float("inf"), norm=float("nan"))
     draw_curves(rows, tmp_path / "a.png")
-    assert _line(panels[0], "update skipped: 1")[1] == [30]
+    assert _line(panels[0], "skipped updates: 1")[1] == [30]
     assert _line(panels[0], "training: 2 points not finite, first at step 30")[1] == [30, 31]
 
 
@@ -193,7 +192,7 @@ def test_no_text_leaves_the_page(name: str, tmp_path: Path, panels: list[Any]) -
     calm = log_with(metrics_of(1000), tmp_path, name)
     for logs in ([bad], [calm], [calm, bad], [bad, calm] * 13, [log_of_losses([1e30, -1e30])._replace(path=name)]):
         if len(logs) > 1:
-            compare_picture.draw_logs(logs, differences(logs), tmp_path / "a.png")
+            draw_logs(logs, differences(logs), tmp_path / "a.png")
         else:
             picture.draw_curves(logs, tmp_path / "a.png", {name: 3.0, "goal": 2.9})
         figure = panels[0].figure

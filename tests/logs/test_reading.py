@@ -120,7 +120,7 @@ def test_validations_between_steps_that_were_not_printed(tmp_path: Path) -> None
     text = "val loss 5.000000\n" + step_line(1, 4.5) + step_line(20, 4.0) + step_line(40, 3.5) + "val loss 3.250000\n"
     log = read_log(written(tmp_path / "out.txt", text + step_line(60, 3.0)))
     assert pairs(log.val) == [(0, 5.0), (40, 3.25)]
-    assert len(log.notes) == 1 and "not every step has a line" in log.notes[0]
+    assert len(log.notes) == 1 and "steps are missing" in log.notes[0]
     table = f"{TABLE}| val_loss_every        | {9:<50} |\n"
     text = table + "val loss 5.0\n" + step_line(1, 4.5) + "val loss 4.9\nval loss 4.8\nHellaSwag: 1/2 = 0.500000\n"
     text += step_line(20, 4.0) + "val loss 4.7\n" + step_line(30, 3.0) + "val loss 4.6\n" + step_line(99, 3.0)
@@ -181,7 +181,7 @@ def test_our_run_folder_has_every_digit(tmp_path: Path) -> None:
     assert log.kind == "main.log" and log.train.values[0] == 0.3333
     (folder / "main.log").unlink()
     (folder / "metrics.jsonl").mkdir()
-    with pytest.raises(InputError, match=r"a folder without metrics.jsonl and main.log"):
+    with pytest.raises(InputError, match=r"no metrics.jsonl and no main.log in this folder"):
         read_log(folder)
     with pytest.raises(InputError, match="cannot read it: No such file"):
         read_log(tmp_path / "none")
@@ -207,22 +207,22 @@ def test_a_line_that_is_being_written_is_left_out(name: str, tmp_path: Path) -> 
 
 BAD = {
     "empty": (b"", "the file is empty"),
-    "blank": (b"\n\n", "no losses in it"),
-    "text": (b"once upon a time\n" * 9, "no losses in it; expected metrics.jsonl, main.log or"),
+    "blank": (b"\n\n", "no losses found"),
+    "text": (b"once upon a time\n" * 9, "no losses found; expected metrics.jsonl, main.log or"),
     "a model": ((20240326).to_bytes(4, "little") + bytes(1020), "a GPT-2 checkpoint of llm.c; expected a log"),
     "tokens": ((20240520).to_bytes(4, "little") + bytes(1020), "a file of GPT-2 tokens; expected a log"),
     "binary": (b"\x7fELF\x02\0\0\0" * 99, "binary data"),
     "utf-16": (("s:0 trl:1.0\n" * 9).encode("utf-16"), "binary data"),
-    "no train": (b'{"event": "start"}\n', "no losses in it; expected events"),
-    "broken json": (b'{"event": "val", "step": 0, "loss": 1}\n{"event": \n', "line 2 is no event"),
-    "deep": (b'{"a":' * 100_000 + b"\n", "line 1 is no event"),
-    "no step": (b'{"event": "train", "loss": 1}\n', "line 1 is no event"),
-    "step -1": (b'{"event": "train", "loss": 1, "step": -1}\n', "line 1 is no event"),
-    "step 1.0": (b'{"event": "train", "loss": 1, "step": 1.0}\n', "line 1 is no event"),
-    "step 1e400": (b'{"event": "train", "loss": 1, "step": 1%s}\n' % (b"0" * 400), "line 1 is no event"),
-    "no loss": (b'{"event": "val", "step": 0}\n', "no losses in it"),
-    "loss a word": (b'{"event": "val", "step": 0, "loss": "big"}\n', "no losses in it"),
-    "loss huge": (b'{"event": "val", "step": 0, "loss": 1%s}\n' % (b"0" * 400), "no losses in it"),
+    "no train": (b'{"event": "start"}\n', "no losses found; expected events"),
+    "broken json": (b'{"event": "val", "step": 0, "loss": 1}\n{"event": \n', "line 2 is not an event"),
+    "deep": (b'{"a":' * 100_000 + b"\n", "line 1 is not an event"),
+    "no step": (b'{"event": "train", "loss": 1}\n', "line 1 is not an event"),
+    "step -1": (b'{"event": "train", "loss": 1, "step": -1}\n', "line 1 is not an event"),
+    "step 1.0": (b'{"event": "train", "loss": 1, "step": 1.0}\n', "line 1 is not an event"),
+    "step 1e400": (b'{"event": "train", "loss": 1, "step": 1%s}\n' % (b"0" * 400), "line 1 is not an event"),
+    "no loss": (b'{"event": "val", "step": 0}\n', "no losses found"),
+    "loss a word": (b'{"event": "val", "step": 0, "loss": "big"}\n', "no losses found"),
+    "loss huge": (b'{"event": "val", "step": 0, "loss": 1%s}\n' % (b"0" * 400), "no losses found"),
 }  # fmt: skip
 
 
@@ -244,7 +244,7 @@ def test_lines_without_end_take_no_memory(tmp_path: Path, monkeypatch: pytest.Mo
     tracemalloc.stop()
     assert peak < 1 << 20
     assert pairs(log.train) == [(0, 4.0), (1, 3.0)]
-    with pytest.raises(FormatError, match="line 2 is no event"):
+    with pytest.raises(FormatError, match="line 2 is not an event"):
         read_log(written(tmp_path / "log", b'{"event": "start"}\n{' + rubbish + b"}\n"))
 
 
@@ -252,7 +252,7 @@ def test_a_large_file_of_something_else_is_given_up(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(reading, "NOTHING_FOUND", 1 << 12)
     monkeypatch.setattr(files, "BATCH", 1 << 10)
     data = b"once upon a time\n" * 1000
-    with pytest.raises(FormatError, match="no losses in it"):
+    with pytest.raises(FormatError, match="no losses found"):
         read_log(written(tmp_path / "log", data + b"s:0 trl:1.0\n"))
     assert len(read_log(written(tmp_path / "log", b"s:0 trl:1.0\n" + data + b"s:1 trl:1.0\n")).train.steps) == 2
 

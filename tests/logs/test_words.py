@@ -23,7 +23,7 @@ def test_any_event_is_one_printable_line(kind: Any, fields: dict[str, Any]) -> N
 @pytest.mark.parametrize(
     ("event", "words"),
     [
-        ({"event": "start", "host": "node7", "pid": 41}, "started on node7, process 41"),
+        ({"event": "start", "host": "node7", "pid": 41}, "started on node7, pid 41"),
         ({"event": "checkpoint", "path": "state_00000100", "ms": 1234.5}, "saved state_00000100 in 1,234 ms"),
         pytest.param(
             {"event": "checkpoint", "path": "state_00000100", "ms": 10**400},
@@ -33,11 +33,11 @@ def test_any_event_is_one_printable_line(kind: Any, fields: dict[str, Any]) -> N
         ({"event": "tracker", "name": "wandb", "sent": 7, "dropped": 0, "problem": None}, "wandb: 7 sent, 0 dropped"),
         (
             {"event": "early_stop", "step": 100, "best_loss": 2.84679, "best_step": 90, "stale": 3},  # with a delta
-            "early stop: 3 validations without an improvement, lowest loss 2.8468 at step 90",
+            "early stop: 3 validations without improvement, lowest loss 2.8468 at step 90",
         ),
         (
             {"event": "early_stop", "step": 6, "best_loss": None, "best_step": -1, "stale": 2},
-            "early stop: 2 validations without an improvement, no loss was finite",
+            "early stop: 2 validations without improvement, no finite loss",
         ),
         (
             {
@@ -50,9 +50,9 @@ def test_any_event_is_one_printable_line(kind: Any, fields: dict[str, Any]) -> N
                 "phase": "step",
                 "words": "",
             },
-            "lost rank 1 on n2, process 41, in phase step: gone",
+            "lost rank 1 on n2, pid 41, in phase step: gone",
         ),
-        ({"event": "end", "outcome": "done"}, "ended: done"),
+        ({"event": "end", "outcome": "done"}, "finished"),
         ({"event": "new_kind", "step": 3, "loss": 0.25, "name": "x", "time": 1.0}, "new kind: loss 0.25, name x"),
     ],
 )

@@ -139,7 +139,7 @@ REFUSED = {
     "no run": ([], "required: RUN"),
     "missing": (["nothing"], "nothing: cannot read it: No such file"),
     "no runs there": (["A/../notes"], "notes: neither a run folder nor a folder of them"),
-    "no log": (["text.txt"], "text.txt: no losses in it"),
+    "no log": (["text.txt"], "text.txt: no losses found"),
     "output's name": (["A", "-o", "a.log"], r"--output a.log: the name must end in \.html"),
     "png's name": (["A", "--png", "a.jpg"], r"--png a.jpg: the name must end in \.png"),
     "folder missing": (["A", "--csv", "none/a.csv"], "--csv none/a.csv: there is no folder none"),

@@ -63,7 +63,7 @@ def test_facts_and_status_of_a_run(whole: Run) -> None:
     assert [(each.step, each.tokens, each.text) for each in whole.samples] == [(40, 4, "<b>\n")]
     assert rows_of(whole, "Options: Optimizer")["--learning-rate"] == "0.004"
     assert rows_of(whole, "Options: others") == {"gone": "1"}
-    assert rows_of(whole, "What runs each operation") == {"attention": "naive, xla (on a CPU)"}
+    assert rows_of(whole, "Operation implementations") == {"attention": "naive, xla (on a CPU)"}
     assert rows_of(whole, "Environment") == {"XLA_FLAGS": "--xla_x=1"}
     assert rows_of(whole, "Machine")["memory"] == "16.0 GiB"
     assert {"best validation loss", "speed", "tokens", "memory", "time"} <= dict(whole.summary).keys()
@@ -187,7 +187,7 @@ def test_a_damaged_run_shows_what_can_be_read(tmp_path: Path) -> None:
     run = one(folder)
     assert len(run.notes) == 4 and run.facts == []
     (folder / "metrics.jsonl").write_text("rubbish\n")
-    with pytest.raises(InputError, match=r"a: no events in it"):
+    with pytest.raises(InputError, match=r"a: no events found"):
         one(folder)
 
 
@@ -197,7 +197,7 @@ def test_a_copy_of_a_run_s_events_is_enough(tmp_path: Path) -> None:
     run = one(copy)
     assert (run.name, run.kind, run.status.state, run.notes) == ("copy.jsonl", "metrics.jsonl of ours", "done", [])
     assert run.curves["norm"].count == 40 and rows_of(run, "Model")["channels"] == "128"
-    with pytest.raises(InputError, match=r"empty.jsonl: no events in it"):
+    with pytest.raises(InputError, match=r"empty.jsonl: no events found"):
         one(written(tmp_path / "empty.jsonl", ""))
 
 

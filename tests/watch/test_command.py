@@ -64,11 +64,11 @@ def test_a_pipe_gets_the_view_once(runs: Path, capsys: pytest.CaptureFixture[str
     ("words", "part"),
     [
         (["missing"], "missing: there is no such folder"),
-        (["."], "holds no run"),
-        (["runs", "fourth"], "no run of runs has this name"),
-        (["runs", "9\x1b[2J"], "no run of runs"),
+        (["."], "contains no run"),
+        (["runs", "fourth"], "no run in runs has this name"),
+        (["runs", "9\x1b[2J"], "no run in runs"),
         (["runs/first", "2"], "leave '2' out"),
-        (["main.py"], "holds no run"),
+        (["main.py"], "contains no run"),
     ],
 )
 def test_bad_input_is_one_line(

@@ -59,7 +59,7 @@ def test_the_table_has_the_newest_first_and_names_and_numbers_choose(tmp_path: P
     assert [row.state.silent for row in rows] == [3.0, 4.0, 5.0]
     assert chosen(rows, "b", tmp_path) == tmp_path / "b" and chosen(rows, "2", tmp_path) == tmp_path / "c"
     for word in ("d", "0", "4", ""):
-        with pytest.raises(InputError, match="no run of"):
+        with pytest.raises(InputError, match="no run in"):
             chosen(rows, word, tmp_path)
     for width in (30, 60, 80, 200):
         lines = [line.plain for line in table(rows, Room(width), 2e9 + 5)]
@@ -294,6 +294,6 @@ def test_a_run_that_is_killed_while_it_is_watched_has_died(tmp_path: Path) -> No
         with terminal(str(tmp_path / "a"), "--every", "0.1") as screen:
             screen.until(lambda output: b"running on" in output)
             trainer.kill()  # and nobody asks for its status: it stays as a zombie
-            screen.until(lambda output: b"died on" in output and b"last line: train step 2" in output)
+            screen.until(lambda output: b"died on" in output and b"last event: train step 2" in output)
             os.write(screen.descriptor, b"q")
             assert screen.ended() == 0
