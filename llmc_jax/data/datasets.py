@@ -13,6 +13,7 @@ import shutil
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +22,7 @@ from llmc_jax.base.files import complete_file, refuse_existing, refusing
 from llmc_jax.data import hub
 from llmc_jax.data.documents import Reading, find_inputs, size_of
 from llmc_jax.data.download import Remote, digest_of, fetch
+from llmc_jax.data.hub import File
 from llmc_jax.data.prepare import SHARD_TOKENS, Settings
 from llmc_jax.data.rows import understood
 from llmc_jax.data.tokenfile import MAX_TOKENS
@@ -35,20 +37,6 @@ HubPlace = tuple[str, str]  # repository and revision
 Progress = Callable[[str, int, int | None], None]  # a file's name, bytes of it that are there, and of how many
 
 
-class File(NamedTuple):
-    """A published file. name: what we call it. path: in the repository on Hugging Face.
-
-    urls: where else the same bytes are. size, sha256: None where only the server tells them, then perhaps a sha1.
-    """
-
-    name: str
-    size: int | None
-    sha256: str | None
-    path: str
-    urls: tuple[str, ...] = ()
-    sha1: str | None = None
-
-
 class Recipe(NamedTuple):
     """How a corpus becomes token files. name: of those. settings: for a number of tokens per file, None: the usual."""
 
@@ -61,10 +49,10 @@ class Recipe(NamedTuple):
 class Dataset(NamedTuple):
     """A row of the table.
 
-    folder: its own in dev/data. place: on Hugging Face. listed: the folder there whose list says what `files` leaves
-    open. size: bytes to download. holds: how much is in it, as whoever published it, or llm.c, counts. tasks: the
-    evaluations that are in its files, one each. eval_file: llm.c's file of them. copies: digests of other published
-    forms, and what they are. recipe: what a corpus becomes.
+    folder: its own in dev/data. place: on Hugging Face. holds: how much is in it, as whoever published it, or llm.c,
+    counts. listed: the folder at its place whose list says what `files` leaves open. about: bytes to download, where
+    not all files tell theirs. tasks: the evaluations that are in its files, one each. eval_file: llm.c's file of them.
+    copies: digests of other published forms, and what they are. recipe: what a corpus becomes.
     """
 
     name: str
@@ -72,9 +60,9 @@ class Dataset(NamedTuple):
     folder: str
     place: HubPlace
     files: tuple[File, ...]
-    size: int
     holds: str
     listed: str | None = None
+    about: int | None = None
     tasks: tuple[str, ...] = ()
     eval_file: str | None = None
     copies: tuple[tuple[str, str], ...] = ()
@@ -156,7 +144,6 @@ _ROWS = (
                 "data/validation-00000-of-00001.parquet",
             ),
         ),
-        6315951,
         "10,042 questions",
         tasks=("hellaswag",),
         eval_file="hellaswag_val.bin",
@@ -176,7 +163,6 @@ _ROWS = (
                 ("https://people.eecs.berkeley.edu/~hendrycks/data.tar",),
             ),
         ),
-        166184960,
         "14,042 questions",
         tasks=("mmlu",),
         eval_file="mmlu_test.bin",
@@ -206,7 +192,6 @@ _ROWS = (
                 "ARC-Challenge/test-00000-of-00001.parquet",
             ),
         ),
-        550065,
         "2,376 and 1,172 questions",
         tasks=("arc-easy", "arc-challenge"),
         copies=(
@@ -229,7 +214,6 @@ _ROWS = (
                 ("https://openaipublic.blob.core.windows.net/gpt-2/data/lambada_test.jsonl",),
             ),
         ),
-        1819752,
         "5,153 passages",
         tasks=("lambada",),
     ),
@@ -246,7 +230,6 @@ _ROWS = (
                 "TinyStories_all_data.tar.gz",
             ),
         ),
-        1608001638,
         "945 M tokens",
         recipe=Recipe("TinyStories", _tinystories, "*.json", unpack=True),
     ),
@@ -256,9 +239,9 @@ _ROWS = (
         "openwebtext",
         ("Skylion007/openwebtext", "79d93d786212f7344586290adb811d4ae6a1762c"),
         _shards("plain_text/train-{:05d}-of-00080.parquet", _OPENWEBTEXT, 80),
-        24_300_000_000,
         "9.0 G tokens",
         listed="plain_text",
+        about=24_300_000_000,
         recipe=Recipe("openwebtext", _openwebtext, "*.parquet"),
     ),
     Dataset(
@@ -271,9 +254,9 @@ _ROWS = (
             ((2147292183, "6b552ea48424648dc86d00df276f93fdfc55e9ad342ce3e4affc23a3a370792b"),),
             15,
         ),
-        30_600_000_000,
         "10 G tokens",
         listed="sample/10BT",
+        about=30_600_000_000,
         recipe=Recipe("fineweb", _fineweb, "*.parquet"),
     ),
     Dataset(
@@ -282,7 +265,6 @@ _ROWS = (
         "edu_fineweb10B",
         ("HuggingFaceFW/fineweb-edu", "87f09149ef4734204d70ed1d046ddc9ca3f2b8f9"),
         _shards("sample/10BT/{:03d}_00000.parquet", _EDU, 14),
-        sum(size for size, _ in _EDU),
         "10 G tokens",
         listed="sample/10BT",
         recipe=Recipe("edu_fineweb", _fineweb, "*.parquet"),
@@ -297,7 +279,7 @@ def sampled(dataset: Dataset, sample: str) -> Dataset:
     if sample == "10BT":
         return dataset
     folder = dataset.folder.replace("10B", sample.removesuffix("T"))
-    return dataset._replace(folder=folder, files=(), listed=f"sample/{sample}", size=0)
+    return dataset._replace(folder=folder, files=(), listed=f"sample/{sample}")
 
 
 # ----- downloads -----------------------------------------------------------------------------------------------------
@@ -311,18 +293,15 @@ def published_files(dataset: Dataset, count: int | None = None) -> list[File]:
     chosen = dataset.files[:count]
     if dataset.listed is None or (chosen and all(file.sha256 for file in chosen)):
         return list(chosen)
-    entries = {
-        entry.path: entry
-        for entry in hub.list_files(*dataset.place, dataset.listed, _advice(dataset))
-        if entry.path.endswith(".parquet")
-    }
-    files = chosen or tuple(File(path.rpartition("/")[2], None, None, path) for path in list(entries)[:count])
+    entries = hub.list_files(*dataset.place, dataset.listed, _advice(dataset))
+    listed = {entry.path: entry for entry in entries if entry.path.endswith(".parquet")}
+    files = chosen or list(listed.values())[:count]
     if not files:
         raise InputError(f"{dataset.name}: {dataset.listed} of {dataset.place[0]} holds no parquet files")
-    return [_completed(dataset, file, entries.get(file.path)) for file in files]
+    return [_completed(dataset, file, listed.get(file.path)) for file in files]
 
 
-def _completed(dataset: Dataset, file: File, entry: hub.Entry | None) -> File:
+def _completed(dataset: Dataset, file: File, entry: File | None) -> File:
     if entry is None:
         raise InputError(f"{dataset.name}: {file.path} is not in the server's list any more; {_advice(dataset)}")
     for name, ours, theirs in (("size", file.size, entry.size), ("sha256", file.sha256, entry.sha256)):
@@ -330,7 +309,7 @@ def _completed(dataset: Dataset, file: File, entry: hub.Entry | None) -> File:
             raise InputError(
                 f"{dataset.name}: {file.path}: the server lists {name} {theirs}; expected {ours}; {_advice(dataset)}"
             )
-    return file._replace(size=entry.size, sha256=entry.sha256, sha1=entry.sha1)
+    return entry._replace(name=file.name, urls=file.urls)
 
 
 def _advice(dataset: Dataset) -> str:
@@ -350,18 +329,10 @@ def remote(dataset: Dataset, file: File) -> Remote:
     )
 
 
-def obtain(dataset: Dataset, files: list[File], folder: Path, report: Progress | None = None) -> list[Path]:
+def obtain(dataset: Dataset, files: list[File], folder: Path, report: Progress) -> list[Path]:
     """Download files into a folder, those that are there already left out; return their paths. Raises InputError."""
     _check_space(dataset, files, folder)
-    paths = []
-    for file in files:
-
-        def told(done: int, total: int | None, name: str = file.name) -> None:
-            if report:
-                report(name, done, total)
-
-        paths.append(fetch(remote(dataset, file), folder / file.name, told))
-    return paths
+    return [fetch(remote(dataset, file), folder / file.name, partial(report, file.name)) for file in files]
 
 
 def _check_space(dataset: Dataset, files: list[File], folder: Path) -> None:

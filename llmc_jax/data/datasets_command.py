@@ -25,7 +25,6 @@ from llmc_jax.data.datasets import (
     DOWNLOADS,
     SAMPLES,
     Dataset,
-    File,
     Progress,
     adopt,
     local_inputs,
@@ -42,6 +41,7 @@ from llmc_jax.data.datasets import (
 )
 from llmc_jax.data.documents import check_parquet
 from llmc_jax.data.evalfile import START, is_eval_file, write_eval_file
+from llmc_jax.data.hub import File
 from llmc_jax.data.prepare import check_settings
 from llmc_jax.data.tasks import FOLDER, TASKS, read_items
 from llmc_jax.data.tokenizers import Tokenizer
@@ -107,8 +107,9 @@ def _positive(text: str) -> int:
 
 def _list(options: argparse.Namespace) -> None:
     """List the data sets that are known by name: how large, how much is in them, where they are published."""
+    sizes = {row.name: row.about or sum(file.size or 0 for file in row.files) for row in DATASETS.values()}
     rows = [
-        (row.name, row.title, _size(row.size), row.holds, str(FOLDER / row.folder), row.page)
+        (row.name, row.title, _size(sizes[row.name]), row.holds, str(FOLDER / row.folder), row.page)
         for row in DATASETS.values()
     ]
     headings = ("name", "what", "download", "holds", "folder", "published; its licence stands there")

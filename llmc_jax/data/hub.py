@@ -18,13 +18,18 @@ ENDPOINT = "https://huggingface.co"
 MAX_PAGES = 100  # of a listing, each of up to 1000 files
 
 
-class Entry(NamedTuple):
-    """A file as the server lists it. It has one of the digests: sha256 where it is large, else git's sha1."""
+class File(NamedTuple):
+    """A published file. name: what we call it. path: in the repository on Hugging Face. urls: where else its bytes are.
 
-    path: str
-    size: int
+    size, and one of the digests: sha256, or git's sha1 of a small file; None where only the server tells them.
+    """
+
+    name: str
+    size: int | None
     sha256: str | None
-    sha1: str | None
+    path: str
+    urls: tuple[str, ...] = ()
+    sha1: str | None = None
 
 
 def endpoint() -> str:
@@ -56,7 +61,7 @@ def file_url(repo: str, revision: str, path: str) -> str:
     return f"{endpoint()}/datasets/{repo}/resolve/{quote(revision, safe='')}/{quote(path)}"
 
 
-def list_files(repo: str, revision: str, folder: str, advice: str) -> list[Entry]:
+def list_files(repo: str, revision: str, folder: str, advice: str) -> list[File]:
     """Return the files right inside a folder of a data set, in the order of their paths. Raises InputError."""
     what = f"the list of files of {repo}"
     check_online(what, advice)
@@ -72,18 +77,19 @@ def list_files(repo: str, revision: str, folder: str, advice: str) -> list[Entry
         except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError) as error:
             raise InputError(f"{what}: {url}: is no such list ({error!r}); {advice}") from error
         if following is None:
-            return sorted(found, key=lambda entry: entry.path)
+            return sorted(found, key=lambda file: file.path)
         url = following
     raise InputError(f"{what}: {url}: more than {MAX_PAGES} pages; {advice}")
 
 
-def _entry(item: dict[str, Any]) -> Entry:
+def _entry(item: dict[str, Any]) -> File:
     """Return a file from the server's words. What they say first of a large one is about the pointer to it."""
     path, large = str(item["path"]), item.get("lfs")
     size, digest = int((large or item)["size"]), str((large or item)["oid"])
     if not (path.isprintable() and 0 <= size < 1 << 63):
         raise ValueError(f"{path!a}, {size} bytes"[:200])
-    return Entry(path, size, digest if large else None, None if large else digest)
+    name = path.rpartition("/")[2]
+    return File(name, size, digest if large else None, path, sha1=None if large else digest)
 
 
 def _next_page(url: str, link: str) -> str | None:

@@ -101,8 +101,9 @@ def test_a_row(row: Dataset) -> None:
     assert all(file.sha256 is None or (len(file.sha256) == 64 and int(file.sha256, 16)) for file in row.files)
     assert all(".." not in file.path for file in row.files)
     assert bool(row.recipe) != bool(row.tasks)
-    known = [file.size for file in row.files if file.size]
-    assert row.listed or (len(known) == len(row.files) and sum(known) == row.size)
+    known = all(file.size for file in row.files)
+    assert known or row.listed
+    assert known == (row.about is None)
     if row.tasks:  # the file is where an evaluation looks for it
         assert [TASKS[task].file for task in row.tasks] == [Path("dev/data") / row.folder / f.name for f in row.files]
 
@@ -184,7 +185,7 @@ def test_a_disk_too_small_for_all_is_told_before_the_first(
     usage = module.shutil.disk_usage(here)._replace(free=10**10)
     monkeypatch.setattr(module.shutil, "disk_usage", lambda _: usage)
     with pytest.raises(InputError, match=r"28\.5 GB of fineweb-edu are missing, and 10\.0 GB"):
-        module.obtain(DATASETS["fineweb-edu"], published_files(DATASETS["fineweb-edu"]), here / "new")
+        module.obtain(DATASETS["fineweb-edu"], published_files(DATASETS["fineweb-edu"]), here / "new", print)
     assert server.asked == []
 
 

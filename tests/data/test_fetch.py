@@ -342,7 +342,8 @@ def tree(server: Files, monkeypatch: pytest.MonkeyPatch) -> Files:
 
 
 def test_a_list_of_files(tree: Files) -> None:
-    assert hub.list_files("own/er", "main", "d", "ask") == [("d/a", 7, "33", None), ("d/b.txt", 5, None, "11")]
+    files = [hub.File("a", 7, "33", "d/a"), hub.File("b.txt", 5, None, "d/b.txt", sha1="11")]
+    assert hub.list_files("own/er", "main", "d", "ask") == files
     assert {asked.token for asked in tree.asked} == {"Bearer secret"}
     assert hub.file_url("own/er", "a/b", "d/é.txt") == f"{tree.address}/datasets/own/er/resolve/a%2Fb/d/%C3%A9.txt"
 
