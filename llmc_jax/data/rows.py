@@ -12,6 +12,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -47,12 +48,15 @@ class Row(NamedTuple):
     fields: dict[Any, Any]
 
 
+Opener = Callable[[], Any]  # returns an IO[bytes]; the type of tarfile's allows for members that are no files
+
+
 class Source(NamedTuple):
     """A file to read rows from: where (for messages), its name, and what opens it anew."""
 
     where: str
     name: str
-    open: Callable[[], IO[bytes]]
+    open: Opener
 
 
 def read_rows(path: Path, wanted: re.Pattern[str] | None = None) -> Iterator[Row]:
@@ -77,20 +81,20 @@ def _some(names: list[str]) -> str:
 
 
 @contextmanager
-def _container(path: Path) -> Iterator[Source | dict[str, Callable[[], IO[bytes]]]]:
+def _container(path: Path) -> Iterator[Source | dict[str, Opener]]:
     """Yield a file as a source; of a folder, zip or tar, what opens each file in it."""
     if path.is_dir():
-        yield {str(file.relative_to(path)): _opener(file) for file in path.rglob("*") if file.is_file()}
+        yield {str(file.relative_to(path)): partial(file.open, "rb") for file in path.rglob("*") if file.is_file()}
     elif not path.is_file() and path.exists():
         raise InputError(f"{path}: is not a regular file; give a file, a folder, a zip or a tar")
     elif _begins(path, b"PK\3\4"):
         with understood(path), zipfile.ZipFile(path) as archive:
-            yield {info.filename: _member(archive.open, info) for info in archive.infolist() if not info.is_dir()}
+            yield {info.filename: partial(archive.open, info) for info in archive.infolist() if not info.is_dir()}
     elif _is_tar(path):
         with understood(path), tarfile.open(path) as tar:
-            yield {member.name: _member(tar.extractfile, member) for member in tar if member.isfile()}
+            yield {member.name: partial(tar.extractfile, member) for member in tar if member.isfile()}
     else:
-        yield Source(str(path), path.name, _opener(path))
+        yield Source(str(path), path.name, partial(path.open, "rb"))
 
 
 def _begins(path: Path, magic: bytes) -> bool:
@@ -101,19 +105,6 @@ def _begins(path: Path, magic: bytes) -> bool:
 def _is_tar(path: Path) -> bool:
     with understood(path):  # compressed, it may end early
         return tarfile.is_tarfile(path)
-
-
-def _opener(path: Path) -> Callable[[], IO[bytes]]:
-    return lambda: path.open("rb")
-
-
-def _member(opened: Callable[[Any], IO[bytes] | None], member: object) -> Callable[[], IO[bytes]]:
-    def opener() -> IO[bytes]:
-        file = opened(member)
-        assert file is not None  # is a regular file
-        return file
-
-    return opener
 
 
 @contextmanager
