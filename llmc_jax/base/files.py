@@ -9,7 +9,7 @@ import os
 import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -184,6 +184,19 @@ def refuse_existing(path: Path, force: bool) -> None:
     """Check that nothing would be written over, unless --force says so. Raises InputError."""
     if os.path.lexists(path) and not force:
         raise InputError(f"{path}: exists already; --force replaces it")
+
+
+@contextmanager
+def made_folder(folder: Path) -> Iterator[None]:
+    """Make a folder and those above it; at the end, remove those of them in which nothing came to lie."""
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    finally:
+        for path in new:
+            with suppress(OSError):
+                path.rmdir()
 
 
 def write_problem(folder: Path) -> str | None:

@@ -22,7 +22,7 @@ from typing import IO, NamedTuple
 from urllib.parse import urlsplit
 
 from llmc_jax.base.errors import InputError
-from llmc_jax.base.files import leads_to, reason, refuse_irregular, refusing, sync, try_lock, write_bytes
+from llmc_jax.base.files import leads_to, made_folder, reason, refuse_irregular, refusing, sync, try_lock, write_bytes
 from llmc_jax.base.streams import print_error
 
 ANSWER_SECONDS = 10.0  # to connect, and between two pieces of the answer
@@ -155,7 +155,7 @@ def fetch(source: Remote, target: Path, report: Progress | None = None) -> Path:
     if _is_there(source, target):
         return target
     check_online(source.what, source.advice)
-    with refusing(f"{target}: cannot be written", "choose another folder"), _folder(target.parent):
+    with refusing(f"{target}: cannot be written", "choose another folder"), made_folder(target.parent):
         part = target.with_name(f"{target.name}.part")
         with _locked(part) as file:
             if not _is_there(source, target):  # another process may have ended meanwhile
@@ -181,19 +181,6 @@ def _is_there(source: Remote, target: Path) -> bool:
     if source.size not in (None, size):
         raise InputError(f"{target}: {size} bytes; expected {source.size}: {source.what}; remove it, or move it away")
     return True
-
-
-@contextlib.contextmanager
-def _folder(folder: Path) -> Iterator[None]:
-    """Make a folder and those above it; at the end, remove those of them in which nothing came to lie."""
-    new = [path for path in (folder, *folder.parents) if not path.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        yield
-    finally:
-        for path in new:
-            with contextlib.suppress(OSError):
-                path.rmdir()
 
 
 @contextlib.contextmanager

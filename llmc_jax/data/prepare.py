@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 
 from llmc_jax.base.errors import InputError
-from llmc_jax.base.files import leads_to, refusing, sync, try_lock
+from llmc_jax.base.files import leads_to, made_folder, refusing, sync, try_lock
 from llmc_jax.data import tables
 from llmc_jax.data.documents import PIECE_CHARS, Piece, Reading, find_inputs, read_pieces, size_of
 from llmc_jax.data.tokenfile import HEADER_BYTES, KINDS, MAX_TOKENS, make_header
@@ -120,9 +120,7 @@ def prepare(
     outputs = re.compile(re.escape(name) + r"(_(train|val)(_\d{6})?\.bin|\.tokenizer)")
     with contextlib.ExitStack() as closing:
         with refusing(f"{folder}: cannot be written", "choose another --out"):
-            if not folder.exists():
-                closing.callback(_remove_empty, folder)
-            folder.mkdir(parents=True, exist_ok=True)
+            closing.enter_context(made_folder(folder))
             remove_leftovers(folder)
             earlier = sorted(path for path in folder.iterdir() if outputs.fullmatch(path.name))
             if earlier and not force:
@@ -141,11 +139,6 @@ def prepare(
         for path in set(earlier) - {table, *(shard.path for shard in shards)}:
             path.unlink(missing_ok=True)
         return result._replace(shards=shards, table=table)
-
-
-def _remove_empty(folder: Path) -> None:
-    with contextlib.suppress(OSError):  # it stays if there is anything in it
-        folder.rmdir()
 
 
 @contextlib.contextmanager
