@@ -3,7 +3,7 @@
 Leaves out the files (evalfile.py, tasks.py) and the evaluation (evaluate/).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from llmc_jax.base.errors import InputError
@@ -41,16 +41,12 @@ def check_fit(items: Sequence[Item], positions: int, what: str) -> None:
         )
 
 
-def cropped(items: Iterable[Item], positions: int) -> list[Item]:
-    """Return the items, each without as many of its context's oldest ids as it takes to fit T positions.
+def cropped(item: Item, positions: int) -> Item:
+    """Return an item without as many of its context's oldest ids as it takes to fit T positions.
 
-    So does EleutherAI's harness; here all completions of an item keep the same context. Raises InputError for an item
-    of which no context would be left.
+    So does EleutherAI's harness; here all completions of an item keep the same context. Raises InputError where no
+    context would be left.
     """
-    return [_cropped(item, positions) for item in items]
-
-
-def _cropped(item: Item, positions: int) -> Item:
     over = max(0, item.longest - 1 - positions)
     if over >= len(item.context):
         raise InputError(

@@ -201,7 +201,7 @@ def questions(reader: Reader, word: str, positions: int, limit: int | None, crop
         check_fit(items, positions, f"--tasks {word}")
         return Questions(task, path, items)
     try:
-        return Questions(task, path, cropped(items, positions))
+        return Questions(task, path, [cropped(item, positions) for item in items])
     except InputError as error:
         raise InputError(f"--tasks {word}: {error}") from error
 

@@ -19,11 +19,12 @@ def test_what_fits() -> None:
 
 
 def test_cropped() -> None:
-    assert cropped([SHORT, LONG], 6) == [SHORT, LONG]
-    assert cropped([SHORT, LONG], 4) == [SHORT, LONG._replace(context=(3, 4))]
-    assert cropped([LONG], 3) == [LONG._replace(context=(4,))]
+    assert cropped(LONG, 6) == LONG
+    assert cropped(SHORT, 4) == SHORT
+    assert cropped(LONG, 4) == LONG._replace(context=(3, 4))
+    assert cropped(LONG, 3) == LONG._replace(context=(4,))
     with pytest.raises(InputError, match=r"item long: .* 3 tokens.* T=2;"):
-        cropped([SHORT, LONG], 2)
+        cropped(LONG, 2)
 
 
 ids = st.lists(st.integers(0, 9), min_size=1, max_size=6).map(tuple)
@@ -32,7 +33,7 @@ ids = st.lists(st.integers(0, 9), min_size=1, max_size=6).map(tuple)
 @given(st.lists(st.builds(Item, st.just("x"), ids, st.lists(ids, min_size=1, max_size=3).map(tuple), st.just(0))))
 def test_cropped_items_fit(items: list[Item]) -> None:
     for positions in range(6, 13):
-        after = cropped(items, positions)
+        after = [cropped(item, positions) for item in items]
         check_fit(after, positions, "")
         for old, new in zip(items, after, strict=True):
             assert new.completions == old.completions
