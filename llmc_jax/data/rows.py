@@ -120,11 +120,11 @@ def understood(path: Path) -> Iterator[None]:
 def _rows_of(source: Source) -> Iterator[Row]:
     with source.open() as file:
         begin = file.read(SNIFFED)
-    if (magic := int.from_bytes(begin[:4], "little")) in magics.MEANINGS and len(begin) >= 4:
-        raise FormatError(f"{source.where}: is {magics.MEANINGS[magic]}; expected jsonl, csv or parquet")
-    if not begin.startswith(b"PAR1"):
-        refuse_utf16(begin, source.where)
-    with source.open() as file:
+        file.seek(0)
+        if (magic := int.from_bytes(begin[:4], "little")) in magics.MEANINGS and len(begin) >= 4:
+            raise FormatError(f"{source.where}: is {magics.MEANINGS[magic]}; expected jsonl, csv or parquet")
+        if not begin.startswith(b"PAR1"):
+            refuse_utf16(begin, source.where)
         if begin.startswith(b"PAR1"):
             yield from _parquet_rows(source, file)
         elif begin.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"{"):
