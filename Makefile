@@ -6,7 +6,7 @@
 #   JAX=…        cpu, cuda12 or cuda13, if not the one that scripts/find_accelerator.sh chooses
 
 python := .venv/bin/python
-quick := --quick# .ci/run sets it to nothing
+quick := --quick# empty: all examples of each property
 aot_jax := 0.12.0.1 0.11.2# whose compilers tests/aot/table.json knows
 
 unexport PYTHONPATH PYTHONHOME # what runs is .venv alone

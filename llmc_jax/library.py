@@ -257,7 +257,7 @@ def stream(
     What is drawn from, in this order: the logits of tokens in the text divided (negative ones multiplied) by
     repetition_penalty; divided by temperature, where 0 takes the likeliest; of the probabilities the top_k largest (0:
     all); the fewest that have top_p together; those of at least min_p times the largest. A sample ends before the first
-    of stops, and at the end-of-text token. When T positions are full the oldest half is dropped, and the model goes on.
+    of stops, and at the end-of-text token. When T positions are full the oldest half is dropped.
     Raises InputError for a value that cannot be, for ids that the model does not have, and for a text where it has no
     tokenizer. llmc_jax/generate/sampling.py has the sources.
     """

@@ -83,7 +83,7 @@ def classifier(
     Compulsory bytes: 2 n Vp itemsize + 12 n. For d12's 65,536 rows of 50,304 bf16 that is 13.2 GB, so 2.75 ms on a card
     of 4.8 TB/s. 'shared' moves just these; 'sweeps' reads n Vp itemsize again, from L2 where the rows in flight fit
     there. form: 'shared', 'sweeps', or None: by the tuning table.
-    Range: logits up to 10^9. A row with larger ones may come to NaN, as does one with a logit that is not a number.
+    Range: logits up to 10^9. A row with larger ones may become NaN, as does one with a logit that is not a number.
     Alignment: Vp a multiple of 128; any other is padded, which copies the logits. Raises ValueError for shapes or
     dtypes that do not fit together.
     """

@@ -32,23 +32,23 @@ COMMANDS = {
         "run.command", "train a GPT-2; the same as without a subcommand", "train.py",
         restarts_unless=("--help", "--help-markdown", "--version"),
     ),
-    "generate": Command("generate.command", "ask a trained model: continue a prompt", restarts_unless=HELP),
+    "generate": Command("generate.command", "continue a prompt with a trained model", restarts_unless=HELP),
     "evaluate": Command(
         "evaluate.command", "loss, perplexity and bits per byte of texts; HellaSwag, MMLU, ARC, LAMBADA",
         restarts_unless=HELP,
     ),
     "convert": Command(
-        "checkpoint.convert", "look into a checkpoint of any format, and convert between them", "convert_checkpoint.py"
+        "checkpoint.convert", "inspect a checkpoint of any format, and convert between formats", "convert_checkpoint.py"
     ),
-    "plan": Command("plan.command", "does it fit, and how fast is it: on GPUs that need not be here"),
-    "profile": Command("profile.command", "where a step's time, memory and operations go",
+    "plan": Command("plan.command", "does a run fit, and how fast is it, on GPUs you need not have"),
+    "profile": Command("profile.command", "where a step's time and memory go, by operation",
                        restarts_unless=("--help", "--calculate")),
-    "compare": Command("compare.command", "logs, checkpoints, debug states and programs beside llm.c's, or each other"),
-    "watch": Command("watch.command", "a live view of a run on the terminal, or a table of the runs in a folder"),
-    "report": Command("report.command", "one page about a run, or several over each other: curves, samples, events"),
-    "data": Command("data.command", "make token files from text, and look into them"),
-    "checkpoint": Command("checkpoint.command", "which checkpoints a run has, and whether each is whole"),
-    "kernels": Command("trials.command", "what is known of the kernels on this machine's GPUs"),
+    "compare": Command("compare.command", "logs, checkpoints, debug states and programs against llm.c's or others"),
+    "watch": Command("watch.command", "a live view of a run in the terminal, or a table of the runs in a folder"),
+    "report": Command("report.command", "one page about a run, or about several: curves, samples, events"),
+    "data": Command("data.command", "make token files from text, and inspect them"),
+    "checkpoint": Command("checkpoint.command", "which checkpoints a run has, and whether each is intact"),
+    "kernels": Command("trials.command", "what was measured of the kernels on this machine's GPUs"),
 }  # fmt: skip
 
 

@@ -28,7 +28,7 @@ def raise_problems(problems: Iterable[str]) -> None:
 
 
 class ExitCode(IntEnum):
-    """The exit status of train.py. 1 is Python's own, for an exception that nobody caught."""
+    """The exit status of train.py. 1 is Python's own, for an uncaught exception."""
 
     DONE = 0
     BAD_INPUT = 2
@@ -39,11 +39,11 @@ class ExitCode(IntEnum):
 
 EXIT_MEANINGS: dict[int, str] = {
     ExitCode.DONE: "the run is complete",
-    1: "a mistake in this program, with a traceback",
+    1: "a bug in this program, with a traceback",
     ExitCode.BAD_INPUT: "a flag, a file or the machine cannot be used as it stands; one line says why",
     ExitCode.DIVERGED: "the loss or the gradient was not finite --max-nonfinite times in a row",
-    ExitCode.PEER_LOST: "another process of the run was lost or has failed; one line says which",
-    ExitCode.STOPPED: "stopped by Ctrl-C, SIGTERM or SIGHUP after a whole step, all saved; a second ends it at once",
+    ExitCode.PEER_LOST: "another process of the run died or failed; one line names it",
+    ExitCode.STOPPED: "stopped by Ctrl-C, SIGTERM or SIGHUP after a whole step, all saved; a second exits at once",
 }
 
 

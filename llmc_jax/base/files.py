@@ -119,7 +119,7 @@ def read_json_object(path: Path, largest: int) -> dict[str, Any]:
     except ValueError as error:
         raise FormatError(f"{path}: is not JSON: {error}") from None
     if not isinstance(found, dict):
-        raise FormatError(f"{path}: holds no JSON object, but {type(found).__name__}")
+        raise FormatError(f"{path}: is not a JSON object, but {type(found).__name__}")
     return found
 
 

@@ -47,4 +47,4 @@ def _refuse(name: str) -> NoReturn:
 
     near = [ELSEWHERE[name]] if name in ELSEWHERE else difflib.get_close_matches(name, COMMANDS, n=1)
     advice = f"did you mean {near[0]}?" if near else "--help lists all flags of training"
-    raise InputError(f"{show_value(name)}: there is no such subcommand; known are {', '.join(COMMANDS)}; {advice}")
+    raise InputError(f"{show_value(name)}: unknown subcommand; known are {', '.join(COMMANDS)}; {advice}")

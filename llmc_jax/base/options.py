@@ -76,18 +76,18 @@ ABOVE_ZERO = Check(lambda value: value > 0, "above 0")
 NOT_EMPTY = Check(lambda value: value != "", "given, not empty")
 SLICE = Check(
     lambda value: value == "" or parse_slice(value) is not None,
-    "two step numbers with a colon between, the first the lower: 10:15",
+    "two step numbers with a colon between them, the lower one first: 10:15",
 )
 # In a name that is none: an address, user:password@, a key of many digits. Such a value may be a secret.
 CREDENTIAL = re.compile(r"://|[^\s/]:[^\s/]*@|[0-9a-fA-F]{32}|wandb_v\d|api[-_]?key\s*=", re.IGNORECASE)
 TRACKED = Check(
     lambda value: value.isprintable() and len(value) <= 200 and not CREDENTIAL.search(value),
-    "a name of up to 200 characters, without address, password or key: these belong into the tracker's own environment "
+    "a name of up to 200 characters, without address, password or key: these belong in the tracker's own environment "
     "(docs/trackers.md)",
 )
 RATES = Check(
     lambda value: parse_rates(value) is not None,
-    "two rates from 1e-12 to 1000 with a colon between, the first the lower: 1e-6:1",
+    "two rates from 1e-12 to 1000 with a colon between them, the lower one first: 1e-6:1",
 )
 ADDRESS = Check(
     lambda value: value == "" or parse_address(value) is not None,
@@ -112,7 +112,7 @@ class Option(NamedTuple):
     check: Check | None = None
     switch: bool = False  # stands alone, without a value
     auto: int | None = None  # the value that the word auto stands for
-    of_this_start: bool = False  # never taken from the start before, where a run goes on
+    of_this_start: bool = False  # never taken from the start before, where a run resumes
     is_path: bool = False  # its value names a file, a folder or a pattern of them
     hides: bool = False  # a value that it cannot have is not shown: it may be a secret
     off_in_test: bool = False  # --find-lr does without it

@@ -72,7 +72,7 @@ class Parser(argparse.ArgumentParser):
             elsewhere = ELSEWHERE.get(flag)
             near = elsewhere if elsewhere in known else "".join(get_close_matches(flag, known, 1))
             meant = f"did you mean {near}? " if near else ""
-            raise InputError(f"{show_value(flag)}: there is no such flag; {meant}--help lists all")
+            raise InputError(f"{show_value(flag)}: unknown flag; {meant}--help lists all")
         return found
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -102,7 +102,7 @@ class Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if self.usual and action.choices is not None and value not in action.choices:
             meant, *_ = [*get_close_matches(value, action.choices, 1, 0.8), f"{self.usual} {value}"]
-            raise InputError(f"{show_value(value)}: there is no such command; did you mean `{self.prog} {meant}`?")
+            raise InputError(f"{show_value(value)}: unknown command; did you mean `{self.prog} {meant}`?")
         super()._check_value(action, value)
 
     def error(self, message: str) -> NoReturn:

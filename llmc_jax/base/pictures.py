@@ -29,7 +29,7 @@ def check_picture(path: str | Path, flag: str) -> str:
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
         found = f"ends in {suffix}" if suffix else "has no ending"
-        raise InputError(f"{flag} {path}: the file {found}; let it end in {', '.join(SUFFIXES)}")
+        raise InputError(f"{flag} {path}: the file {found}; end its name in {', '.join(SUFFIXES)}")
     refuse_irregular(path)
     return suffix
 

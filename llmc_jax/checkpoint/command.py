@@ -66,7 +66,7 @@ def _verify(options: argparse.Namespace) -> int:
         rows = [{**e._asdict(), "folder": str(e.folder), "healthy": e.problem is None} for e in found]
         print_json({"folder": str(folder), "contents_read": not options.quick, "checkpoints": rows})
     if not found:
-        raise InputError(f"{folder}: holds no checkpoint{_hint(folder)}")
+        raise InputError(f"{folder}: has no checkpoint{_hint(folder)}")
     bad = [e for e in found if e.problem is not None]
     if not options.json:
         print(_verdict(found, bad, options.quick))
@@ -150,7 +150,7 @@ def _one(folder: Path) -> Path:
         return folder
     complete = [e.folder for e in store.entries(folder, deep=False) if e.problem is None]
     if not complete:
-        raise InputError(f"{folder}: holds no complete checkpoint{_hint(folder)}")
+        raise InputError(f"{folder}: has no complete checkpoint{_hint(folder)}")
     return complete[-1]
 
 

@@ -138,5 +138,5 @@ def _model(stored: Mapping[str, Any], folder: Path) -> ModelConfig:
     shape = stored.get("model")
     names = set(ModelConfig.__dataclass_fields__)
     if not isinstance(shape, Mapping) or set(shape) != names or not all(type(each) is int for each in shape.values()):
-        raise FormatError(f"{folder}: run.json holds no model's shape; this is not a training state of llmc-jax")
+        raise FormatError(f"{folder}: run.json holds no model's shape; it is not a training state of llmc-jax")
     return ModelConfig(**shape)

@@ -170,7 +170,7 @@ def to_model(source: Source, out: Path, version: int, force: bool) -> Outcome:
 
 
 def _header_of(source: Source) -> np.ndarray | None:
-    """Return the header of the llm.c model file that a source is or holds: integers nobody knows are kept."""
+    """Return the header of the llm.c model file that a source is or holds: unknown integers are kept."""
     if source.kind == "llmc-state":
         return source.opened.model.header
     return source.opened.header if source.kind == "llmc-model" else None
@@ -416,7 +416,7 @@ def _values(source: Source, group: str, dtype: np.dtype) -> Iterator[np.ndarray]
 def to_llmc_state(
     source: Source, folder: Path, dtype: str, processes: int | None, zero: bool | None, force: bool
 ) -> Outcome:
-    """Write llm.c's model_*, state_*_* and DONE_* files into a folder, from which it goes on with -y 1."""
+    """Write llm.c's model_*, state_*_* and DONE_* files into a folder, from which it resumes with -y 1."""
     found = state_of(source, dtype)
     paths, warnings = llmc_state.write_llmc_state(folder, found, processes=processes, zero=zero, force=force)
     final = passed(open_source(folder, step=found.metadata.step))

@@ -438,7 +438,7 @@ def write_llmc_state(
     zero: bool | None = None,
     force: bool = False,
 ) -> tuple[list[Path], tuple[str, ...]]:
-    """Write a checkpoint of ours as llm.c's model_*, state_*_* and DONE_* files, from which it goes on with -y 1.
+    """Write a checkpoint of ours as llm.c's model_*, state_*_* and DONE_* files, from which it resumes with -y 1.
 
     Return the files in the order they were written, and what the user should know.
     processes: for how many, zero: whether ZeRO-1 shares m, v and master weights out; None for both: as they came from
@@ -480,7 +480,7 @@ def _plan(state: OurState, processes: int | None, zero: bool | None, warnings: l
         warnings.append("fp16: the model file holds the master weights rounded to bf16, and the loss scale is left out")
     if has_copy and (not origin or step != origin["step"]):
         warnings.append(
-            "llm.c will round the master weights to bf16 anew, by random bits of its own: its 16-bit weights will "
+            "llm.c will round the master weights to bf16 again, with random bits of its own: its 16-bit weights will "
             "differ from the model file's in their last bit"
         )
     if updates != step:
@@ -489,7 +489,7 @@ def _plan(state: OurState, processes: int | None, zero: bool | None, warnings: l
             f"correction is that of update {step + 1:,}, here it is that of {updates + 1:,}"
         )
     if state.has_outliers:
-        warnings.append("the statistics of outliers are left out: llm.c gathers them anew after a resumption")
+        warnings.append("the statistics of outliers are left out: llm.c gathers them again after a resume")
     options, loader = metadata.options, metadata.loader or {"ranks": []}
     places = loader.get("ranks", [loader])
     n = processes if processes is not None else origin.get("processes", len(places) or 1)

@@ -77,7 +77,7 @@ def source_of(path: Path, checkpoint: Any, convert: Callable[[Any], np.ndarray])
     convert: turns a tensor, which need only have a shape and a dtype, into float32.
     """
     if not isinstance(checkpoint, Mapping) or not {"model", "model_args"} <= set(checkpoint):
-        raise FormatError(f"{path}: holds no model and model_args, so it is not a checkpoint of nanoGPT")
+        raise FormatError(f"{path}: has no model and model_args, so it is not a checkpoint of nanoGPT")
     arguments, model = checkpoint["model_args"], checkpoint["model"]
     if not isinstance(arguments, Mapping) or not isinstance(model, Mapping):
         raise FormatError(f"{path}: its model and model_args are not what nanoGPT writes")

@@ -70,7 +70,7 @@ def open_source(path: str | Path, *, v2_order: str = "auto", step: int | None = 
         )
     if magic != magics.MODEL and int.from_bytes(start[:4], "big") != magics.MODEL and magic not in magics.MEANINGS:
         found = f"it begins with {start[:8]!r}" if start else "it is empty"
-        raise FormatError(f"{path}: no checkpoint that is known here: {found}; known are {FILES}")
+        raise FormatError(f"{path}: not a checkpoint that is known here: {found}; known are {FILES}")
     return _model_source(open_model(path, v2_order=v2_order))
 
 
@@ -151,7 +151,7 @@ def _open_folder(folder: Path, step: int | None) -> Source:
         raise InputError(f"{folder}: holds models, but no training state; name one of them: {folder / models[-1]}")
     if any(UNFINISHED.fullmatch(name) for name in names):
         raise InputError(
-            f"{folder}: the run has no checkpoint yet; its first one is being written, or was left half done"
+            f"{folder}: the run has no checkpoint yet; its first one is being written, or was left unfinished"
         )
     if {"main.log", "config.json"} <= names:
         raise InputError(
@@ -165,7 +165,7 @@ def _open_folder(folder: Path, step: int | None) -> Source:
     if runs:
         raise InputError(f"{folder}: holds runs; name one of them: {folder / runs[-1]}")
     found = ", ".join(sorted(names)[:5])
-    raise InputError(f"{folder}: a folder that holds no checkpoint, but {found}; known are {FOLDERS}")
+    raise InputError(f"{folder}: a folder without a checkpoint, but with {found}; known are {FOLDERS}")
 
 
 def _state_of_run(run: Path, step: int | None) -> tuple[Path, tuple[str, ...]]:

@@ -49,7 +49,7 @@ def read_state(
     stored, folder = checkpoint.manifest.tensors, checkpoint.folder
     missing = [name for name in ("step", "updates", *fresh.flat) if not checkpoint.holds(name)]
     if missing:
-        raise FormatError(f"{folder}: holds no {missing[0]} ({len(missing)} arrays of the state are missing)")
+        raise FormatError(f"{folder}: has no {missing[0]} ({len(missing)} arrays of the state are missing)")
 
     def read(name: str, dtype: Any, shape: tuple[int, ...]) -> np.ndarray:
         value = checkpoint.read(name)

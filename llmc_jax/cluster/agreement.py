@@ -68,7 +68,7 @@ def _checked(answers: list[Any]) -> list[dict[str, Any]]:
     """Return answers, all as `_tried` gives them. Raises Agreed for another: a stranger may stand in a rank's place."""
     for rank, each in enumerate(answers):
         if not isinstance(each, dict) or each.keys() not in ({"value"}, {"problem"}):
-            raise Agreed(f"{who(rank)}: answers what no process of a run does; what else uses the port of -ps?")
+            raise Agreed(f"{who(rank)}: answers as no process of a run does; what else uses the port of -ps?")
     return answers
 
 

@@ -36,7 +36,7 @@ ADDRESS_FILE = "rank_0_address.json"  # in the folder of -pf, until all have com
 SECONDS_TO_SAY_WHO = 10.0  # for whoever connects: it is said at once
 STRANGERS = 256  # that may be connected at a time and have not said who they are
 SPARE_FILES = STRANGERS + 64  # that the hub may have open beside a connection of each process
-SECRET = "LLMC_JAX_SECRET"  # environment variable: without its value nobody takes a rank's place
+SECRET = "LLMC_JAX_SECRET"  # environment variable: without its value no process takes a rank's place
 MOST_MEETINGS = 16  # of a rank that are open at a time: it has one for each thread that waits
 SECONDS_TO_PART = 5.0  # for which the hub stays until the others have heard the last word
 
@@ -83,7 +83,7 @@ class Hello(NamedTuple):
         if self.size != size:
             return f"it was started as one of {self.size} processes, rank 0 as one of {size}; give all the same -pn"
         if self.rank >= size:
-            return f"ranks count from 0 to {size - 1}; mend -pr"
+            return f"ranks count from 0 to {size - 1}; correct -pr"
         for peer in peers:
             if peer.rank == self.rank:
                 other = f"another rank {peer.rank} has come from {peer.host} (process {peer.pid})"
@@ -103,7 +103,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
         return socket.create_server(("127.0.0.1" if own else "", port), backlog=1024)
     except OSError as error:
         raise InputError(
-            f"port {port}, at which rank 0 waits for the others, cannot be had ({in_words(error)}); "
+            f"port {port}, at which rank 0 waits for the others, cannot be opened ({in_words(error)}); "
             f"give all processes another one: -ps {host or 'HOST'}:PORT"
         ) from error
 
@@ -190,7 +190,7 @@ class Hub:
         others = [peer for peer in self.peers.values() if not (again and peer.rank == hello.rank)]
         if words := hello.misfit(self.member.size, others):
             verdict = Verdict(hello.rank, hello.host, hello.pid, "refused", words=words)
-            if not self.complete:  # a run that goes on needs nobody
+            if not self.complete:  # a run in progress needs no further process
                 self.conclude(verdict)
             link.send("verdict", **verdict.fields)
             return False
@@ -236,7 +236,7 @@ class Hub:
                 self.conclude(Verdict.of_message(message))
 
     def _meet(self, rank: int, name: str, value: Any) -> None:
-        """Take a rank's value of a meeting. Raises NotAMessage where it has too many that others have not come to."""
+        """Take a rank's value of a meeting. Raises NotAMessage where it has too many that others have not reached."""
         if sum(rank in values for _, values in self.meetings.values()) >= MOST_MEETINGS:
             raise NotAMessage
         _, values = self.meetings.setdefault(name, (self.clock.now(), {}))

@@ -1,4 +1,4 @@
-"""Who is to blame when a run of several processes cannot go on: from what is known of all of them, a verdict or none.
+"""Who is to blame when a run of several processes cannot continue: a verdict from what is known of all, or none.
 
 Leaves out how it becomes known (hub.py, parent.py) and what follows (parent.py). Nothing here waits or asks the time.
 
@@ -19,7 +19,7 @@ from llmc_jax.cluster.messages import Message, NotAMessage, number, text
 LIMITS = {  # x --peer-timeout
     "start": 10, "compile": 30, "step": 5, "validate": 15, "evaluate": 15, "sample": 5, "save": 15, "end": 5,
 }  # fmt: skip
-MEETING = 15  # likewise: how long the others wait for who does not come to a meeting
+MEETING = 15  # likewise: how long the others wait for one that does not arrive at a meeting
 HELD_BACK = 5.0  # seconds for which a consequence waits for its cause
 KINDS = ("end", "failed", "broken", "killed")
 CAUSES = {  # what a verdict may say of somebody
@@ -27,13 +27,13 @@ CAUSES = {  # what a verdict may say of somebody
     "refused": "does not fit: {words}",
     "killed": "was killed by {words}",
     "failed": "has failed: {words}",
-    "gone": "has gone: its connection broke, so its process or its host has ended",
-    "unheard": "has not been heard of for {words}: its host or the network is down, or it was stopped",
-    "silent": "has a worker that has not been heard of for {words}: stopped, or its interpreter hangs",
-    "left": "has ended, while others wait for it at {words}",
-    "absent": "has not come to {words}, where the others wait for it",
+    "gone": "is gone: its connection broke, so its process or its host died",
+    "unheard": "has been silent for {words}: its host or the network is down, or it was stopped",
+    "silent": "has a worker that has been silent for {words}: it was stopped, or its interpreter hangs",
+    "left": "has exited, while others wait for it at {words}",
+    "absent": "has not reached {words}, where the others wait for it",
     "hung": "gets no further: {words}",
-    "broken": "lost an exchange with the others, and none of them is known to be the cause: {words}",
+    "broken": "lost an exchange with the others, and which of them caused it is not known: {words}",
 }
 
 
@@ -53,13 +53,13 @@ class Ended(NamedTuple):
 
     @classmethod
     def of_exit(cls, code: int) -> "Ended":
-        """Return what it comes to where a worker exits without a word; code: minus the signal if one has killed it."""
+        """Return the verdict where a worker exits without a word; code: minus the signal if one has killed it."""
         if code == -signal.SIGABRT:
             return cls("broken", 128 - code, "its worker ended by SIGABRT, as JAX's runtime does")
         if code < 0:
             return cls("killed", -code)
         if code == ExitCode.STOPPED:  # run/stopping.py
-            return cls("failed", code, "a second signal ended it at once")
+            return cls("failed", code, "a second signal made it exit at once")
         return cls("failed" if code else "end", code)
 
 
@@ -128,7 +128,7 @@ def beat_interval(timeout: float) -> float:
 
 
 def judge(peers: Sequence[Peer], meetings: Iterable[Meeting], now: float, timeout: float) -> Verdict | None:
-    """Return who is to blame that the run cannot go on, None while it can, or while that may still become known.
+    """Return who is to blame that the run cannot continue, None while it can, or while that may still become known.
 
     timeout: seconds of --peer-timeout. Causes come before consequences, and what is certain before what is not.
     """
@@ -146,7 +146,7 @@ def judge_hub(peer: Peer, now: float, timeout: float) -> Verdict | None:
 def judge_start(
     come: Collection[Peer], left: Collection[Peer], size: int, waited: float, timeout: float
 ) -> Verdict | None:
-    """Return who has not come to the start in time. left: those that had come, and went again."""
+    """Return who has not arrived at the start in time. left: those that had come, and went again."""
     ranks = {peer.rank: f"rank {peer.rank} ({_place(peer)})" for peer in sorted(come, key=lambda peer: peer.rank)}
     missing = [rank for rank in range(size) if rank not in ranks]
     if not missing or waited < timeout:
@@ -178,12 +178,12 @@ def _ended(peers: Iterable[Peer], kinds: Collection[str]) -> Verdict | None:
 
 def _end_words(ended: Ended) -> str:
     if ended.kind != "killed":
-        return f"{ended.words or 'its own messages say why'} (status {ended.status})"
+        return f"{ended.words or 'its own output says why'} (status {ended.status})"
     try:
         name = signal.Signals(ended.status).name
     except ValueError:
         name = f"signal {ended.status}"
-    return f"{name}{', perhaps for want of memory' if ended.status == signal.SIGKILL else ''}"
+    return f"{name}{', perhaps because memory ran out' if ended.status == signal.SIGKILL else ''}"
 
 
 def _unheard(peers: Iterable[Peer], now: float, timeout: float) -> Verdict | None:
@@ -262,5 +262,5 @@ def line_of(verdict: Verdict, folder: str = "") -> str:
         parts.append(f"last known in step {verdict.step}, phase {verdict.phase}")
     parts.append("all processes end")
     if folder and "-y 1 -o " not in verdict.words:  # which knows better, of a folder that was moved
-        parts.append(f"-y 1 -o {quoted(folder)} goes on from the last checkpoint")
+        parts.append(f"-y 1 -o {quoted(folder)} resumes from the last checkpoint")
     return "; ".join(parts)

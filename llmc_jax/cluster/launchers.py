@@ -85,7 +85,7 @@ def notes_on(config: TrainConfig, member: Member | None) -> list[str]:
     ]
     if member is not None or not given:
         return []
-    return [f"{', '.join(given)}: no effect, since this run has one process"]
+    return [f"{', '.join(given)}: no effect: this run has one process"]
 
 
 # ----- flags ----------------------------------------------------------------------------------------------------------
@@ -93,7 +93,7 @@ def notes_on(config: TrainConfig, member: Member | None) -> list[str]:
 
 def _by_folder(config: TrainConfig, rank: int, size: int, job: str) -> Member:
     if not config.fs_path:
-        raise InputError("-pi fs: write -pf DIR too, a folder that all processes see")
+        raise InputError("-pi fs: write -pf DIR too, a folder that all processes share")
     return Member(rank, size, "", 0, "-pi fs", job, Path(config.fs_path))
 
 
@@ -105,7 +105,7 @@ def _by_address(config: TrainConfig, rank: int, size: int, job: str) -> Member:
     return Member(rank, size, host, port or PORT, "-pi tcp", job)
 
 
-def _by_launcher(config: TrainConfig, told: "Told", size: int) -> Member:
+def _by_launcher(config: TrainConfig, told: "LaunchInfo", size: int) -> Member:
     host, job, port, why = told.place
     port = port or (port_of(job) if job else PORT)
     if address := parse_address(config.server_ip):
@@ -132,7 +132,7 @@ class Place(NamedTuple):
     why: str = ""  # there is no host
 
 
-class Told(NamedTuple):
+class LaunchInfo(NamedTuple):
     """What a launcher says of this process."""
 
     launcher: str
@@ -222,7 +222,7 @@ LAUNCHERS = (
 )
 
 
-def _told(config: TrainConfig, environ: Environ, hostname: str) -> Told | None:
+def _told(config: TrainConfig, environ: Environ, hostname: str) -> LaunchInfo | None:
     """Return what the launcher says; None where there is none, or it started this process alone.
 
     Raises InputError where -pn or -pr say something else.
@@ -247,7 +247,7 @@ def _told(config: TrainConfig, environ: Environ, hostname: str) -> Told | None:
         raise InputError(
             f"-pr {config.process_rank}: to {launcher.name} this is process {rank} ({launcher.rank}); leave -pr out"
         )
-    return Told(launcher.name, rank, size, launcher.place(environ, rank, size, hostname))
+    return LaunchInfo(launcher.name, rank, size, launcher.place(environ, rank, size, hostname))
 
 
 def _number(environ: Environ, name: str) -> int:
@@ -320,7 +320,7 @@ def _by_hosts(config: TrainConfig, hostname: str) -> Member | None:
     rank = config.process_rank
     if rank < 0 and not ours:
         raise InputError(
-            f"--hosts {path}: this host, {hostname}, is not in it; if it has another name there, write -pr"
+            f"--hosts {path}: this host, {hostname}, is not in it; if it goes by another name there, write -pr"
         )
     if rank < 0 and len(ours) > 1:
         lines = ", ".join(str(hosts[rank].line) for rank in ours)

@@ -1,4 +1,4 @@
-"""The parent of a worker: it meets the other parents, starts the worker, and ends it when the run cannot go on.
+"""The parent of a worker: it meets the other parents, starts the worker, and ends it when the run cannot continue.
 
 Leaves out where parents meet (hub.py), who is to blame (judge.py) and the worker's side (worker.py). JAX's runtime ends
 a process without a word when another one is lost, so the worker cannot say what has happened: its parent, which has no

@@ -42,7 +42,7 @@ class Group:
         """Say where the main thread has got to; the limit of that phase counts from now."""
 
     def meet(self, name: str, value: Any = None) -> list[Any]:
-        """Wait until all have come to what has this name; return everybody's JSON values by rank. Each name once."""
+        """Wait until all have reached the point of this name; return all JSON values by rank. Each name once."""
         return [value]
 
     def folder(self, path: str, log: str) -> None:
@@ -92,7 +92,7 @@ class Joined(Group):
             self._place = (name, step, time.monotonic())
 
     def meet(self, name: str, value: Any = None) -> list[Any]:
-        """Wait until all have come to what has this name; return everybody's JSON values by rank. Each name once."""
+        """Wait until all have reached the point of this name; return all JSON values by rank. Each name once."""
         with self._changed:
             assert name not in self._met, name
             met = self._met[name] = Future()

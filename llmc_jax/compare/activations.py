@@ -382,7 +382,7 @@ def read_folder(folder: Path, config: ModelConfig, batch: Batch) -> Folder:
     known = names_of(config, gradients=True)
     found = [name for name in known[2:] if name in names]
     if not found:
-        raise InputError(f"{folder}: holds no value under a name such as encoded.npy, layer_00.ln1.npy or logits.npy")
+        raise InputError(f"{folder}: has no value under a name such as encoded.npy, layer_00.ln1.npy or logits.npy")
     values = {name: _read_value(folder / f"{name}.npy", name, config, B, T) for name in found}
     if dtype is None:
         dtype = "fp16" if any(array.dtype == np.float16 for array in values.values()) else "fp32"

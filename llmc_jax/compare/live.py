@@ -308,7 +308,7 @@ def busy_note() -> str | None:
 # ----- the command --------------------------------------------------------------------------------------------------
 
 DESCRIPTION = f"""\
-Run a trainer of llm.c, then ours, on the same checkpoint, data and flags, and put losses and time side by side.
+Run a trainer of llm.c, then ours, on the same checkpoint, data and flags, and show losses and time side by side.
 
   run llm.c/{CPU} -- -e model.bin -i train.bin -j val.bin
   run llm.c/{CUDA} -- -e gpt2_124M_bf16.bin -b 4 -t 1024 -x 50

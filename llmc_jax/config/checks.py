@@ -63,7 +63,7 @@ CONTRADICTIONS = (
     ),
     Rule(
         lambda c: c.zero_stage == 3,
-        "{zero_stage}: not built yet; it would split the weights over the devices too. To go on, write -z 2: the "
+        "{zero_stage}: not built yet; it would split the weights over the devices too. To continue, write -z 2: the "
         "results are the same, with more memory per device",
     ),
 )
@@ -130,7 +130,7 @@ NOTES = (
     _useless("recompute", lambda c: c.recompute_blocks > 0, "with --recompute-blocks, which computes all again"),
     Rule(
         lambda c: c.reuse and not c.output_dir,
-        "{reuse} without -o: this run gets a new folder of its own; name one with -o to go on in it",
+        "{reuse} without -o: this run gets a new folder of its own; name one with -o to resume it",
     ),
     _useless("hellaswag_file", lambda c: not c.hellaswag, "without -h 1"),
     _useless("hellaswag", lambda c: c.val_every == 0, "with {val_every}: it goes with the validations"),
@@ -148,7 +148,7 @@ NOTES = (
     ),
     Rule(
         lambda c: c.reuse and _saves_nothing(c),
-        "{reuse}: nothing is saved with --no-save and {unsaved}, so the next start begins anew too",
+        "{reuse}: nothing is saved with --no-save and {unsaved}, so the next start begins from scratch too",
     ),
     _useless("gpus_per_node", lambda c: True, "here: the processes of a host share its GPUs evenly"),
     _useless("fs_path", lambda c: c.init_method != "fs", "without -pi fs"),
@@ -187,7 +187,7 @@ def validate(config: TrainConfig) -> list[str]:
 
 
 def with_devices(config: TrainConfig, available: int, platform: str, processes: int = 1) -> TrainConfig:
-    """Return the configuration with the number of devices that it comes to. Raises InputError as `validate` does.
+    """Return the configuration with its number of devices resolved. Raises InputError as `validate` does.
 
     available: that JAX has for this process, of a platform ("gpu"); each of the processes has as many. On a CPU a
     process takes one if the run names no number.
@@ -256,7 +256,7 @@ def _total_batch(config: TrainConfig, processes: int) -> list[str]:
     product = " times ".join(_given(config, name) for name in ("batch_size", "sequence_length"))
     if config.devices > 1:
         product += f" times {config.devices} devices"
-        # a run that goes on from a checkpoint has the -b and -d of that
+        # a resumed run has the -b and -d of its checkpoint
         same = [*_fewer_devices(config, processes), *([] if config.reuse else _smaller_batch(config))]
         others = [] if config.reuse and same else [choice.removesuffix(", or a smaller -b or -t")]
         kept = [f"{' or '.join(same)}, which keeps the updates the same"] if same else []

@@ -89,7 +89,7 @@ def given_options(argv: Sequence[str]) -> Given:
     if name in PRESETS:
         preset = {"preset": name} | given_options(shlex.split(PRESETS[name].flags)).flags
     elif name is not None:
-        problems.append(f"--preset {name}: there is no such preset; known are {', '.join(PRESETS)}")
+        problems.append(f"--preset {name}: unknown preset; known are {', '.join(PRESETS)}")
     raise_problems(problems)
     return Given(preset, given)
 
@@ -136,7 +136,7 @@ def _unknown(word: str) -> str:
     flag = word.partition("=")[0]
     near = " or ".join(near_flags(flag))
     advice = f"did you mean {near}? " if near else ""
-    return f"{show_value(flag)}: there is no such flag; {advice}--help lists all"
+    return f"{show_value(flag)}: unknown flag; {advice}--help lists all"
 
 
 def near_flags(flag: str) -> list[str]:

@@ -516,7 +516,7 @@ class TrainConfig:
 
     @property
     def micro_batch_tokens(self) -> int:
-        """Return B*T; T while -b auto has not come to a number, because every B goes with a multiple of that."""
+        """Return B*T; T while -b auto is not resolved, because every B goes with a multiple of that."""
         return max(1, self.batch_size) * self.sequence_length
 
     @property

@@ -46,7 +46,7 @@ def _separator(text: str) -> re.Pattern[str]:
 PREPARE = (
     own("inputs", "INPUT...", None, "file, folder (all in it) or pattern"),
     own("-o --out", "FOLDER", None, "where to write (default: dev/data/NAME)"),
-    own("--name", "NAME", None, "what the files are called (default: after the first INPUT)"),
+    own("--name", "NAME", None, "name of the files (default: that of the first INPUT)"),
     TOKENIZER,
     own("--force", "", False, "replace the files of this name if there are any"),
 )

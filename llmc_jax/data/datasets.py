@@ -133,7 +133,7 @@ def _shards(pattern: str, known: tuple[tuple[int, str], ...], count: int) -> tup
 _ROWS = (
     Dataset(
         "hellaswag",
-        "HellaSwag: how does it go on? 4 answers",
+        "HellaSwag: how does it continue? 4 answers",
         "hellaswag",
         ("Rowan/hellaswag", "218ec52e09a7e7462a5400043bb9a69a41d06b76"),
         (
@@ -419,7 +419,7 @@ def local_inputs(recipe: Recipe, given: list[str]) -> list[Path]:
         return archives
     files = sorted((path for path in found if path.match(recipe.pattern)), key=lambda path: path.name)
     if not files:
-        raise InputError(f"{given[0]}: holds no files {recipe.pattern}; give them, or a folder of them, with --from")
+        raise InputError(f"{given[0]}: has no files {recipe.pattern}; give them, or a folder of them, with --from")
     return files
 
 
@@ -444,7 +444,7 @@ def unpacked(archive: Path, folder: Path, pattern: str) -> list[Path]:
     files = sorted(folder.glob(pattern))
     if not files:
         done.unlink()
-        raise InputError(f"{archive}: holds no files {pattern}; is it the archive as it was published?")
+        raise InputError(f"{archive}: has no files {pattern}; is it the archive as it was published?")
     return files
 
 

@@ -66,7 +66,7 @@ def _add(commands: argparse._SubParsersAction, dataset: Dataset, about: str, own
     parser.add([
         own("-o --out", "FOLDER", None, f"where to write (default: {FOLDER / dataset.folder})"),
         own("--from", "FILE...", None, "local copies, in any published form; nothing is downloaded", name="source"),
-        own("--download-only", "", False, "make nothing of the files"),
+        own("--download-only", "", False, "download only: make no token files"),
         *own_options,
     ])  # fmt: skip
     return parser
@@ -192,7 +192,7 @@ def _downloaded(dataset: Dataset, files: list[File], folder: Path) -> list[Path]
         try:
             paths = obtain(dataset, files, folder, report)
         except KeyboardInterrupt:
-            print_error("note: what has arrived is kept, and the same command goes on from there")
+            print_error("note: what has arrived is kept, and the same command resumes there")
             raise
     print(f"{', '.join(map(str, paths[:3]))}{', …' if len(paths) > 3 else ''}: of the published size")
     return paths
@@ -230,7 +230,7 @@ def _finish_downloads(files: set[Path], downloads: Path, remove: bool) -> None:
         remove_downloads(files, downloads)
     elif files:
         size = _size(sum(path.stat().st_size for path in files))
-        print(f"{size} in {downloads} may go now; with --remove-downloads they go by themselves")
+        print(f"{size} in {downloads} can be deleted now; --remove-downloads does that")
 
 
 # ----- progress -----------------------------------------------------------------------------------------------------

@@ -145,7 +145,7 @@ def fetch(source: Remote, target: Path, report: Progress | None = None) -> Path:
     """Download a file to `target`, which appears when it is complete and checked; return it.
 
     What has arrived stays in `target.part` when the connection drops, the disk is full or Ctrl-C stops the process,
-    and the next call goes on from there. A dropped connection is tried again, with longer and longer pauses, until
+    and the next call resumes there. A dropped connection is tried again, with longer and longer pauses, until
     several attempts in a row bring nothing. A file that is there already is kept; its size alone is checked.
 
     Raises InputError, one line, if the file cannot be had or is not what was expected (then nothing of it is kept), if
@@ -237,7 +237,7 @@ def _from_any(source: Remote, part: _Part, report: Progress) -> None:
             if isinstance(error, InputError):
                 raise
             failures.append(f"{url}: {explained(error, token)}")
-    kept = f"; {part.size / 1e6:,.1f} MB are kept, and the same command goes on from there" if part.size else ""
+    kept = f"; {part.size / 1e6:,.1f} MB are kept, and the same command resumes there" if part.size else ""
     if not part.size:
         part.path.unlink(missing_ok=True)
         part.forget()
@@ -360,7 +360,7 @@ def _copy(answer: http.client.HTTPResponse, part: _Part, have: int, total: int |
         if total is not None and have + len(chunk) > total:
             part.file.truncate(before)
             raise _OtherFile(f"sends more than the {total} bytes that were expected")
-        with refusing(f"{part.path}: cannot be written", "free space, and the same command goes on from there"):
+        with refusing(f"{part.path}: cannot be written", "free space, and the same command resumes there"):
             part.file.write(chunk)
             part.file.flush()
         have += len(chunk)

@@ -52,7 +52,7 @@ def token() -> str | None:
         except OSError:
             return None
     if re.fullmatch(r"[!-~]*", own := own.strip()) is None:
-        raise InputError(f"{where}: is no login: expected one word, without white space; set it anew, or unset it")
+        raise InputError(f"{where}: is no login: expected one word, without white space; set it again, or unset it")
     return own or None
 
 

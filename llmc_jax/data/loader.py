@@ -261,7 +261,7 @@ class TokenLoader:
         tokens = file.read(start, local + 1)  # (B*T + 1,)
         if foreign := file.foreign_id(start, tokens, self.vocab_size):
             raise FormatError(
-                f"{self.flag} {file.path}: {foreign}; the file was probably made with another tokenizer: give the "
+                f"{self.flag} {file.path}: {foreign}; the file was probably made with a different tokenizer: give the "
                 "model a larger V, or make the file with the tokenizer that fits"
             )
         return tokens

@@ -70,7 +70,7 @@ def read_rows(path: Path, wanted: re.Pattern[str] | None = None) -> Iterator[Row
             return
         names = sorted(name for name in found if wanted and wanted.search(name) and not HIDDEN.search(name))
         if not names:
-            raise InputError(f"{path}: holds no file of this task; {_some(list(found))}")
+            raise InputError(f"{path}: has no file of this task; {_some(list(found))}")
         for name in names:
             yield from _rows_of(Source(f"{path}:{name}", name.rpartition("/")[2], found[name]))
 

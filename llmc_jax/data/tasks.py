@@ -240,7 +240,7 @@ def read_items(
     else:
         items = list(_encoded(path, islice(found.read(path), limit), tokenizer))
     if not items:
-        raise InputError(f"{path}: holds no questions for {found.title}; give the file as it was published")
+        raise InputError(f"{path}: has no questions for {found.title}; give the file as it was published")
     if vocab_size is not None:
         _check_ids(path, items, vocab_size)
     return items

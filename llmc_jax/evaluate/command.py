@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from rich.progress import Task
 
     from llmc_jax.evaluate.report import Subject
-    from llmc_jax.evaluate.subjects import Cut, Questions, Reader, Result, Text, Told
+    from llmc_jax.evaluate.subjects import Cut, OnProgress, Questions, Reader, Result, Text
     from llmc_jax.generate.scorer import Scorer
 
 
-class Asked(NamedTuple):
+class Job(NamedTuple):
     """What all models are asked: subjects by model, in the order in which they are shown; T; the devices."""
 
     subjects: list[list["Text | Questions"]]
@@ -93,7 +93,7 @@ def _check_overwriting(flags: argparse.Namespace) -> None:
 # ----- what is asked ------------------------------------------------------------------------------------------------
 
 
-def prepare(flags: argparse.Namespace) -> Asked:
+def prepare(flags: argparse.Namespace) -> Job:
     """Read what the models are asked about, each with its own tokenizer. Raises InputError."""
     from llmc_jax.evaluate.subjects import common_positions, named_task, open_reader
 
@@ -106,7 +106,7 @@ def prepare(flags: argparse.Namespace) -> Asked:
     for reader in readers:
         if reader.reads not in shared:
             shared[reader.reads] = subjects(flags, reader, cut)
-    return Asked([shared[reader.reads] for reader in readers], cut.positions, devices)
+    return Job([shared[reader.reads] for reader in readers], cut.positions, devices)
 
 
 def cut_of(flags: argparse.Namespace, positions: int) -> "Cut":
@@ -131,7 +131,7 @@ def subjects(flags: argparse.Namespace, reader: "Reader", cut: "Cut") -> list["T
     ]
 
 
-def note_missing(flags: argparse.Namespace, asked: Asked) -> None:
+def note_missing(flags: argparse.Namespace, asked: Job) -> None:
     """Say which texts have fewer batches than were asked for."""
     from llmc_jax.evaluate.subjects import Text
 
@@ -152,7 +152,7 @@ def number_of_devices(asked: int) -> int:
 # ----- what comes of it ---------------------------------------------------------------------------------------------
 
 
-def evaluate(flags: argparse.Namespace, asked: Asked) -> Evaluated:
+def evaluate(flags: argparse.Namespace, asked: Job) -> Evaluated:
     """Open one model after the other, and ask it."""
     from llmc_jax.evaluate.subjects import work_of
     from llmc_jax.generate.model import open_model
@@ -183,7 +183,7 @@ def tokens_at_once(rows: int | None, own: Sequence["Text | Questions"], position
     return None if rows is None else min(rows, max(map(rows_of, own))) * positions
 
 
-def result(scorer: "Scorer", subject: "Text | Questions", positions: int, told: "Told") -> "Result":
+def result(scorer: "Scorer", subject: "Text | Questions", positions: int, told: "OnProgress") -> "Result":
     """Return what a model makes of a text or a task."""
     from llmc_jax.evaluate.subjects import Text, questions_result, text_result
 
@@ -192,7 +192,7 @@ def result(scorer: "Scorer", subject: "Text | Questions", positions: int, told: 
     return questions_result(scorer, subject, told)
 
 
-def show(flags: argparse.Namespace, asked: Asked, found: Evaluated) -> None:
+def show(flags: argparse.Namespace, asked: Job, found: Evaluated) -> None:
     """Write the files that were asked for, and print the table or the JSON."""
     from llmc_jax.evaluate import report
 
@@ -222,7 +222,7 @@ def legend(names: Sequence[str]) -> list[str]:
     return [f"{letter}  {name}" for letter, name in zip(LETTERS, names, strict=False)]
 
 
-def side_by_side(asked: Asked, found: Evaluated) -> list["Subject"]:
+def side_by_side(asked: Job, found: Evaluated) -> list["Subject"]:
     """Return by subject what each model makes of it."""
     from llmc_jax.evaluate.report import Subject
     from llmc_jax.evaluate.subjects import Questions
@@ -238,7 +238,7 @@ def side_by_side(asked: Asked, found: Evaluated) -> list["Subject"]:
     ]
 
 
-def json_of(flags: argparse.Namespace, asked: Asked, found: Evaluated, shown: Sequence["Subject"]) -> dict[str, Any]:
+def json_of(flags: argparse.Namespace, asked: Job, found: Evaluated, shown: Sequence["Subject"]) -> dict[str, Any]:
     """Return all that was found, for JSON."""
     from llmc_jax.evaluate.report import plain_data
 
@@ -250,7 +250,7 @@ def json_of(flags: argparse.Namespace, asked: Asked, found: Evaluated, shown: Se
     return {"models": found.models, "settings": settings, "subjects": subjects, "seconds": found.seconds}
 
 
-def write_items(flags: argparse.Namespace, asked: Asked, found: Evaluated) -> None:
+def write_items(flags: argparse.Namespace, asked: Job, found: Evaluated) -> None:
     """Write what each model answers to each question, a line of JSON each. Raises InputError."""
     from llmc_jax.evaluate.subjects import Questions, item_lines
 
@@ -265,7 +265,7 @@ def write_items(flags: argparse.Namespace, asked: Asked, found: Evaluated) -> No
 
 
 @contextmanager
-def progress(total: int) -> Iterator["Told"]:
+def progress(total: int) -> Iterator["OnProgress"]:
     """Show how many tokens are scored, of so many in total. What it yields raises KeyboardInterrupt after Ctrl-C.
 
     JAX's own callbacks would swallow an interrupt that comes while they run.

@@ -14,7 +14,7 @@ MOST_DEVICES = 256  # a CPU pretends to have as many as are asked for, and takes
 USUAL_ROWS = TrainConfig().batch_size
 
 DESCRIPTION = """\
-What trained models are worth: loss, perplexity and bits per byte of texts, and how many questions of public tasks they
+How good trained models are: loss, perplexity and bits per byte of texts, and how many questions of public tasks they
 answer; each with its standard error, several models side by side. CHECKPOINT is anything that can be opened: a run's
 folder, a training state, a model file of llm.c, a folder of Hugging Face's, nanoGPT's ckpt.pt; or a shape (d12) with
 random weights. Standard output gets the table or the JSON; what else there is to say goes to standard error.

@@ -26,9 +26,9 @@ from llmc_jax.evaluate import choices, texts
 from llmc_jax.evaluate.figures import Figure, exponential, mean
 from llmc_jax.evaluate.texts import Piece, Positions, Span
 from llmc_jax.generate.model import end_of_text
-from llmc_jax.generate.scorer import Asked, Scorer, score
+from llmc_jax.generate.scorer import ScoreOptions, Scorer, score
 
-Told = Callable[[int], None]  # is called with the positions that were computed
+OnProgress = Callable[[int], None]  # is called with the positions that were computed
 
 
 class Reader(NamedTuple):
@@ -147,7 +147,7 @@ def text_of_file(reader: Reader, path: str, cut: Cut) -> Text:
 
 def _encoded(tokenizer: Tokenizer, path: str) -> np.ndarray:
     with refusing(f"--text {path}: cannot be read", "check the path"), open(path, "rb") as file:
-        advice = f"make token files of it with `{typed('data')} prepare`, and give them by --data"
+        advice = f"turn it into token files with `{typed('data')} prepare`, and give them by --data"
         content = read_text(file, f"--text {path}", advice)
     if not content:
         raise InputError(f"--text {path}: is empty; give a file of text")
@@ -167,7 +167,7 @@ def bytes_of(reader: Reader) -> np.ndarray | None:
     return sizes
 
 
-def text_result(scorer: Scorer, text: Text, positions: int, told: Told = lambda tokens: None) -> Result:
+def text_result(scorer: Scorer, text: Text, positions: int, told: OnProgress = lambda tokens: None) -> Result:
     """Return what a model makes of a text."""
     found = texts.losses(scorer, text.pieces, text.rows, positions, text.bytes_of, told)
     facts = {"tokens": found.tokens, "rows": len(text.rows)}
@@ -184,7 +184,7 @@ def named_task(word: str) -> tuple[str, Path]:
     """Return the task and the file that a word names: `hellaswag`, `mmlu=FILE`. Raises InputError."""
     name, equals, path = word.partition("=")
     if name not in TASKS:
-        raise InputError(f"--tasks {word}: there is no such task; known are {', '.join(TASKS)}")
+        raise InputError(f"--tasks {word}: unknown task; known are {', '.join(TASKS)}")
     if equals and not path:
         raise InputError(f"--tasks {word}: names no file; write {name}=FILE, or {name} alone for {TASKS[name].file}")
     return name, Path(expanded(path)) if path else TASKS[name].usual_file
@@ -206,10 +206,10 @@ def questions(reader: Reader, word: str, positions: int, limit: int | None, crop
         raise InputError(f"--tasks {word}: {error}") from error
 
 
-def questions_result(scorer: Scorer, asked: Questions, told: Told = lambda tokens: None) -> Result:
+def questions_result(scorer: Scorer, asked: Questions, told: OnProgress = lambda tokens: None) -> Result:
     """Return what a model answers to the items of a task."""
     greedy = TASKS[asked.name].greedy
-    scored = told_of(score(scorer, choices.rows_of_items(asked.items), Asked(rank=greedy)), told)
+    scored = told_of(score(scorer, choices.rows_of_items(asked.items), ScoreOptions(rank=greedy)), told)
     found = choices.answers(asked.items, scored)
     facts: dict[str, Any] = {"file": str(asked.file), "items": len(found)}
     if not greedy:
@@ -217,7 +217,7 @@ def questions_result(scorer: Scorer, asked: Questions, told: Told = lambda token
     return Result(word_figures(found) if greedy else choice_figures(found), facts, asked.name, answers=found)
 
 
-def told_of(scored: Any, told: Told) -> Any:
+def told_of(scored: Any, told: OnProgress) -> Any:
     """Yield what is scored, and tell how many tokens each has."""
     for each in scored:
         told(len(each.losses))

@@ -84,8 +84,8 @@ def _piece_of_file(file: TokenFile, flag: str, vocab_size: int) -> Piece:
         tokens = file.read(start, count)
         if foreign := file.foreign_id(start, tokens, vocab_size):
             raise FormatError(
-                f"{flag} {file.path}: {foreign}; the file was probably made with another tokenizer than the model's "
-                "data: make it with the tokenizer that fits"
+                f"{flag} {file.path}: {foreign}; the file was probably made with a different tokenizer than the "
+                "model's data: make it with the tokenizer that fits"
             )
         return tokens
 

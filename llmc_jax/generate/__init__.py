@@ -1,4 +1,4 @@
-"""Asking a trained model: text that it goes on with, what it thinks of a text, a page to type into.
+"""Asking a trained model: text that it continues, what it thinks of a text, a page to type into.
 
 model.py        a checkpoint of any format, opened: weights on the device, shape, tokenizer
 sampling.py     from logits to the next token: temperature, top-k, top-p, min-p, repetition penalty, random numbers

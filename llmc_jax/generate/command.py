@@ -92,14 +92,14 @@ def written_prompt(asked: argparse.Namespace) -> Written:
         with refusing(f"{place}: cannot be read", "check the path"), open(named, "rb") as file:
             data = read_text(file, place)
     if named is not None and not data:
-        raise InputError(f"{place}: is empty; without a prompt the model begins a new text")
+        raise InputError(f"{place}: is empty; without a prompt the model starts a new text")
     return Written(place, data if "perplexity" in asked.given else _without_line_end(data))
 
 
 def _numbers(text: str) -> tuple[int, ...]:
     words = text.replace(",", " ").split()
     if not words:
-        raise InputError("--prompt-ids: is empty; without it the model begins a new text")
+        raise InputError("--prompt-ids: is empty; without it the model starts a new text")
     bad = next((word for word in words if not word.isdecimal() or len(word) > LONGEST_NUMBER), None)
     if bad is not None:
         raise InputError(f"--prompt-ids: {show_value(bad)} is no token id; expected whole numbers from 0 on")
@@ -117,7 +117,7 @@ def _standard_input() -> IO[bytes]:
     except (OSError, ValueError):
         ready = True
     if not ready:
-        say("note", "waiting for the prompt on standard input; `< /dev/null` begins a new text")
+        say("note", "waiting for the prompt on standard input; `< /dev/null` starts a new text")
     return source
 
 
@@ -204,7 +204,7 @@ def say_end(model: "Model", request: "Request", answer: "Answer") -> None:
         )
 
 
-# ----- going on with a text -----------------------------------------------------------------------------------------
+# ----- continuing a text --------------------------------------------------------------------------------------------
 
 
 def request_of(model: "Model", ids: tuple[int, ...], asked: argparse.Namespace) -> "Request":
@@ -375,7 +375,7 @@ def serve_page(model: "Model", ids: tuple[int, ...], asked: argparse.Namespace) 
     def ready(address: str) -> None:
         say_model(model)
         print(address, flush=True)
-        say("note", "open this address in a browser on this machine; Ctrl-C ends")
+        say("note", "open this address in a browser on this machine; Ctrl-C stops it")
 
     serve(model, asked.serve, ready=ready)
     return ExitCode.DONE

@@ -1,4 +1,4 @@
-"""Text that a model goes on with: prefill, decode and draw, over and over, one step ahead of who reads it.
+"""Text that a model continues: prefill, decode and draw, over and over, one step ahead of who reads it.
 
 The next step is begun on the device before the last one's tokens are read, so a GPU never waits. Past the model's last
 position the oldest half of the text is dropped and the rest prefilled anew (models/gpt2/decode.py says why).
@@ -38,7 +38,7 @@ class Request(NamedTuple):
     samples: int = 1
     sampling: Sampling = Sampling()
     stops: tuple[str, ...] = ()  # a sample ends before the first of these
-    ignore_end: bool = False  # go on after the end-of-text token
+    ignore_end: bool = False  # continue past the end-of-text token
     exact: bool = False  # one sample after the other, so that their number cannot change a bit
     candidates: int = 0  # how many of the likeliest tokens come with each drawn one
 
@@ -52,7 +52,7 @@ class Drawn(NamedTuple):
     logprob: float  # natural, of the model's own distribution: temperature 1, nothing filtered
     candidates: tuple[tuple[int, float], ...]  # ids and their logprobs, the likeliest first
     text: str  # what this token lets out: whole characters, nothing that may begin a stop string
-    end: str  # why the sample ends here: end of text, stop, length; empty where it goes on
+    end: str  # why the sample ends here: end of text, stop, length; empty where it continues
 
 
 class Dropped(NamedTuple):

@@ -14,7 +14,7 @@ LONGEST_NUMBER = 18  # digits; Python refuses to read very many
 PORT = 8000
 
 DESCRIPTION = """\
-Ask a trained model: it goes on with a text, as the tokens come. CHECKPOINT is anything that can be opened: a run's
+Ask a trained model: continues a text, token by token. CHECKPOINT is anything that can be opened: a run's
 folder, a training state, a model file of llm.c, a folder of Hugging Face's, nanoGPT's ckpt.pt; or a shape (d12) with
 random weights. Standard output gets the text alone; what else there is to say goes to standard error.
 docs/generate.md explains all of it."""
@@ -33,18 +33,18 @@ DRAWN = f"tokens samples stop ignore_end exact seed repetition_penalty temperatu
 
 CHECKPOINT = (own("checkpoint", "[CHECKPOINT]", None, ""),)
 TEXT = (
-    own("--prompt", "TEXT", None, "what the model goes on with; - is standard input. Without a prompt: standard input "
+    own("--prompt", "TEXT", None, "the text to continue; - is standard input. Without a prompt: standard input "
         "where it is no terminal, else a new text", excludes=PROMPTS),
     own("--prompt-file", "FILE", None, "the same from a file, without its final newline", excludes=PROMPTS),
     own("--prompt-ids", "IDS", None, 'the same as token ids: "15496 995"', excludes=PROMPTS),
     own("-n --tokens", "N", 200, "new tokens, at most (default 200; with --probs 1)"),
     own("--samples", "N", 1, "continuations, computed together (default 1)"),
     own("--stop", "TEXT", [], "the text ends before this; may be given several times"),
-    own("--ignore-end", "", False, "go on after the end-of-text token"),
+    own("--ignore-end", "", False, "continue past the end-of-text token"),
     own("--json", "", False, "print one JSON object at the end: text, ids, logprobs, settings, times"),
 )  # fmt: skip
 SAMPLING = (
-    own("--repetition-penalty", "X", 1.0, "divides what speaks for a token that the text has already (default 1: off)"),
+    own("--repetition-penalty", "X", 1.0, "above 1: a token that the text already has is less likely (default 1: off)"),
     own("--temperature", "X", 1.0, "below 1: likely tokens get likelier (default 1; 0: --greedy)"),
     own("--top-k", "N", 0, "of the N likeliest tokens (default 0: all)", 0),
     own("--top-p", "X", 1.0, "of the fewest that have X of the probability (default 1: all)"),
@@ -57,7 +57,7 @@ QUESTIONS = (
     own("--probs", "[N]", None, "what the model thinks of each token of the text and of those that it adds (-n): its "
         "probability, and the N likeliest (default 5)", 0, alone=5, excludes=f"{MODES} samples exact"),
     own("--perplexity", "", False, "loss and perplexity of the text; nothing is added", excludes=f"{MODES} {DRAWN}"),
-    own("--attention", "FILE", None, "draw what a layer's heads look at: .png, .svg, .pdf",
+    own("--attention", "FILE", None, "draw what a layer's heads attend to: .png, .svg, .pdf",
         excludes=f"{MODES} {DRAWN} json"),
     own("--layer", "N", 0, "with --attention: from 0 (default 0)", 0, needs="attention"),
     own("--interactive", "", False, "type and read in turns; /help there lists what else one can type",
@@ -122,7 +122,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     if found.checkpoint is None:
         raise InputError("CHECKPOINT: is missing; name a run's folder or a model's file, or a shape such as d12")
     if found.prompt == "":
-        raise InputError("--prompt: is empty; without --prompt the model begins a new text")
+        raise InputError("--prompt: is empty; without --prompt the model starts a new text")
     if STANDARD_INPUT in (found.prompt, found.prompt_file) and found.interactive:
         flag = "--prompt" if found.prompt else "--prompt-file"
         raise InputError(f"{flag} - and --interactive: standard input is what is typed")

@@ -1,4 +1,4 @@
-"""A text written in turns: a line is typed, the model goes on with all that stands there, and so on.
+"""A text written in turns: a line is typed, the model continues all that stands there, and so on.
 
 Leaves out how tokens are drawn and shown (answer.py, show.py).
 """
@@ -21,7 +21,7 @@ from llmc_jax.generate.show import Screen
 
 HISTORY_LINES = 2000
 HELP = """\
-What you type is put behind the text, as it stands, and the model goes on. An empty line: it just goes on. A backslash
+What you type is appended to the text, and the model continues. An empty line: it just continues. A backslash
 at the end of a line: the text has a line end there, and more is to come. Ctrl-C: the model stops. Ctrl-D: the end.
   /again             take back what the model added last, and let it draw anew (with the next seed)
   /undo              take back what it added last, and what was typed before
@@ -69,14 +69,14 @@ class Session:
         if text.startswith("/") and not text.startswith("//"):
             if word not in self._commands:
                 meant = f"did you mean /set {word[1:]} {rest}? " if word[1:] in self._settings() else ""
-                raise InputError(f"{word}: there is no such command; {meant}/help lists them; // begins a text with /")
+                raise InputError(f"{word}: unknown command; {meant}/help lists them; // begins a text with /")
             self._commands[word](rest.strip())
             return True
         self.go_on(self._encoded(text[1:] if text.startswith("//") else text))
         return True
 
     def go_on(self, typed: list[int]) -> None:
-        """Put ids behind the text, and let the model go on; Ctrl-C stops it."""
+        """Put ids behind the text, and let the model continue; Ctrl-C stops it."""
         begin = len(self.ids)
         request = self.request._replace(prompt=(*self.ids, *typed))
         check_request(self.model, request)
@@ -85,7 +85,7 @@ class Session:
         self._draw(request)
 
     def _draw(self, request: Request) -> None:
-        """Show what was typed in this turn, let the model go on, and put that behind the text."""
+        """Show what was typed in this turn, let the model continue, and put that behind the text."""
         turn = self._turns[-1]
         shown = sample_text(self.model.tokenizer, self.ids[turn.begin : turn.typed])
         with until_ctrl_c() as stop, Screen(self._out, shown) as screen:

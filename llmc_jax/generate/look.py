@@ -16,7 +16,7 @@ from llmc_jax.config.model import ModelConfig
 from llmc_jax.data.tokenizers import Tokenizer
 from llmc_jax.generate.engine import kept_after_drop
 from llmc_jax.generate.model import Model
-from llmc_jax.generate.scorer import Asked, Row, cut, score, scorer_of
+from llmc_jax.generate.scorer import Row, ScoreOptions, cut, score, scorer_of
 
 LOGIT_BYTES = 16 << 20  # at a time: few rows beside those asked for, and of many a CPU's top_k takes ten times as long
 
@@ -49,7 +49,9 @@ def look(model: Model, ids: Sequence[int], candidates: int = 5, before: int | No
     tell at each place.
     Raises InputError for an id that the model does not have.
     """
-    asked = Asked(rank=True, candidates=max(0, min(candidates, model.config.vocab_size)), logit_bytes=LOGIT_BYTES)
+    asked = ScoreOptions(
+        rank=True, candidates=max(0, min(candidates, model.config.vocab_size)), logit_bytes=LOGIT_BYTES
+    )
     seen: list[Seen] = []
     for targets, found in _scored(model, ids, asked, before):
         both = zip(found.ids.tolist(), found.logprobs.tolist(), strict=True)
@@ -70,7 +72,7 @@ def perplexity(model: Model, ids: Sequence[int], num_bytes: int | None = None) -
     check_ids(model.config, ids)
     if num_bytes is None and model.tokenizer is not None:
         num_bytes = text_bytes(model.tokenizer, ids)
-    scored = _scored(model, ids, Asked(logit_bytes=LOGIT_BYTES))
+    scored = _scored(model, ids, ScoreOptions(logit_bytes=LOGIT_BYTES))
     total = math.fsum(max(loss, 0.0) for _, found in scored for loss in found.losses.tolist())
     loss = total / len(ids)
     with np.errstate(over="ignore"):
@@ -101,7 +103,7 @@ def check_ids(config: ModelConfig, ids: Sequence[int]) -> np.ndarray:
 
 
 def _scored(
-    model: Model, ids: Sequence[int], asked: Asked, before: int | None = None
+    model: Model, ids: Sequence[int], asked: ScoreOptions, before: int | None = None
 ) -> Iterator[tuple[np.ndarray, Any]]:
     """Yield the tokens (n,) of one window after the other, and what the model thinks of them."""
     T = model.config.max_seq_len

@@ -58,7 +58,7 @@ class Row(NamedTuple):
     first: int = 1
 
 
-class Asked(NamedTuple):
+class ScoreOptions(NamedTuple):
     """What is asked of each token beside its loss, and of how many bytes of float32 logits at a time."""
 
     rank: bool = False
@@ -66,7 +66,7 @@ class Asked(NamedTuple):
     logit_bytes: int = 128 << 20
 
 
-LOSSES = Asked()
+LOSSES = ScoreOptions()
 
 
 class Scored(NamedTuple):
@@ -109,7 +109,7 @@ def cut(tokens: int, positions: int, stride: int) -> Iterator[tuple[int, int, in
 
 
 def score(
-    scorer: Scorer, rows: Iterable[Row], asked: Asked = LOSSES, *, stop: Callable[[], bool] = lambda: False
+    scorer: Scorer, rows: Iterable[Row], asked: ScoreOptions = LOSSES, *, stop: Callable[[], bool] = lambda: False
 ) -> Iterator[Scored]:
     """Yield what the model thinks of each row, in the order in which batches become full.
 
@@ -169,7 +169,7 @@ def _batch(rows: list[tuple[int, Row]], length: int, tokens_per_batch: int) -> B
     return Batch(inputs, targets, np.array(places, np.int32), rows)
 
 
-def _computed(scorer: Scorer, group: list[Batch], asked: Asked) -> Iterator[Scored]:
+def _computed(scorer: Scorer, group: list[Batch], asked: ScoreOptions) -> Iterator[Scored]:
     """Compute batches of one shape, at most one for each device, and yield what their rows got."""
     place = scorer.place
     static = (scorer.config, scorer.execution, asked)
@@ -198,7 +198,7 @@ def scores_of_batch(
     places: jax.Array,
     config: ModelConfig,
     execution: Execution,
-    asked: Asked = LOSSES,
+    asked: ScoreOptions = LOSSES,
 ) -> Found:
     """Return the losses (R, T) float32 of targets (R, T) given inputs (R, T), and what else is asked for, (R, T, …).
 
@@ -225,7 +225,7 @@ def scores_of_batch(
 
 
 def scores_of_logits(
-    logits: jax.Array, targets: jax.Array, vocab_size: int, execution: Execution, asked: Asked
+    logits: jax.Array, targets: jax.Array, vocab_size: int, execution: Execution, asked: ScoreOptions
 ) -> Found:
     """Return what is asked for of logits (n, Vp), (n, …) each; columns from vocab_size on take no part."""
     losses, logsumexp = execution.op.classifier_forward(logits, targets, vocab_size)
@@ -253,7 +253,7 @@ def scores_of_batches(
     places: jax.Array,
     config: ModelConfig,
     execution: Execution,
-    asked: Asked = LOSSES,
+    asked: ScoreOptions = LOSSES,
 ) -> Found:
     """Return what `scores_of_batch` returns of each of n batches (n, R, T), one on each device: (n, R, T, …) each.
 

@@ -379,7 +379,7 @@ class Handler(BaseHTTPRequestHandler):
         self.refuse(code, message or HTTPStatus(code).phrase)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Write nothing: what somebody asks is nobody else's."""
+        """Write nothing: prompts are private."""
 
 
 class Records:
@@ -409,7 +409,7 @@ class Records:
         except OSError:  # the browser's connection
             raise
         except Exception:
-            self._fail(HTTPStatus.INTERNAL_SERVER_ERROR, "a mistake in this program; the terminal shows it")
+            self._fail(HTTPStatus.INTERNAL_SERVER_ERROR, "a bug in this program; the terminal shows it")
             raise
         else:
             if whole and self._chunked:

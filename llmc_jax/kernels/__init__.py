@@ -11,7 +11,7 @@ cudnn.py        attention by cuDNN
 Leaves out the kernels themselves and their tile sizes (pallas_kernels/).
 """
 
-from llmc_jax.kernels.choice import MEASURED_HERE, Asked, Choice, Selection, Setting, makes_matrix
+from llmc_jax.kernels.choice import MEASURED_HERE, Choice, Preferences, Selection, Setting, makes_matrix
 from llmc_jax.kernels.findings import Finding, Findings, Variant
 from llmc_jax.kernels.functions import GROUPS, assembled
 from llmc_jax.kernels.ours import pallas_functions
@@ -23,12 +23,12 @@ __all__ = [
     "GROUPS",
     "MEASURED_HERE",
     "XLA",
-    "Asked",
     "Choice",
     "Finding",
     "Findings",
     "Machine",
     "MadeFor",
+    "Preferences",
     "Resolved",
     "Selection",
     "Setting",

@@ -44,7 +44,7 @@ ESTIMATED = "by estimate: not measured on such a GPU yet"
 NOTHING = Findings()  # has been found out
 
 
-class Asked(NamedTuple):
+class Preferences(NamedTuple):
     """What the user asked for. The defaults leave it to the program."""
 
     kernels: str = "auto"
@@ -273,7 +273,7 @@ class Candidates(NamedTuple):
     asked: bool = False  # the first one was named by the user: another one is a fallback
 
 
-def choose_one(operation: str, asked: Asked, setting: Setting, findings: Findings = NOTHING) -> Choice:
+def choose_one(operation: str, asked: Preferences, setting: Setting, findings: Findings = NOTHING) -> Choice:
     """Choose an implementation of an operation.
 
     findings: what was found out on this card; `auto` is then what was the fastest, and what was found to be wrong does
@@ -306,7 +306,7 @@ def select(choices: Sequence[Choice], setting: Setting, strict: bool = False) ->
     return Selection(*assembled(by_name), tuple(choices), int(in_product))
 
 
-def candidates(operation: str, asked: Asked, setting: Setting) -> Candidates:
+def candidates(operation: str, asked: Preferences, setting: Setting) -> Candidates:
     """Return what may run an operation, in the order in which it is tried."""
     if operation == "attention":
         return _attention_candidates(asked, setting)
@@ -332,7 +332,7 @@ def _automatic(rows: list[Implementation], setting: Setting) -> Candidates:
     return Candidates([*fastest, *others], measured_on(found.card, found.beside, found.ratio))
 
 
-def _attention_candidates(asked: Asked, setting: Setting) -> Candidates:
+def _attention_candidates(asked: Preferences, setting: Setting) -> Candidates:
     """Return what may run attention.
 
     With --attention auto: without the T x T matrix where that can be, unless XLA alone was asked for.

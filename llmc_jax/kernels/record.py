@@ -1,4 +1,4 @@
-"""The choice of a run as plain data, so that it can be repeated: by the run itself when it goes on, and elsewhere.
+"""The choice of a run as plain data, so that it can be repeated: by the run itself when it resumes, and elsewhere.
 
 It is written before the first step and into each checkpoint. Leaves out the files that hold it (run/folder.py,
 run/resume.py).
@@ -13,7 +13,16 @@ from llmc_jax.base.errors import FormatError
 from llmc_jax.base.files import digest_of_files
 from llmc_jax.config.train import ATTENTIONS
 from llmc_jax.kernels import plain
-from llmc_jax.kernels.choice import NOTHING, Asked, Choice, Selection, Setting, choose_one, implementations, select
+from llmc_jax.kernels.choice import (
+    NOTHING,
+    Choice,
+    Preferences,
+    Selection,
+    Setting,
+    choose_one,
+    implementations,
+    select,
+)
 from llmc_jax.kernels.findings import Findings
 from llmc_jax.kernels.functions import GROUPS
 from llmc_jax.kernels.ours import variant_problem
@@ -42,7 +51,7 @@ class Resolved(NamedTuple):
     """Everything about how a run is computed that the machine, or a measurement on it, decided."""
 
     made_for: MadeFor
-    asked: Asked
+    asked: Preferences
     choices: tuple[Choice, ...]  # one for each operation
     logit_rows: int
     gelu_fusion: int
@@ -101,16 +110,16 @@ def here(before: Resolved | None, machine: Machine) -> Resolved | None:
     return before if before is not None and before.made_for.target == target_of(machine) else None
 
 
-def still(before: Resolved | None, asked: Asked, *names: str) -> bool:
+def still(before: Resolved | None, asked: Preferences, *names: str) -> bool:
     """Return whether a record decides what these options are about: they are left to the program, or as they were."""
     if before is None:
         return False
-    defaults = Asked()
+    defaults = Preferences()
     return all(getattr(asked, name) in (getattr(defaults, name), getattr(before.asked, name)) for name in names)
 
 
 def choose_again(
-    before: Resolved | None, asked: Asked, strict: bool, setting: Setting, findings: Findings | None = None
+    before: Resolved | None, asked: Preferences, strict: bool, setting: Setting, findings: Findings | None = None
 ) -> Selection:
     """Repeat a recorded choice. What is now asked for otherwise, and what cannot run here, is chosen anew.
 
@@ -126,7 +135,9 @@ def choose_again(
     return select(choices, setting, strict)
 
 
-def cannot_repeat(before: Resolved, asked: Asked, setting: Setting, findings: Findings = NOTHING) -> tuple[str, ...]:
+def cannot_repeat(
+    before: Resolved, asked: Preferences, setting: Setting, findings: Findings = NOTHING
+) -> tuple[str, ...]:
     """Return why a recorded choice cannot be repeated here, with a reason for each such operation."""
     if here(before, setting.machine) is None:
         return (f"it was made for {before.made_for.target}, not for {target_of(setting.machine)}",)
@@ -135,7 +146,7 @@ def cannot_repeat(before: Resolved, asked: Asked, setting: Setting, findings: Fi
 
 
 def _recorded(
-    before: Resolved, asked: Asked, setting: Setting, findings: Findings
+    before: Resolved, asked: Preferences, setting: Setting, findings: Findings
 ) -> dict[str, tuple[Choice | None, str]]:
     """Return what a record has for each operation that it decides, and why that cannot run; empty where it can."""
     choices = {choice.operation: choice for choice in before.choices}
@@ -146,7 +157,7 @@ def _recorded(
     }
 
 
-def _decides(before: Resolved, asked: Asked, operation: str, choice: Choice | None) -> bool:
+def _decides(before: Resolved, asked: Preferences, operation: str, choice: Choice | None) -> bool:
     """Return whether a record decides what runs an operation. Attention that is another model must be asked for."""
     if operation == "gelu":
         return still(before, asked, "kernels", "gelu_fusion")

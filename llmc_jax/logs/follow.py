@@ -29,7 +29,7 @@ class Follower:
         self.place = start  # bytes read so far, whole lines
         self.begun = 1  # times that it began with the first line: who keeps what was read drops it when this grows
         self.damaged = 0  # lines left out since then: no event, or longer than any
-        self.behind = False  # the last reading has not come to the file's end
+        self.behind = False  # the last reading has not reached the file's end
         self._anchor = b""
         self._inside = False  # the place is inside a line that is too long
 

@@ -51,7 +51,7 @@ class GpuMonitor:
             return read_gpu(self._nvml, self._handle)
         except self._nvml.NVMLError as error:
             if not self._warned:
-                warn(f"-lg: the GPU's figures cannot be read ({error}); training goes on without them")
+                warn(f"-lg: the GPU's figures cannot be read ({error}); training continues without them")
             self._warned = True
             return None
 

@@ -1,4 +1,4 @@
-"""What a configuration comes to on a machine that need not be there: `llmc-jax plan --help`.
+"""Memory, time and cost of a run on a machine that need not be there: `llmc-jax plan --help`.
 
 plan.py          precision, kernels, memory and the step's numbers, which runs and measurements take from there
 interval.py      an estimate as three numbers

@@ -19,7 +19,7 @@ from llmc_jax.plan.course import Course, course, data_of, forward_of, price_of
 from llmc_jax.plan.memory import Memory
 from llmc_jax.plan.network import GBIT, Network, network_of
 from llmc_jax.plan.plan import Plan
-from llmc_jax.plan.planner import Place, Planner, Told
+from llmc_jax.plan.planner import Place, Planner, Say
 from llmc_jax.plan.search import Largest, mark_fastest
 from llmc_jax.plan.separate import Problem
 from llmc_jax.plan.time import StepTime
@@ -46,7 +46,7 @@ class Setting(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a configuration comes to on a device."""
+    """Memory and time of a configuration on a device."""
 
     setting: Setting
     place: Place
@@ -77,11 +77,11 @@ def answer(
     config: TrainConfig,
     place: Place,
     wishes: Wishes | None = None,
-    told: Told = lambda words: None,
+    told: Say = lambda words: None,
     *,
     largest: bool = True,
 ) -> Answer:
-    """Return what a configuration comes to on a device.
+    """Return memory and time of a configuration on a device.
 
     config: `asked_config` of train.py's flags. told: is told of what takes seconds before it begins. largest:
     look for the largest -b of each way too. Raises InputError for what cannot run there.

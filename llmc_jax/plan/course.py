@@ -52,7 +52,7 @@ class Length(NamedTuple):
 
 
 class Course(NamedTuple):
-    """What a run comes to."""
+    """Steps, time and cost of a run."""
 
     length: Length
     validations: int  # passes over -m batches, forward alone
@@ -75,7 +75,7 @@ def course(
     card: Card | None = None,
     price: Price | None = None,
 ) -> Course | None:
-    """Return what a run comes to; None where nothing says how many steps it makes.
+    """Return steps, time and cost of a run; None where nothing says how many steps it makes.
 
     step: seconds of one. forward: seconds of a micro-batch's forward; None: a third of its part of a step. tokens: to
     train on, in place of -x. data: `data_of(config)`. card: None: energy is not known. price: None: nor is money.

@@ -104,7 +104,7 @@ def remedies(plan: Plan, available: int) -> tuple[Remedy, ...]:
     """Return other options with which a plan's step would fit by estimate, with as many tokens in an update.
 
     The largest -b that fits as it is; and more split over the devices or more computed again, where that lets it be
-    larger. A run that goes on keeps its -b.
+    larger. A resumed run keeps its -b.
     """
     asked, limit = plan.config, min(available, int(ROOM * computed(plan).program))
     same, goes_on = replace(asked, total_batch_size=asked.tokens_per_step), asked.reuse and plan.repeat is not None
@@ -143,7 +143,7 @@ def _of_batch(config: TrainConfig, size: int) -> dict[str, int]:
 
 
 def plan_command(config: TrainConfig) -> str:
-    """Return the command that shows what a configuration comes to, as one types it."""
+    """Return the command that plans a configuration, as one types it."""
     always = ("model", "batch_size", "sequence_length")
     words = [typed("plan")]
     for about in OPTIONS:

@@ -17,10 +17,10 @@ OWN = (
     own("--picture", "FILE", None, "with --sweep: draw it there: .png, .svg, .pdf", needs="sweep"),
     own("--reproductions", "", False, "only llm.c's four reproductions of GPT-2, beside what llm.c says of them",
         excludes="gpu operations neighbours sweep tokens price network"),
-    own("--tokens", "X", None, "train on so many tokens, such as 10e9, in place of -x", 1),
-    own("--price", "X", None, "USD for an hour of one GPU; without it as llmc_jax/plan/prices.toml has it", 0),
-    own("--network", "GBIT", None, "Gbit/s of each GPU between machines; without it 400", check=ABOVE_ZERO),
-    own("--json", "FILE", None, "write everything there as JSON; - prints it in place of the report"),
+    own("--tokens", "X", None, "train on this many tokens, such as 10e9, instead of -x", 1),
+    own("--price", "X", None, "USD for an hour of one GPU; default: from llmc_jax/plan/prices.toml", 0),
+    own("--network", "GBIT", None, "Gbit/s of each GPU between machines (default: 400)", check=ABOVE_ZERO),
+    own("--json", "FILE", None, "write everything to it as JSON; - prints it instead of the report"),
 )  # fmt: skip
 
 
@@ -37,9 +37,9 @@ def help_text() -> str:
         (
             ("-e d12 -b 64 -d 524288 --gpu h100 --devices 8", "GPT-2 124M on eight H100s"),
             ("--preset gpt2-1558M --gpu h100 --devices 8 --quick", "llm.c's launch, in two seconds"),
-            ("-e d48 -b 4 --gpu rtx4090 --neighbours", "what would do instead"),
+            ("-e d48 -b 4 --gpu rtx4090 --neighbours", "what would fit instead"),
             ("-e d12 --gpu a100 --sweep devices=1,2,4,8 --picture sweep.png", "how it scales"),
-            ("--reproductions", "what llm.c's four runs would take"),
+            ("--reproductions", "what llm.c's four runs would need"),
             ("-e d12 -b 4 -t 64", "the device at hand; a CPU is measured first, for some twelve seconds"),
         ),
     )

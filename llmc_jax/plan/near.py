@@ -115,7 +115,7 @@ class Panel(NamedTuple):
     heading: str
     value: Callable[[Figures], Interval | None]
     scale: float
-    limit: Callable[[Figures], int | None] = lambda each: None  # that the value may come to
+    limit: Callable[[Figures], int | None] = lambda each: None  # of the value
 
 
 PANELS = (

@@ -1,6 +1,6 @@
-"""Configurations near one, or along one option: what each comes to, a row each; and llm.c's four reproductions.
+"""Configurations near one, or along one option: a row of figures for each; and llm.c's four reproductions.
 
-All computed, nothing compiled. Leaves out what one configuration comes to (answer.py), and how rows are shown.
+All computed, nothing compiled. Leaves out the figures of one configuration (answer.py), and how rows are shown.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ MOST_VALUES = 64  # of a sweep
 
 
 class Figures(NamedTuple):
-    """What one configuration comes to on one kind of device."""
+    """The figures of one configuration on one kind of device."""
 
     batch_size: int  # what -b auto came to
     fits: bool | None  # None: the device's memory is not known
@@ -83,7 +83,7 @@ def look(wish: Wish, own: str | None, wanted: Wishes) -> Row:
 
 
 def neighbours(config: TrainConfig, gpu: str | None, wanted: Wishes) -> tuple[Row, ...]:
-    """Return what a configuration and those near it come to, the asked one first. gpu: None: the device at hand.
+    """Return the figures of a configuration and of those near it, the asked one first. gpu: None: the device at hand.
 
     Raises InputError for what is asked; others that cannot be are rows that say so.
     """
@@ -180,7 +180,7 @@ def _option(word: str) -> Option:
 
 
 def swept(config: TrainConfig, gpu: str | None, sweep: Sweep, wanted: Wishes) -> tuple[Row, ...]:
-    """Return what a configuration comes to with each value of a sweep, its -b lowered to what -d allows."""
+    """Return the figures of a configuration with each value of a sweep, its -b lowered to what -d allows."""
     own = _plain(gpu)
     config = _counted(config, sweep.values[0] if sweep.name == GPU else own)
     return tuple(look(_valued(config, own, sweep.name, text), own, wanted) for text in sweep.values)

@@ -23,7 +23,7 @@ from llmc_jax.training.parallel.traffic import Sent
 
 AFTER = ("norm", "weights")  # what is sent when the gradients are summed
 GBIT = 1e9 / 8  # bytes per second
-BETWEEN = 400  # Gbit/s of each GPU between machines, where nobody says
+BETWEEN = 400  # Gbit/s of each GPU between machines, unless said otherwise
 # Of a link as it is sold, estimates: over PCIe, GPUs share switches and the host's memory.
 NVLINK_REACHED, PCIE_REACHED = 0.8, 0.5
 

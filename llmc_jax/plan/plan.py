@@ -1,4 +1,4 @@
-"""A plan: what a configuration comes to on a machine. Precision, kernels and the step's numbers.
+"""A plan: how a configuration runs on a machine. Precision, kernels and the step's numbers.
 
 Making one opens no file, asks no device and makes no array, so each decision can be made, and tested, for a machine
 that is not there. Leaves out data, checkpoints and the state (run/), and how kernels are tried (trials/).
@@ -36,7 +36,7 @@ class Repeat(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What a configuration comes to on a machine."""
+    """How a configuration runs on a machine."""
 
     config: TrainConfig
     model: ModelConfig
@@ -180,7 +180,7 @@ def make_plan(
 
 
 def resolve_dtype(config: TrainConfig, machine: kernels.Machine) -> str:
-    """Return what --dtype comes to on a machine: fp32, bf16 or fp16."""
+    """Return what --dtype resolves to on a machine: fp32, bf16 or fp16."""
     if config.dtype != "auto":
         return config.dtype
     return "bf16" if machine.target is not None else "fp32"
@@ -198,9 +198,9 @@ def parallel_of(config: TrainConfig) -> Parallel:
 # ----- an earlier choice ----------------------------------------------------------------------------------------------
 
 
-def asked_of(config: TrainConfig) -> kernels.Asked:
+def asked_of(config: TrainConfig) -> kernels.Preferences:
     """Return the options that bear on what is chosen."""
-    return kernels.Asked(**{name: getattr(config, name) for name in kernels.Asked._fields})
+    return kernels.Preferences(**{name: getattr(config, name) for name in kernels.Preferences._fields})
 
 
 def _repeated(
@@ -231,7 +231,7 @@ def _logit_rows(
     shape: Shape,
     recorded: kernels.Resolved | None,
 ) -> int:
-    """Return what --logit-rows comes to. shape: the step's but for them."""
+    """Return what --logit-rows resolves to. shape: the step's but for them."""
     if recorded is not None and record.still(recorded, asked_of(config), "logit_rows"):
         return recorded.logit_rows
     if config.logit_rows >= 0 or machine.platform != "gpu":
@@ -263,7 +263,7 @@ def _options(
 
 
 def triton_gemm_wish(config: TrainConfig) -> str:
-    """Return what --triton-gemm comes to before the GPU is known: GELU in a product is by NVIDIA's library alone."""
+    """Return what --triton-gemm resolves to before the GPU is known: GELU in a product is by NVIDIA's library alone."""
     return "off" if config.gelu_fusion == 1 and config.triton_gemm == "auto" else config.triton_gemm
 
 

@@ -25,7 +25,7 @@ from llmc_jax.plan.search import Largest, auto_sizes, largest_size, limit_of, ma
 from llmc_jax.plan.separate import Problem, Request, compiled_apart, is_kept, python_that_compiles
 from llmc_jax.plan.time import StepTime, step_time
 
-Told = Callable[[str], None]
+Say = Callable[[str], None]
 ERROR = 0.05  # that computed memory may be off by; benchmarks/results/plan_memory.md has less
 
 
@@ -73,12 +73,12 @@ def place_here() -> Place:
 
 
 class Planner(NamedTuple):
-    """A model on a device: what each configuration comes to there."""
+    """A model on a device: the figures of each configuration there."""
 
     model: ModelConfig
     place: Place
     network: Network
-    told: Told = lambda words: None
+    told: Say = lambda words: None
 
     def plan(self, config: TrainConfig) -> Plan:
         """Return the plan of a configuration; whether it fits is a question of its own. Raises InputError."""
@@ -158,7 +158,7 @@ class Planner(NamedTuple):
     def with_batch(self, config: TrainConfig) -> TrainConfig:
         """Return a configuration with a number for -b auto: the largest that fits, or the least where none does.
 
-        It is one of those that train.py may come to.
+        It is one of those that train.py may choose.
         """
         if config.batch_size != AUTO_BATCH:
             return config

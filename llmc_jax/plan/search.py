@@ -64,7 +64,7 @@ def sizes(config: TrainConfig) -> Sequence[int]:
 
 
 def auto_sizes(config: TrainConfig, most: int = MOST_ROWS) -> list[int]:
-    """Return what -b auto may come to, at most `most`, the largest first.
+    """Return the values that -b auto may take, at most `most`, the largest first.
 
     With -d what leaves the updates as they are; else powers of two, and three times those, up to MOST_ROWS.
     """
@@ -75,7 +75,7 @@ def auto_sizes(config: TrainConfig, most: int = MOST_ROWS) -> list[int]:
 
 
 def sizes_up_to(most: int, config: TrainConfig) -> list[int]:
-    """Return what -b auto may come to, the largest first. Raises InputError where there is nothing.
+    """Return the values that -b auto may take, the largest first. Raises InputError where there is nothing.
 
     most: that the data has rows for.
     """
@@ -83,7 +83,7 @@ def sizes_up_to(most: int, config: TrainConfig) -> list[int]:
         return found
     raise InputError(
         f"-b auto: no number up to {most}, which the data has rows of -t {config.sequence_length} for, goes with the "
-        "other flags; take another -d or --reduction, or give more data"
+        "other flags; choose another -d or --reduction, or give more data"
     )
 
 

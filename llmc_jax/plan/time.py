@@ -106,7 +106,7 @@ class StepTime(NamedTuple):
         return self.rates_of == self.kind and not self.exchanges
 
     def mfu(self, definition: Definition = "palm") -> Interval | None:
-        """Return the share of the peak that the model's FLOPs come to; None where no peak is known."""
+        """Return the share of the peak that the model's FLOPs reach; None where no peak is known."""
         return self.seconds.rate(self.flops[definition] / self.peak) if self.peak else None
 
 

@@ -112,7 +112,7 @@ def checked_out(variant: Variant) -> Iterator[Variant]:
 def running(variant: Variant) -> Iterator[Callable[[str], dict[str, Any]]]:
     """Start a process that makes steps of a variant; yield what hands it a line and returns its answer.
 
-    It answers without a line once its step is compiled. Where it cannot go on, InputError has what it says.
+    It answers without a line once its step is compiled. Where it cannot continue, InputError has what it says.
     """
     environment = child_environment() | {"PYTHONPATH": str(variant.tree), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     if variant.threads is not None:

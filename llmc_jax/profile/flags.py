@@ -13,15 +13,15 @@ OWN = (
     own("--layers", "", False, "a line for each layer"),
     own("--differences", "", False, "no trace: time programs that leave parts out, and subtract"),
     own("--trace", "DIR", None, "keep the trace there, for Perfetto and TensorBoard"),
-    own("--read", "DIR", None, "only the table of a trace that was kept; takes --layers, --json and --picture"),
-    own("--json", "FILE", None, "write everything there as JSON"),
-    own("--picture", "FILE", None, "draw the timeline of one layer there, as PNG"),
-    own("--layer", "N", None, "which layer to draw; by itself the middle one", least=0),
+    own("--read", "DIR", None, "only the table of a saved trace; takes --layers, --json and --picture"),
+    own("--json", "FILE", None, "write everything to it as JSON"),
+    own("--picture", "FILE", None, "draw the timeline of one layer, as PNG"),
+    own("--layer", "N", None, "which layer to draw; default: the middle one", least=0),
     own("--calculate", "", False, "only FLOPs, bytes and memory, from the shape: needs no device, compiles nothing"),
     own("--device", "NAME", None, "with --calculate: the GPU whose peaks set the floors: h200, 'NVIDIA H200'"),
-    own("--vs", "NAME=VALUE", [], "run another version in turns with this one, given any number of times: a flag of "
+    own("--vs", "NAME=VALUE", [], "time another version in turns with this one; may be given several times: a flag of "
         "train.py (kernels=xla, dtype=bf16), threads=1, or commit=HEAD~1"),
-    own("--threads", "LIST", None, "run with so many threads each, in turns, such as 1,2,4 (CPU)"),
+    own("--threads", "LIST", None, "time each of these numbers of threads in turns, such as 1,2,4 (CPU)"),
     own("--rounds", "N", 5, "with --vs and --threads: turns"),
 )  # fmt: skip
 
@@ -37,7 +37,7 @@ def help_text() -> str:
         (
             ("-e d12 -b 4 -t 64", "the table of GPT-2 124M's step"),
             ("-e d12 -b 4 -t 64 --layers --picture layer.png --trace traces", "by layer, with a picture and the trace"),
-            ("-e d12 -b 4 -t 64 --vs dtype=bf16 --vs recompute=0", "against two other versions"),
+            ("-e d12 -b 4 -t 64 --vs dtype=bf16 --vs recompute=0", "beside two other versions"),
             ("-e d12 -b 64 --dtype bf16 --calculate --device 'NVIDIA H200'", "what a GPU would need"),
         ),
     )

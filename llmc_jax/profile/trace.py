@@ -40,9 +40,7 @@ def newest_trace(folder: Path) -> Path:
     found = folder.glob("plugins/profile/*/*.xplane.pb")
     newest = max(found, key=lambda path: path.stat().st_mtime, default=None)
     if newest is None:
-        raise InputError(
-            f"{folder}: there is no trace (plugins/profile/*/*.xplane.pb); record one with --trace {folder}"
-        )
+        raise InputError(f"{folder}: no trace (plugins/profile/*/*.xplane.pb); record one with --trace {folder}")
     return newest
 
 

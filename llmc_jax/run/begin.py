@@ -32,8 +32,8 @@ from llmc_jax.run.beside import Beside
 from llmc_jax.run.console import Console
 from llmc_jax.run.figures import utilization_text
 from llmc_jax.run.folder import (
-    Held,
-    Kept,
+    LockedFolder,
+    LogEnd,
     RunLog,
     ShortLog,
     config_record,
@@ -56,7 +56,7 @@ from llmc_jax.trials.known import run_programs
 
 
 @contextmanager
-def opened(setup: Setup, output: Output, request: threading.Event, held: Held | None = None) -> Iterator[Run]:
+def opened(setup: Setup, output: Output, request: threading.Event, held: LockedFolder | None = None) -> Iterator[Run]:
     """Make the run folder, open what is written there and the screen, and say how the run begins.
 
     request: is set by what asks the run to stop. held: the folder, if it was there before and this process has locked
@@ -79,7 +79,7 @@ def opened(setup: Setup, output: Output, request: threading.Event, held: Held | 
         closing.callback(beside.close)
         closing.enter_context(stop_on_signals(request, console.note))
         if held.lock is not None:
-            console.warning(f"{folder}: the file system has no locks; {LOCK} there keeps other runs out in their place")
+            console.warning(f"{folder}: the file system has no locks; {LOCK} there keeps other runs out instead")
         announce(setup, folder, console, log)
         group.folder(str(folder), str(rank_log(folder, group.rank)))
         if setup.monitor is not None:
@@ -106,7 +106,7 @@ def opened(setup: Setup, output: Output, request: threading.Event, held: Held | 
         yield Run(setup, held, log, console, beside, saver, votes, trackers, kept)
 
 
-def of_first_folder(setup: Setup, held: Held | None) -> tuple[Path, list[Path]]:
+def of_first_folder(setup: Setup, held: LockedFolder | None) -> tuple[Path, list[Path]]:
     """Return the run's folder, which process 0 makes, and the folders that were made for it, the innermost first."""
     config, group = setup.config, cluster.here()
     made: list[Path] = []
@@ -124,7 +124,7 @@ def of_first_folder(setup: Setup, held: Held | None) -> tuple[Path, list[Path]]:
     return Path(of_first("folder", folder)), made
 
 
-def check_shared(folder: Path, held: Held | None, made: list[Path]) -> None:
+def check_shared(folder: Path, held: LockedFolder | None, made: list[Path]) -> None:
     """Raise Agreed where a process does not see what process 0, which holds the folder, has written into it."""
     if cluster.here().size == 1:
         return
@@ -145,7 +145,7 @@ def check_shared(folder: Path, held: Held | None, made: list[Path]) -> None:
         of_all("probe seen", see)
 
 
-def short_log(setup: Setup, held: Held) -> RunLog:
+def short_log(setup: Setup, held: LockedFolder) -> RunLog:
     """Return the log of a process other than the first, its first event written."""
     group, step = cluster.here(), first_step(setup)
     log = ShortLog(held.folder, group.rank, check=held.check)
@@ -174,7 +174,7 @@ def kept_programs(setup: Setup, folder: Path) -> Programs:
     return found
 
 
-def begun_log(setup: Setup, held: Held, made: list[Path]) -> RunLog:
+def begun_log(setup: Setup, held: LockedFolder, made: list[Path]) -> RunLog:
     """Write the configuration, cut the logs back to where the run begins, open them and write the first event.
 
     The configuration is config.json and kernels.json. Where something fails, nothing of it stays: neither files, nor
@@ -217,16 +217,16 @@ def begun_log(setup: Setup, held: Held, made: list[Path]) -> RunLog:
             return log
 
 
-def where_logs_stay(setup: Setup) -> Kept | None:
+def where_logs_stay(setup: Setup) -> LogEnd | None:
     """Return up to where the logs of the earlier run belong to this one."""
     if setup.earlier is None:
         return None
     step, counters = setup.earlier.step, setup.earlier.metadata.counters or Counters()
-    return Kept(step, counters.validated == step, counters.sampled == step, counters.evaluated == step)
+    return LogEnd(step, counters.validated == step, counters.sampled == step, counters.evaluated == step)
 
 
 @contextmanager
-def lock_of(config: TrainConfig) -> Iterator[Held | None]:
+def lock_of(config: TrainConfig) -> Iterator[LockedFolder | None]:
     """Hold the lock of a run folder that is there already, within the block. Yield it, or None where there is none.
 
     Of several processes the first one has it.

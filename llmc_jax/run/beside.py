@@ -88,5 +88,5 @@ class Beside:
 
     def _failed(self, name: str, problem: str) -> None:
         if name not in self._warned:
-            self._warn(f"{self.folder / name}: cannot be written, training goes on: {problem}")
+            self._warn(f"{self.folder / name}: cannot be written, training continues: {problem}")
         self._warned.add(name)

@@ -99,7 +99,7 @@ def to_try(run: Run, outcome: Outcome) -> Iterator[tuple[str, str, str]]:
     config, folder, val = run.setup.config, quoted(run.held.folder), run.setup.data.val
     if outcome.progress.saved is not None and outcome.code != ExitCode.DIVERGED and run.held.is_there():
         prompt = "--prompt 'def read' --temperature 0.8" if run.setup.data.corpus else "--interactive"
-        yield "ask it:", f"{typed('generate')} {folder} {prompt}", "docs/generate.md"
+        yield "generate:", f"{typed('generate')} {folder} {prompt}", "docs/generate.md"
         if val is not None:
             text = quoted(val.paths[0] if config.val_data == "stdlib" else config.val_data)
             yield "evaluate it:", f"{typed('evaluate')} {folder} --data {text}", "docs/evaluate.md"
@@ -110,7 +110,7 @@ def to_try(run: Run, outcome: Outcome) -> Iterator[tuple[str, str, str]]:
 
 
 def places(run: Run, outcome: Outcome) -> Iterator[str]:
-    """Yield where everything is, and the command that goes on."""
+    """Yield where everything is, and the command that resumes the run."""
     config, (code, progress, _) = run.setup.config, outcome
     yield f"run folder:   {run.held.folder}"
     picture = run.held.folder / (PICTURE if config.find_lr else CURVES)
@@ -123,7 +123,7 @@ def places(run: Run, outcome: Outcome) -> Iterator[str]:
     goes_on = progress.saved is not None or (config.save and progress.step == 0)
     if progress.step < run.setup.steps and code != ExitCode.DIVERGED and goes_on and not progress.test.exploded:
         more = f" --patience {2 * config.patience}" if code == ExitCode.DONE else ""
-        yield f"to go on:     {typed('train')} -y 1 -o {quoted(run.held.folder)}{more}"
+        yield f"resume with:  {typed('train')} -y 1 -o {quoted(run.held.folder)}{more}"
 
 
 def ended_early(run: Run, progress: Progress) -> bool:

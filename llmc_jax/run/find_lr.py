@@ -32,7 +32,7 @@ class RangeTest(NamedTuple):
     def exploded(self) -> bool:
         """Return whether the last loss is not finite, or the mean far above the loss before any update.
 
-        The usual limit, four times the lowest loss, is for losses that begin far above what they come to. A language
+        The usual limit, four times the lowest loss, is for losses that begin far above where they end. A language
         model that knows nothing has ln V, and half as much again is worse than any that has learned something.
         """
         if not self.means:

@@ -96,7 +96,7 @@ def words_on_test(run: Run, progress: Progress) -> Iterator[str]:
     if found["lowest_loss"] is not None:
         yield f"lowest loss:  {found['lowest_loss']:.4f} (smoothed) at {found['lowest_at']:.1e}"
     if test.suggestion is None:
-        yield "suggestion:   none: the loss fell nowhere; try another --find-lr-range, or other weights"
+        yield "suggestion:   none: the loss did not fall; try another --find-lr-range, or other weights"
         return
     yield f"suggestion:   -l {test.suggestion:g}, where the loss fell fastest"
     flags = flags_with_rate(run.setup.asked, f"{test.suggestion:g}")

@@ -1,7 +1,7 @@
 """`-b auto`: the largest micro-batch whose step fits, as the compiler lays it out for the device at hand.
 
 Leaves out which sizes there are (plan/search.py), the estimate that says where to begin (plan/memory.py), and that a
-run which goes on keeps what it had (resume.py).
+resumed run keeps what it had (resume.py).
 """
 
 import math

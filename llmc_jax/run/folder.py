@@ -93,7 +93,7 @@ def _new_folder(parent: Path, name: str) -> Path:
     return folder
 
 
-class Held:
+class LockedFolder:
     """A run folder that this process holds open and locked. lock: the open lock file, where the system has no locks."""
 
     def __init__(self, folder: Path, descriptor: int, lock: int | None = None) -> None:
@@ -110,9 +110,9 @@ class Held:
             if leads_to(self.folder, self._descriptor):
                 raise InputError(f"{self.folder / LOCK}: is no longer this run's, so nothing more is written here")
             now = path_of(self._descriptor)
-            advice = "" if now is None else f"; -y 1 -o {shlex.quote(now)} goes on from its last checkpoint"
+            advice = "" if now is None else f"; -y 1 -o {shlex.quote(now)} resumes from its last checkpoint"
             raise InputError(
-                f"{self.folder}: is no longer the folder that this run began in, so nothing more is written to it; "
+                f"{self.folder}: is no longer the folder that this run started in, so nothing more is written to it; "
                 f"that one {_whereabouts(now)}{advice}"
             )
 
@@ -129,7 +129,7 @@ def _whereabouts(now: str | None) -> str:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[Held]:
+def locked(folder: Path) -> Iterator[LockedFolder]:
     """Within the block no other process of ours trains in the folder. Raises InputError if one does already.
 
     The lock is the system's and dies with the process, however that ends. A file system without locks has a file.
@@ -141,7 +141,7 @@ def locked(folder: Path) -> Iterator[Held]:
             if (taken := try_lock(descriptor)) is False:
                 raise _taken(folder)
             lock = None if taken else closing.enter_context(_lock_file(folder / LOCK))
-        held = Held(folder, descriptor, lock)
+        held = LockedFolder(folder, descriptor, lock)
         held.check()  # it may have been replaced while the lock was being taken
         yield held
 
@@ -192,17 +192,17 @@ def _lock_file(path: Path) -> Iterator[int]:
 
 
 @contextmanager
-def entered(folder: Path) -> Iterator[Held]:
+def entered(folder: Path) -> Iterator[LockedFolder]:
     """Hold a run folder within the block that another process of the same run has locked."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        yield Held(folder, descriptor)
+        yield LockedFolder(folder, descriptor)
     finally:
         os.close(descriptor)
 
 
 @contextmanager
-def leaving_nothing(held: Held, made: Iterable[Path]) -> Iterator[None]:
+def leaving_nothing(held: LockedFolder, made: Iterable[Path]) -> Iterator[None]:
     """Remove, if the block ends with an error, the files of a run that it made, and the folders in `made`, if empty.
 
     What was there before stays, and a folder that is no longer the run's is not touched.
@@ -220,7 +220,7 @@ def leaving_nothing(held: Held, made: Iterable[Path]) -> Iterator[None]:
         raise
 
 
-class Kept(NamedTuple):
+class LogEnd(NamedTuple):
     """Up to where the logs of a run stay when it is continued: the steps before `step`, and what was done at it."""
 
     step: int
@@ -234,7 +234,7 @@ class Kept(NamedTuple):
         return done.get(kind, True) if step == self.step else step < self.step
 
 
-def cut_logs(folder: Path, kept: Kept | None) -> None:
+def cut_logs(folder: Path, kept: LogEnd | None) -> None:
     """Drop from main.log, metrics.jsonl and samples.txt what lies beyond the point where a run continues.
 
     kept: that point; None drops everything. Each file has either its old or its new content, whatever happens.
@@ -248,7 +248,7 @@ def cut_logs(folder: Path, kept: Kept | None) -> None:
         write_atomic(folder / SAMPLES, "".join(texts).encode(errors="replace"))
 
 
-def _rewrite(path: Path, what: Callable[[bytes], tuple[str, int]], kept: Kept | None) -> list[bytes] | None:
+def _rewrite(path: Path, what: Callable[[bytes], tuple[str, int]], kept: LogEnd | None) -> list[bytes] | None:
     """Keep some lines of a file, and never its torn last one; return them, None where there is no file.
 
     what: gives the kind and the step of a line, ("", 0) of one that is not understood.

@@ -38,7 +38,7 @@ class Model(NamedTuple):
     """What `-e` names, or --init-from."""
 
     config: ModelConfig
-    source: Source | None  # of the weights; None: random ones, or those of the checkpoint that the run goes on from
+    source: Source | None  # of the weights; None: random ones, or those of the checkpoint that the run resumes from
 
     @property
     def path(self) -> Path | None:
@@ -133,7 +133,7 @@ def _not_there(config: TrainConfig) -> str:
 
 
 def _names_nothing_new(name: str, earlier: Checkpoint) -> bool:
-    """Return whether -e need not be looked at: as it was then, a default, or a file that is not there any more."""
+    """Return whether -e need not be looked at: as it was then, a default, or a file that no longer exists."""
     is_file = name.endswith(".bin") or "/" in name
     said_then = earlier.metadata.options.get("model") == name
     return said_then or (is_file and (name in models_not_asked_for() or not Path(name).exists()))
@@ -258,8 +258,8 @@ def tokenizer_of(config: TrainConfig, model: Model, data: Data, earlier: Checkpo
 def open_questions(config: TrainConfig, model: ModelConfig, tokenizer: Choice) -> tuple[Sequence[Item], list[str]]:
     """Return HellaSwag's questions, none if the run does not evaluate it, and notes.
 
-    Where llm.c's file is not there, the run goes on without, as llm.c's does. Raises InputError for any other file that
-    is not there, and for one that does not fit the model or T.
+    Where llm.c's file is not there, the run continues without, as llm.c's does. Raises InputError for any other file
+    that is not there, and for one that does not fit the model or T.
     """
     path = Path(config.hellaswag_file)
     if not config.hellaswag or config.val_every == 0:

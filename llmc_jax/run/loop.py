@@ -132,7 +132,7 @@ def loop(run: Run, state: TrainState) -> Outcome:
         except DoesNotFit:  # nothing has been learned
             raise
         except InputError as error:  # a full disk, a damaged data file: what has been learned so far is still good
-            if group.size > 1:  # the others cannot go on, and so cannot save either
+            if group.size > 1:  # the others cannot continue, and so cannot save either
                 raise
             problem = error
         for result in pipeline.results(pending=0):

@@ -63,7 +63,7 @@ def in_group(work: Callable[[], int]) -> NoReturn:
         group.leave(status)
     words = str(failed[0]) or type(failed[0]).__name__
     if isinstance(failed[0], KeyboardInterrupt):
-        words = "stopped by Ctrl-C before it could save anything"
+        words = "stopped by Ctrl-C before anything could be saved"
     group.leave(status, words, "broken" if _is_broken(failed[0]) else "failed")
 
 

@@ -21,7 +21,7 @@ from llmc_jax.plan.search import limit_of
 from llmc_jax.run import fitting
 from llmc_jax.run.fitting import Fitted
 from llmc_jax.run.inputs import Inputs, continued_data, inputs, most_rows, open_data, total_steps, validation_batches
-from llmc_jax.run.processes import Own, connect, first_exchange, introduced
+from llmc_jax.run.processes import Share, connect, first_exchange, introduced
 from llmc_jax.run.resume import check_fits
 from llmc_jax.run.setup import Setup, begun_metadata, notes_on_start, origin_of
 from llmc_jax.run.trackers import require_trackers
@@ -51,7 +51,7 @@ def prepare(config: TrainConfig, notes: list[str]) -> tuple[Setup, TrainState]:
     return setup, state
 
 
-def facts(given: Inputs, own: Own | None) -> Facts:
+def facts(given: Inputs, own: Share | None) -> Facts:
     """Return what is known of this machine and its kernels, which are tried where need be; connect the processes.
 
     JAX has a device from now on.

@@ -31,7 +31,7 @@ from llmc_jax.trials.card import find_card, seen_gpus
 # ----- before JAX has a device ----------------------------------------------------------------------------------------
 
 
-class Own(NamedTuple):
+class Share(NamedTuple):
     """What one of several processes computes on."""
 
     platform: str  # gpu, cpu
@@ -39,7 +39,7 @@ class Own(NamedTuple):
     gpus: list[int] | None  # their numbers, as CUDA counts what this process sees; None on a CPU
 
 
-def introduced(config: TrainConfig) -> Own | None:
+def introduced(config: TrainConfig) -> Share | None:
     """Tell the other processes what this one has and is told, and compare; None for a process alone.
 
     Raises Agreed with all that differs.
@@ -57,12 +57,12 @@ def introduced(config: TrainConfig) -> Own | None:
         raise Agreed("\n  ".join(["the processes of this run cannot train together:", *problems]))
     gpus = own_gpus(everybody, group.hosts, group.rank)
     if not gpus:
-        return Own("cpu", max(1, everybody[group.rank].asked), None)
-    return Own("gpu", len(gpus), gpus)
+        return Share("cpu", max(1, everybody[group.rank].asked), None)
+    return Share("gpu", len(gpus), gpus)
 
 
 def check_earlier(config: TrainConfig) -> None:
-    """Raise Agreed where some of the processes find a run to go on with, and others do not.
+    """Raise Agreed where some of the processes find a run to resume, and others do not.
 
     Its options are those of the ones that find it, so that everything else would differ too.
     """
@@ -108,7 +108,7 @@ def _fingerprint(name: str, flag: str) -> str:
     return stdlib_corpus().fingerprint if name == "stdlib" else fingerprint(expand_pattern(name, flag))
 
 
-def connect(own: Own | None) -> None:
+def connect(own: Share | None) -> None:
     """Connect JAX's runtimes of all processes; nothing of one alone.
 
     Raises Agreed where process 0 finds no free port.
@@ -162,7 +162,7 @@ def first_exchange(place: Placement, plan: Plan) -> None:
 
 
 def free_port() -> int:
-    """Return a port that nobody listens at."""
+    """Return a port that no process listens on."""
     with socket.socket() as listener:
         listener.bind(("", 0))
         port: int = listener.getsockname()[1]

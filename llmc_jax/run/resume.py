@@ -35,7 +35,7 @@ from llmc_jax.training.parallel.stage import Parallel
 
 
 def find_earlier(config: TrainConfig, report: Callable[[str], None]) -> Checkpoint | None:
-    """Return the checkpoint that -y 1 goes on from: the newest good one in -o; None where there is none at all.
+    """Return the checkpoint that -y 1 resumes from: the newest good one in -o; None where there is none at all.
 
     The run folder must be this run's alone: what a killed process left half-done in it is cleared away first, and DONE_
     files that a copy lost are written again. report is told of each bad one. Several processes each read a share of a
@@ -60,7 +60,7 @@ def find_earlier(config: TrainConfig, report: Callable[[str], None]) -> Checkpoi
     good = _newest_good(run, report)
     if good is not None:
         if cluster.here().rank == 0 and config_file(run) is not None and read_state(run).started is None:
-            report(f"{run / METRICS}: holds no start of the run: it was cut, and what was logged before is lost")
+            report(f"{run / METRICS}: has no start of the run: it was cut, and what was logged before that is lost")
         return open_checkpoint(good)
     of_first("no checkpoint", lambda: _refuse_without(run))
     return None
@@ -88,7 +88,7 @@ def _refuse_without(run: Path) -> None:
     if store.steps(run):
         raise InputError(
             f"-y 1: no checkpoint in {run} is good (`{typed('checkpoint')} verify {quoted(run)}` lists "
-            "what is wrong with each); to begin anew give another -o"
+            "what is wrong with each); to start over, give another -o"
         )
     if any(run.glob("state_*_*.bin")):
         raise InputError(
@@ -110,7 +110,7 @@ def _refuse_without(run: Path) -> None:
 def repeated(config: TrainConfig, earlier: Checkpoint | None) -> Repeat | None:
     """Return the choice that a run takes instead of making one; None where there is none. Touches no device.
 
-    It is that of --kernels-from, else with -y 1 that of the checkpoint it goes on from, or of the run's last start.
+    It is that of --kernels-from, else with -y 1 that of the checkpoint it resumes from, or of the run's last start.
     Checkpoints of earlier versions hold none. Raises InputError, or FormatError for a file that is no choice.
     """
     if config.kernels_from:
@@ -124,7 +124,7 @@ def repeated(config: TrainConfig, earlier: Checkpoint | None) -> Repeat | None:
     try:
         return _choice_of(path)
     except FormatError as error:
-        raise FormatError(f"{error}; remove the file, and the kernels are chosen anew") from error
+        raise FormatError(f"{error}; remove the file, and the kernels are chosen again") from error
 
 
 def _named_choice(path: Path) -> Repeat:
@@ -135,7 +135,7 @@ def _named_choice(path: Path) -> Repeat:
     else:
         found = _choice_of(file) if file.is_file() else None
     if found is None and path.is_dir():
-        raise InputError(f"{path}: holds no {KERNELS}; give the folder of a run, one of its checkpoints, or that file")
+        raise InputError(f"{path}: has no {KERNELS}; give the folder of a run, one of its checkpoints, or that file")
     if found is None:
         raise InputError(f"{path}: no such file or folder")
     return found
@@ -156,7 +156,7 @@ def _choice_in(checkpoint: Checkpoint) -> Repeat | None:
 
 
 def with_batch_of(earlier: Checkpoint | None, config: TrainConfig) -> TrainConfig:
-    """Return the configuration with the -b of the checkpoint it goes on from, where it is to be auto: others have
+    """Return the configuration with the -b of the checkpoint it resumes from, where it is to be auto: others have
     other bits. One of another program may not say it.
     """
     options = None if earlier is None or config.batch_size != AUTO_BATCH else _known(earlier.metadata.options)
@@ -213,7 +213,7 @@ def _known(options: Mapping[str, Any]) -> TrainConfig | None:
 
 
 def _flag(name: str) -> str:
-    return BY_NAME[name].flags[0] if name in BY_NAME else "-d"  # tokens_per_step is what -d comes to
+    return BY_NAME[name].flags[0] if name in BY_NAME else "-d"  # tokens_per_step is what -d resolves to
 
 
 # ----- what changed ---------------------------------------------------------------------------------------------------

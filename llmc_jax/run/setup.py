@@ -37,7 +37,7 @@ class Setup(NamedTuple):
     device: Device
     fitted: Fitted | None  # how -b auto came to its number
     asked: TrainConfig  # the configuration before devices were counted, and before --find-lr did without some of it
-    earlier: Checkpoint | None  # the checkpoint that the run goes on from
+    earlier: Checkpoint | None  # the checkpoint that the run resumes from
     metadata: Metadata  # of its checkpoints, as it begins
     monitor: GpuMonitor | None  # of -lg
     notes: list[str]
@@ -67,7 +67,7 @@ def begun_metadata(plan: Plan, data: Data, device: Device, origin: Mapping[str, 
 
 
 def origin_of(earlier: Checkpoint | None, model: Model) -> Mapping[str, Any]:
-    """Return the origin that the run's checkpoints hold: that of the checkpoint it goes on from, or its own.
+    """Return the origin that the run's checkpoints hold: that of the checkpoint it resumes from, or its own.
 
     Its own keeps the ids that begin and end a text, where it is known of the weights.
     """
@@ -78,16 +78,16 @@ def origin_of(earlier: Checkpoint | None, model: Model) -> Mapping[str, Any]:
 
 
 def notes_on_start(setup: Setup) -> Iterator[str]:
-    """Say what the run begins with, and how it differs from the one that it goes on from."""
+    """Say what the run begins with, and how it differs from the one that it resumes."""
     config, plan, earlier = setup.config, setup.plan, setup.earlier
     yield from notes_on_devices(config)
     if earlier is not None:
-        complete = "; the run is complete already" if earlier.step >= setup.steps else ""
+        complete = "; the run is already complete" if earlier.step >= setup.steps else ""
         if not complete and stops_early(config, earlier.metadata.counters or Counters()):
-            complete = "; it has stopped early, and goes on only with a larger --patience"
+            complete = "; it stopped early, and continues only with a larger --patience"
         yield f"resumed from {earlier.folder}, after step {earlier.step} of {setup.steps}{complete}"
         yield from changes(earlier, plan, setup.metadata)
     elif config.reuse and config.output_dir:
-        yield f"-y 1: there is no checkpoint in {config.output_dir}, so the run begins"
+        yield f"-y 1: there is no checkpoint in {config.output_dir}, so the run starts from scratch"
     if earlier is None or config.kernels_from:  # else `changes` has said it
         yield from plan.notes_on_repeat

@@ -10,7 +10,7 @@ from llmc_jax.config.train import TrainConfig
 from llmc_jax.run.beside import Beside
 from llmc_jax.run.console import Console
 from llmc_jax.run.find_lr import RangeTest, test_of
-from llmc_jax.run.folder import Held, RunLog
+from llmc_jax.run.folder import LockedFolder, RunLog
 from llmc_jax.run.processes import Votes
 from llmc_jax.run.programs import Programs
 from llmc_jax.run.saver import Saver
@@ -23,7 +23,7 @@ class Run(NamedTuple):
     """What stays the same while the loop runs."""
 
     setup: Setup
-    held: Held  # its folder
+    held: LockedFolder  # its folder
     log: RunLog
     console: Console
     beside: Beside

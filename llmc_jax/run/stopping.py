@@ -58,7 +58,7 @@ def _watch(reader: int, stop: threading.Event, say: Callable[[str], None]) -> No
         now = time.monotonic()
         if first is None:
             first = now
-            words = "stopping after this step; a second signal ends at once and saves nothing"
+            words = "stopping after this step; a second signal exits at once and saves nothing"
             # in a thread of its own: where nobody reads the output, printing waits, and the second signal must not
             threading.Thread(target=say, args=(words,), name="llmc_jax stopping", daemon=True).start()
         elif number[0] != signal.SIGHUP and now - first > ONE_REQUEST:  # one terminal's end may send several

@@ -26,18 +26,18 @@ GRACE = 1.0  # seconds after the limit that a tracker's process keeps to by itse
 NICE = 10  # training comes first; at 19 a busy machine would leave no time to send the rest
 
 
-class Asked(NamedTuple):
+class TrackerOption(NamedTuple):
     """A tracker that the options name."""
 
     kind: str  # a key of KINDS
     target: str  # project or experiment
 
 
-def asked_trackers(config: TrainConfig) -> list[Asked]:
+def asked_trackers(config: TrainConfig) -> list[TrackerOption]:
     """Return the trackers of a run."""
     targets = {"wandb": config.wandb, "mlflow": config.mlflow}
-    own = [Asked("tensorboard", "")] if config.tensorboard else []
-    return own + [Asked(kind, target) for kind, target in targets.items() if target]
+    own = [TrackerOption("tensorboard", "")] if config.tensorboard else []
+    return own + [TrackerOption(kind, target) for kind, target in targets.items() if target]
 
 
 def require_trackers(config: TrainConfig) -> None:
@@ -51,7 +51,7 @@ def require_trackers(config: TrainConfig) -> None:
 class Tracker:
     """One tracker's process."""
 
-    def __init__(self, asked: Asked, folder: Path, start: int, limit: float) -> None:
+    def __init__(self, asked: TrackerOption, folder: Path, start: int, limit: float) -> None:
         """Start it. folder: the run's. start: where the line of this start begins in metrics.jsonl. limit: seconds."""
         self.name, self._limit = asked.kind, limit
         self._told = False  # its problem was shown
@@ -126,11 +126,11 @@ class Trackers:
 
 
 def tell_trackers(trackers: Trackers, warning: Callable[[str], None]) -> None:
-    """Show what has gone wrong with a tracker since the last call; the run goes on without it."""
+    """Show what has gone wrong with a tracker since the last call; the run continues without it."""
     unstarted, trackers.unstarted = trackers.unstarted, []
     for name, problem in [*unstarted, *((each.name, each.look()) for each in trackers.running)]:
         if problem:
-            warning(f"--{name}: {problem}; the run goes on")
+            warning(f"--{name}: {problem}; the run continues")
 
 
 def ended_trackers(trackers: Trackers, step: int, log: RunLog, console: Console) -> list[str]:

@@ -114,7 +114,7 @@ class Shower:
             if not rows:
                 rows.extend(self._rows(follower.new(), facts))
                 if follower.begun > 1:
-                    raise InputError(f"{self._path}: is no longer the file that it was")
+                    raise InputError(f"{self._path}: has been replaced by another file")
                 self._read = follower.place, self._read[1] + len(rows)
             if rows:
                 self._send(sink, [rows.popleft() for _ in range(min(at_once, len(rows)))])
@@ -153,7 +153,7 @@ class Shower:
         """Return what an action returns, None where it fails; the first failure is what the run is told."""
         try:
             return action()
-        except BaseException as error:  # whatever a tracker does, this goes on: an exit, too, and an interrupt
+        except BaseException as error:  # whatever a tracker does, this continues: an exit, too, and an interrupt
             if not self._problem:
                 self._problem = without_secrets(f"cannot {what}: {type(error).__name__}: {error}")
                 self._tell(at_once=True)

@@ -22,7 +22,7 @@ class Sink(Protocol):
     """What takes a run's numbers. Every method may raise anything, and take any time."""
 
     def begin(self, facts: Facts) -> str:
-        """Begin or go on with a run; return where it can be seen."""
+        """Start or resume a run; return where it can be seen."""
 
     def put(self, step: int, when: float, values: Mapping[str, float]) -> None:
         """Take the numbers of a step. when: seconds since 1970."""

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from llmc_jax import kernels
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.config.train import ATTENTIONS
-from llmc_jax.kernels.choice import Asked, Implementation, Setting, candidates, implementations
+from llmc_jax.kernels.choice import Implementation, Preferences, Setting, candidates, implementations
 from llmc_jax.kernels.findings import Finding, Variant
 from llmc_jax.machine.compiling import Options
 from llmc_jax.machine.target import Machine
@@ -40,7 +40,7 @@ class Case(NamedTuple):
     logit_rows: int
     gelu_fusion: int
     options: Options  # of XLA
-    asked: Asked
+    asked: Preferences
     machine: Machine
     other_options: Options = ()  # of XLA, which may be better here than its defaults
     interpret: bool = False  # kernels are simulated on a CPU: for tests

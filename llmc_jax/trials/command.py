@@ -15,7 +15,7 @@ OWN = (
     own("--measure", "", False, "measure again, for the run that flags of train.py describe (-e -b -t --dtype -r "
         "--kernels …)", excludes=ACTIONS),
     own("--seconds", "N", 600, "with --measure: how long that may take"),  # it is in no hurry
-    own("--clear", "", False, "forget all of it, and the programs that were compiled: new runs compile theirs anew",
+    own("--clear", "", False, "forget all of it, and the programs that were compiled: new runs compile theirs again",
         excludes=ACTIONS),
 )  # fmt: skip
 ABOUT = (
@@ -41,7 +41,7 @@ def main(words: list[str]) -> None:
     elif given.clear:
         print(f"{known.folder()}: {known.clear()} combinations forgotten")
         cleared = f"{known.run_programs()}: {known.clear_programs()} forgotten"
-        print(f"{cleared}; new runs choose their products' algorithms anew")
+        print(f"{cleared}; new runs choose their products' algorithms again")
     elif given.report:
         print(shown.report(known.all_known()) or "Nothing is known about this machine's kernels.")
     else:

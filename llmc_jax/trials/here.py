@@ -60,7 +60,7 @@ def facts(config: TrainConfig, findings: kernels.Findings | None) -> Facts:
 
 
 def plan_with(facts: Facts, config: TrainConfig, model: ModelConfig, before: Repeat | None = None) -> Plan:
-    """Return what a configuration comes to here. See `make_plan`, which raises the same."""
+    """Return the plan of a configuration on this machine. See `make_plan`, which raises the same."""
     return make_plan(
         replace(config, devices=facts.devices), model, facts.machine, findings=facts.findings, before=before,
         memory=facts.memory, xla_flags=facts.xla_flags,
@@ -134,7 +134,7 @@ def case_of(plan: Plan) -> candidates.Case:
         logit_rows=plan.execution.logit_rows,
         gelu_fusion=plan.execution.gelu_fusion,
         options=compiling.of_one_device(plan.execution.compiler_options),  # which it is tried on
-        asked=kernels.Asked(config.kernels, config.attention, config.gelu_fusion),
+        asked=kernels.Preferences(config.kernels, config.attention, config.gelu_fusion),
         machine=plan.machine,
         other_options=compiling.untried(triton_gemm_wish(config), plan.machine.target, plan.xla_flags),
     )

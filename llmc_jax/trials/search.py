@@ -22,7 +22,7 @@ SHARE = 0.5  # of the time, that implementations by themselves may take
 NO_FUSION = (("xla_gpu_enable_dynamic_slice_fusion", False),)  # the second try, where a step on kernels is wrong
 UNCOMPARED = "there was not enough time or memory to compare a whole step"
 HANGS = CANDIDATE_SECONDS / 2  # seconds of running after which what time was up for hangs: it takes milliseconds
-STARTS = 3  # in which a search that runs out of time goes on; what is not known then stays so
+STARTS = 3  # over which a search that runs out of time continues; what is not known then stays unknown
 
 DEFAULT = Variant()
 Set = tuple[Finding, ...]
@@ -62,7 +62,7 @@ def search(how: Search, seconds: float, known: Findings) -> Findings:
     if not left or not whole.complete:
         return whole
     go_on = any(each.variant == DEFAULT for each in left) and known.starts < STARTS
-    then = "the next start goes on" if go_on else f"{typed('kernels')} --measure tries them"
+    then = "the next start continues" if go_on else f"{typed('kernels')} --measure tries them"
     return _told(how, whole._replace(complete=not go_on), f"{len(left)} of {len(listed)} not tried yet; {then}")
 
 

@@ -67,7 +67,7 @@ def find_out(
             known.write(facts, found, say)
             raise
         except Stuck as stuck:
-            return _shipped(f"{stuck}, and holds the card", found)
+            return _shipped(f"{stuck}, and occupies the card", found)
         except NoCard as reason:  # says nothing of the kernels
             known.write(facts, found, say)
             return _shipped(f"the processes that check them cannot get the card ({reason})", found)
@@ -116,7 +116,7 @@ def _check_device(case: Case, outcome: Outcome) -> None:
 
 
 def child_environment() -> dict[str, str]:
-    """Return the environment of processes that share the card with nobody, and take only the memory that they need."""
+    """Return the environment of processes that have the card to themselves, and take only the memory that they need."""
     found = dict(os.environ)
     found["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     found.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

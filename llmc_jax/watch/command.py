@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Show a run while it trains: progress, time left, losses, the last sample, events, how busy the machine is. It only
-reads, so it may be started and ended at any time, by anybody who may read the folder, on any machine that sees it.
+reads, so it can be started and stopped at any time, by anyone who can read the folder, on any machine that sees it.
 A pipe, a file and a terminal without control sequences get the view once; so does a run that has ended.
 """
 OPTIONS = (
     own("path", "RUN", None, "a run folder, or a folder of them: a table, the newest first"),
     own("which", "[WHICH]", None, "of a folder of runs: this one, by its name or its number in the table"),
     own("--once", "", False, "print the view once, as plain lines"),
-    own("--wait", "", False, "wait for a run that has not begun"),
+    own("--wait", "", False, "wait for a run that has not started"),
     own("--every", "SECONDS", 1.0, "between two looks (default 1)",
         check=Check(lambda value: 0.1 <= value <= 3600, "from 0.1 to 3600")),
     JSON,
 )  # fmt: skip
-KEYS = "Keys: q quits, or leads back to the table; 1 to 9 open a run of the table."
+KEYS = "Keys: q quits, or returns to the table; 1 to 9 open a run of the table."
 
 
 def make_parser() -> Parser:
@@ -95,7 +95,7 @@ def _wait_for(path: Path, every: float) -> None:
     told = False
     while metrics_of(path) is None and not (path.is_dir() and runs_in(path)):
         if not told:
-            print_error(f"waiting for a run in {path}; Ctrl-C ends that")
+            print_error(f"waiting for a run in {path}; Ctrl-C stops waiting")
             told = True
         time.sleep(every)
 

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import aot
 from llmc_jax.config.model import parse_descriptor
-from llmc_jax.generate.scorer import Asked, rows_of, scores_of_batch
+from llmc_jax.generate.scorer import ScoreOptions, rows_of, scores_of_batch
 from llmc_jax.machine import deviceless
 from llmc_jax.models.gpt2.model import PLAIN
 from llmc_jax.models.gpt2.tensors import flat_size
@@ -26,7 +26,7 @@ def test_a_batch_never_has_all_its_logits(gpu: str, length: int) -> None:
     tokens = jax.ShapeDtypeStruct((rows, length), jnp.int32)
     places = jax.ShapeDtypeStruct((2,), jnp.int32)
     program = deviceless.compile_for(
-        scores_of_batch, (flat, tokens, tokens, places, CONFIG, PLAIN, Asked(rank=True)), gpu
+        scores_of_batch, (flat, tokens, tokens, places, CONFIG, PLAIN, ScoreOptions(rank=True)), gpu
     )
     attention = rows * CONFIG.num_heads * length * length * (2 + 4)  # T x T of every head, in bf16 and float32
     all_logits = TOKENS * CONFIG.padded_vocab_size * 2

@@ -47,7 +47,7 @@ def test_values_have_their_types_and_defaults(monkeypatch: pytest.MonkeyPatch) -
         (["--kind", "c"], "--kind c: "),
         (["--kind", "b"], "--kind needs --file or --word"),
         (["--word", "y", "--file", "z"], "--file and --word "),
-        (["--wort", "y", "--kind", "b"], "--wort: there is no such flag; did you mean --word?"),
+        (["--wort", "y", "--kind", "b"], "--wort: unknown flag; did you mean --word?"),
     ],
 )
 def test_what_cannot_be_names_the_flag(words: list[str], begin: str) -> None:

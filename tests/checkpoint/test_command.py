@@ -115,10 +115,10 @@ def test_one_state_folder(run: Path, capsys: pytest.CaptureFixture[str], monkeyp
 def test_folders_without_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words, expected in (
         (["verify", f"{tmp_path}/nowhere"], "nowhere: there is no such folder"),
-        (["verify", str(tmp_path)], f"{tmp_path}: holds no checkpoint"),
-        (["verify", "--json", str(tmp_path)], f"{tmp_path}: holds no checkpoint"),
+        (["verify", str(tmp_path)], f"{tmp_path}: has no checkpoint"),
+        (["verify", "--json", str(tmp_path)], f"{tmp_path}: has no checkpoint"),
         (["show", f"{tmp_path}/nowhere"], "nowhere: there is no such folder"),
-        (["show", str(tmp_path)], f"{tmp_path}: holds no complete checkpoint"),
+        (["show", str(tmp_path)], f"{tmp_path}: has no complete checkpoint"),
     ):
         assert main(words) == 2
         error = capsys.readouterr().err

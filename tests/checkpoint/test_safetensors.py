@@ -130,7 +130,7 @@ def test_an_index_and_its_files(tmp_path: Path) -> None:
     refused({"c": "one"}, "says that one holds 'c', which it does not")
     refused({"a": 1}, "has no weight_map")
     refused(None, "has no weight_map")
-    for text, words in (("[1]", "holds no JSON object, but list"), ("{", "is not JSON"), ("[" * 200_000, "too deeply")):
+    for text, words in (("[1]", "is not a JSON object, but list"), ("{", "is not JSON"), ("[" * 200_000, "too deeply")):
         index.write_text(text)
         with pytest.raises(FormatError, match=words):
             read_index(index)

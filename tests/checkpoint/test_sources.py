@@ -202,7 +202,7 @@ def header(*ints: int, big: bool = False) -> bytes:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"", "no checkpoint that is known here: it is empty; known are llm.c's"),
+        (b"", "not a checkpoint that is known here: it is empty; known are llm.c's"),
         (b"hello", "it begins with b'hello'; known are llm.c's"),
         (header(20240327, 2, 4, 64), "a debug state of llm.c"),
         (header(20240326, 3, big=True), "an llm.c model file, but big-endian"),

@@ -336,7 +336,7 @@ def test_the_line_of_this_host(hosts: Path, hostname: str, rank: int) -> None:
 @pytest.mark.parametrize(
     ("hostname", "options", "words"),
     [
-        ("node4", {}, "this host, node4, is not in it; if it has another name there, write -pr"),
+        ("node4", {}, "this host, node4, is not in it; if it goes by another name there, write -pr"),
         ("node2.other", {}, "this host, node2.other, is not in it"),
         ("node2", {"process_rank": 0}, "-pr 0: in {} that is node1.cluster, and this host, node2, is 1; leave -pr out"),
         ("node2", {"process_rank": 3}, "-pr 3: {} names 3 hosts; ranks count from 0"),

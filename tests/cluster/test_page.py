@@ -33,7 +33,7 @@ def peers(**of_rank_1: object) -> list[Peer]:
 
 
 END = "; all processes end"
-LATER = f"; last known in step 60, phase step{END}; -y 1 -o {RUN} goes on from the last checkpoint"
+LATER = f"; last known in step 60, phase step{END}; -y 1 -o {RUN} resumes from the last checkpoint"
 
 
 def said(verdict: Verdict | None, end: str = LATER) -> str:

@@ -41,7 +41,7 @@ def test_it_is_a_program() -> None:
     [
         ([], "required: COMMAND"),
         (["nothing"], "compare logs nothing`"),
-        (["runs/a", "runs/b"], "runs/a: there is no such command; did you mean `llmc-jax compare logs "),
+        (["runs/a", "runs/b"], "runs/a: unknown command; did you mean `llmc-jax compare logs "),
         (["checkpoint", "a"], "compare checkpoints`"),
         (["logs"], "required: LOG"),
         (["logs", "a", "b", "--", "-b", "4"], "logs takes no words behind --"),

@@ -42,7 +42,7 @@ def texts() -> list[tuple[np.ndarray, int]]:
 def main() -> None:
     import jax
 
-    from llmc_jax.generate.scorer import Asked, Row, Scorer, score
+    from llmc_jax.generate.scorer import Row, ScoreOptions, Scorer, score
     from llmc_jax.machine.device import devices_of
     from llmc_jax.models.gpt2.model import PLAIN
     from llmc_jax.training.parallel.placement import placement
@@ -52,7 +52,7 @@ def main() -> None:
     jax.config.update("jax_num_cpu_devices", devices)
     place = placement(CONFIG, Parallel(devices), devices_of(devices))
     scorer = Scorer(place.everywhere(flat()), CONFIG, PLAIN, place, TOKENS_PER_BATCH)
-    found = sorted(score(scorer, [Row(*text) for text in texts()], Asked(rank=True)), key=lambda each: each.row)
+    found = sorted(score(scorer, [Row(*text) for text in texts()], ScoreOptions(rank=True)), key=lambda each: each.row)
     losses, rank = (np.concatenate([getattr(each, name) for each in found]) for name in ("losses", "rank"))
     np.savez(Path(sys.argv[2]), losses=losses, rank=rank)
 

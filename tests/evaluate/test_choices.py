@@ -13,7 +13,7 @@ from llmc_jax.data.tasks import read_items
 from llmc_jax.data.tokenizers import gpt2_tokenizer
 from llmc_jax.evaluate import subjects
 from llmc_jax.evaluate.choices import Answer, answers, rows_of_items
-from llmc_jax.generate.scorer import Asked, Scored, Scorer, score
+from llmc_jax.generate.scorer import Scored, ScoreOptions, Scorer, score
 from llmc_jax.machine.device import devices_of
 from llmc_jax.models.gpt2.model import PLAIN
 from llmc_jax.models.gpt2.tensors import flat_size
@@ -70,7 +70,7 @@ def test_answers_are_the_plain_models_item_by_item() -> None:
 
 def test_what_the_model_would_write_is_the_plain_models_item_by_item() -> None:
     asked = [*items(6, 1), *(written_by_the_model(context, 3) for context in [(1, 2), (200,), (5,) * 20])]
-    found = answers(asked, score(scorer(), rows_of_items(asked), Asked(rank=True)))
+    found = answers(asked, score(scorer(), rows_of_items(asked), ScoreOptions(rank=True)))
     for item, answer in zip(asked, found, strict=True):
         best = item_losses(item, item.completions[0])[1]
         assert answer.written == (tuple(best) == item.completions[0],)

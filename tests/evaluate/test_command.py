@@ -19,7 +19,7 @@ from llmc_jax.checkpoint.sources import flat_parameters, open_source
 from llmc_jax.data.tokenfile import write_token_file
 from llmc_jax.data.tokenizers import write_tokenizer_bin
 from llmc_jax.evaluate.choices import Answer
-from llmc_jax.evaluate.command import Asked, Evaluated, main, number_of_devices, progress, side_by_side
+from llmc_jax.evaluate.command import Evaluated, Job, main, number_of_devices, progress, side_by_side
 from llmc_jax.evaluate.figures import Mean
 from llmc_jax.evaluate.flags import make_parser, parse
 from llmc_jax.evaluate.report import plain_data, shown
@@ -155,7 +155,7 @@ def test_models_that_read_other_tokens_are_not_subtracted(evaluate: Evaluate, tm
     write_tokenizer_bin(table, pieces, 257)
     readers = [open_reader(Path(model), spec, None, "auto") for model, spec in ((A, "bytes"), (C, str(table)))]
     cut = Cut(T)
-    asked = Asked([[text_of_file(reader, str(text), cut)] for reader in readers], T, 1)
+    asked = Job([[text_of_file(reader, str(text), cut)] for reader in readers], T, 1)
     models = [open_model(A), open_model(C, tokenizer=str(table))]
     results = [[text_result(scorer_of(model), *own, T)] for model, own in zip(models, asked.subjects, strict=True)]
     (subject,) = side_by_side(asked, Evaluated([{}, {}], results, 0.0))

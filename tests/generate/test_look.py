@@ -116,7 +116,7 @@ def test_bytes_of_a_text_are_those_of_its_tokens() -> None:
 def test_equal_logits_are_ranked_by_id() -> None:
     logits = np.zeros((3, 8), np.float32)
     logits[1, 2], logits[2, 5:] = 300, 1e9  # a certainty; padding that must not count
-    asked = scorer.Asked(rank=True, candidates=3)
+    asked = scorer.ScoreOptions(rank=True, candidates=3)
     losses, rank, entropy, ids, logprobs = jax.jit(scorer.scores_of_logits, static_argnums=(2, 3, 4))(
         logits, np.array([3, 2, 4]), 5, PLAIN, asked
     )
@@ -130,7 +130,7 @@ def test_equal_logits_are_ranked_by_id() -> None:
 def test_a_token_whose_logit_is_nan_never_ranks_first() -> None:
     logits = np.array([[np.nan] * 8, [0, np.nan, *[0] * 6], [0, np.nan, *[0] * 6]], np.float32)
     targets = np.array([0, 1, 0])
-    _, rank, *_ = scorer.scores_of_logits(jnp.asarray(logits), targets, 5, PLAIN, scorer.Asked(rank=True))
+    _, rank, *_ = scorer.scores_of_logits(jnp.asarray(logits), targets, 5, PLAIN, scorer.ScoreOptions(rank=True))
     assert rank.tolist() == [5, 5, 1]
 
 

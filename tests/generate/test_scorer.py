@@ -11,7 +11,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmc_jax.generate.scorer import SHORTEST, Asked, Row, Scorer, batches, padded_length, rows_of, score
+from llmc_jax.generate.scorer import SHORTEST, Row, ScoreOptions, Scorer, batches, padded_length, rows_of, score
 from llmc_jax.machine.device import devices_of
 from llmc_jax.models.gpt2.model import PLAIN
 from llmc_jax.models.gpt2.tensors import separate
@@ -35,7 +35,7 @@ def rows() -> list[Row]:
 @cache
 def of_one_device() -> tuple[np.ndarray, np.ndarray]:
     """Losses and ranks, row after row."""
-    found = sorted(score(scorer(), rows(), Asked(rank=True)), key=lambda each: each.row)
+    found = sorted(score(scorer(), rows(), ScoreOptions(rank=True)), key=lambda each: each.row)
     assert [each.row for each in found] == list(range(len(rows())))
     return np.concatenate([each.losses for each in found]), np.concatenate([each.rank for each in found])
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from llmc_jax import kernels
 from llmc_jax.base.errors import InputError
 from llmc_jax.config.model import ModelConfig
-from llmc_jax.kernels import GROUPS, XLA, Asked, Choice, Findings, Machine, Selection, Setting, cudnn
+from llmc_jax.kernels import GROUPS, XLA, Choice, Findings, Machine, Preferences, Selection, Setting, cudnn
 from llmc_jax.kernels.choice import ESTIMATED, IMPLEMENTATIONS, NOTHING, Measured, choose_one, select
 from llmc_jax.kernels.functions import PLAIN
 from llmc_jax.machine.target import measured_on
@@ -47,7 +47,13 @@ WITHOUT_KERNELS = ("T4", "MI300X", "AMD")
 
 
 def choose(
-    asked: Asked, machine: Machine, dtype: str, head_size: int, findings: Findings = NOTHING, *, strict: bool = False
+    asked: Preferences,
+    machine: Machine,
+    dtype: str,
+    head_size: int,
+    findings: Findings = NOTHING,
+    *,
+    strict: bool = False,
 ) -> Selection:
     setting = Setting(machine, dtype, head_size)
     return select([choose_one(name, asked, setting, findings) for name in GROUPS], setting, strict)
@@ -102,18 +108,18 @@ def test_targets() -> None:
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
 def test_on_a_cpu_all_is_xla(dtype: str) -> None:
-    selection = choose(Asked(), MACHINES["CPU"], dtype, 64)
+    selection = choose(Preferences(), MACHINES["CPU"], dtype, 64)
     assert set(reasons(selection).values()) == {"on a CPU"}
     assert chosen(selection) == dict.fromkeys(GROUPS, "xla") | {"attention": "naive, xla"}
     assert functions(selection) == PLAIN and selection.gelu_fusion == 0
-    assert choose(Asked(), MACHINES["CPU"], dtype, 64, strict=True) == selection  # nothing was asked for
+    assert choose(Preferences(), MACHINES["CPU"], dtype, 64, strict=True) == selection  # nothing was asked for
 
 
 @pytest.mark.parametrize("name", TARGETS)
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
 def test_on_a_gpu_the_kernels_run(name: str, dtype: str) -> None:
     """Of its own architecture, each in the place of its name."""
-    selection = choose(Asked(), MACHINES[name], dtype, 64, strict=True)
+    selection = choose(Preferences(), MACHINES[name], dtype, 64, strict=True)
     flash = dtype != "fp32"
     expected = dict.fromkeys(GROUPS, "pallas") | {
         "attention": "flash, pallas" if flash else "naive, xla", "global norm": "xla",
@@ -132,7 +138,7 @@ def test_on_a_gpu_the_kernels_run(name: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("name", WITHOUT_KERNELS)
 def test_on_another_gpu_all_is_xla_and_the_reason_is_said(name: str) -> None:
-    selection = choose(Asked(), MACHINES[name], "fp32", 64, strict=True)
+    selection = choose(Preferences(), MACHINES[name], "fp32", 64, strict=True)
     assert functions(selection) == PLAIN
     (why,) = set(reasons(selection).values())
     assert "NVIDIA GPU of compute capability 8.x" in why and MACHINES[name].kind in why
@@ -145,13 +151,13 @@ def test_what_was_measured_decides_and_is_cited(monkeypatch: pytest.MonkeyPatch)
         ("sm_90", "global norm"): Measured("pallas", "xla", 2.0, "Card C"),
     }
     monkeypatch.setattr("llmc_jax.kernels.choice.MEASURED", table)
-    selection = choose(Asked(), MACHINES["H200"], "bf16", 64)
+    selection = choose(Preferences(), MACHINES["H200"], "bf16", 64)
     assert {name: chosen(selection)[name] for _, name in table} == {
         "gelu": "xla", "attention": "cudnn", "global norm": "pallas",
     }  # fmt: skip
     for (_, name), (_, beside, ratio, card) in table.items():
         assert reasons(selection)[name] == measured_on(card, beside, ratio) and card in reasons(selection)[name]
-    assert chosen(choose(Asked(), MACHINES["A100"], "bf16", 64))["gelu"] == "pallas"
+    assert chosen(choose(Preferences(), MACHINES["A100"], "bf16", 64))["gelu"] == "pallas"
 
 
 def test_every_operation_has_rows_of_which_xla_s_can_always_run() -> None:
@@ -165,30 +171,30 @@ SOFTMAX = "naive, softmax pallas"
 FASTEST = measured_on("NVIDIA H200", "xla", 1.5)
 ATTENTION = [
     # asked, machine, dtype, head size; what runs; the words by which a user finds why it is not what was asked for
-    (Asked(attention="naive"), "H200", "bf16", 64, "naive, xla", ""),
-    (Asked("pallas", "naive"), "H200", "bf16", 64, SOFTMAX, ""),
-    (Asked("pallas", "naive"), "CPU", "bf16", 64, "naive, xla", ""),
-    (Asked("pallas"), "B200", "fp32", 64, SOFTMAX, "bf16 or fp16, not fp32"),
-    (Asked("pallas"), "5090", "bf16", 256, SOFTMAX, "128 channels, not 256"),
-    (Asked("xla"), "H200", "bf16", 64, "naive, xla", ""),
-    (Asked("xla", "flash"), "H200", "bf16", 64, "flash, pallas", ""),
-    (Asked(attention="flash"), "A100", "fp16", 128, "flash, pallas", ""),
-    (Asked(attention="flash"), "CPU", "bf16", 64, "naive, xla", "there is no GPU"),
-    (Asked(attention="flash"), "T4", "fp16", 64, "naive, xla", "NVIDIA GPU of compute capability"),
-    (Asked("pallas", "flash"), "H200", "fp32", 64, SOFTMAX, "bf16 or fp16, not fp32"),
-    (Asked(attention="cudnn"), "H200", "bf16", 256, "cudnn", ""),
-    (Asked("xla", "cudnn"), "3090", "fp16", 64, "cudnn", ""),
-    (Asked(attention="cudnn"), "A100", "bf16", 256, "naive, xla", "128 channels, a multiple of 8, not 256"),
-    (Asked(attention="cudnn"), "A100", "bf16", 60, "naive, xla", "multiple of 8, not 60"),
-    (Asked(attention="cudnn"), "A100", "fp32", 64, "naive, xla", "bf16 or fp16, not fp32"),
-    (Asked(attention="cudnn"), "T4", "fp16", 64, "naive, xla", "Ampere or later, not Tesla T4"),
-    (Asked(attention="cudnn"), "MI300X", "bf16", 64, "naive, xla", "not AMD Instinct MI300X"),
-    (Asked(attention="cudnn"), "CPU", "bf16", 64, "naive, xla", "there is no GPU"),
-    (Asked(attention="relu"), "4090", "bf16", 64, "relu, pallas", ""),
-    (Asked(attention="relu"), "CPU", "fp32", 64, "relu, xla", ""),
-    (Asked(attention="relu"), "H200", "bf16", 256, "relu, xla", ""),
-    (Asked("pallas", "relu"), "CPU", "bf16", 64, "relu, xla", "there is no GPU"),
-    (Asked("xla", "relu"), "H200", "bf16", 64, "relu, xla", ""),
+    (Preferences(attention="naive"), "H200", "bf16", 64, "naive, xla", ""),
+    (Preferences("pallas", "naive"), "H200", "bf16", 64, SOFTMAX, ""),
+    (Preferences("pallas", "naive"), "CPU", "bf16", 64, "naive, xla", ""),
+    (Preferences("pallas"), "B200", "fp32", 64, SOFTMAX, "bf16 or fp16, not fp32"),
+    (Preferences("pallas"), "5090", "bf16", 256, SOFTMAX, "128 channels, not 256"),
+    (Preferences("xla"), "H200", "bf16", 64, "naive, xla", ""),
+    (Preferences("xla", "flash"), "H200", "bf16", 64, "flash, pallas", ""),
+    (Preferences(attention="flash"), "A100", "fp16", 128, "flash, pallas", ""),
+    (Preferences(attention="flash"), "CPU", "bf16", 64, "naive, xla", "there is no GPU"),
+    (Preferences(attention="flash"), "T4", "fp16", 64, "naive, xla", "NVIDIA GPU of compute capability"),
+    (Preferences("pallas", "flash"), "H200", "fp32", 64, SOFTMAX, "bf16 or fp16, not fp32"),
+    (Preferences(attention="cudnn"), "H200", "bf16", 256, "cudnn", ""),
+    (Preferences("xla", "cudnn"), "3090", "fp16", 64, "cudnn", ""),
+    (Preferences(attention="cudnn"), "A100", "bf16", 256, "naive, xla", "128 channels, a multiple of 8, not 256"),
+    (Preferences(attention="cudnn"), "A100", "bf16", 60, "naive, xla", "multiple of 8, not 60"),
+    (Preferences(attention="cudnn"), "A100", "fp32", 64, "naive, xla", "bf16 or fp16, not fp32"),
+    (Preferences(attention="cudnn"), "T4", "fp16", 64, "naive, xla", "Ampere or later, not Tesla T4"),
+    (Preferences(attention="cudnn"), "MI300X", "bf16", 64, "naive, xla", "not AMD Instinct MI300X"),
+    (Preferences(attention="cudnn"), "CPU", "bf16", 64, "naive, xla", "there is no GPU"),
+    (Preferences(attention="relu"), "4090", "bf16", 64, "relu, pallas", ""),
+    (Preferences(attention="relu"), "CPU", "fp32", 64, "relu, xla", ""),
+    (Preferences(attention="relu"), "H200", "bf16", 256, "relu, xla", ""),
+    (Preferences("pallas", "relu"), "CPU", "bf16", 64, "relu, xla", "there is no GPU"),
+    (Preferences("xla", "relu"), "H200", "bf16", 64, "relu, xla", ""),
 ]
 
 
@@ -208,13 +214,15 @@ def test_auto_is_the_fastest_attention_that_can_run(
 ) -> None:
     found = Measured(measured, "xla", 1.5, "NVIDIA H200")
     monkeypatch.setattr("llmc_jax.kernels.choice.MEASURED", {("sm_90", "attention"): found})
-    selection = choose(Asked(), MACHINES[machine], "bf16", head_size, strict=True)  # which asks for nothing
+    selection = choose(Preferences(), MACHINES[machine], "bf16", head_size, strict=True)  # which asks for nothing
     choice = attention_of(selection)
     assert (choice.implementation, choice.why) == (implementation, why)
 
 
 @pytest.mark.parametrize(("asked", "machine", "dtype", "head_size", "implementation", "problem"), ATTENTION)
-def test_attention(asked: Asked, machine: str, dtype: str, head_size: int, implementation: str, problem: str) -> None:
+def test_attention(
+    asked: Preferences, machine: str, dtype: str, head_size: int, implementation: str, problem: str
+) -> None:
     selection = choose(asked, MACHINES[machine], dtype, head_size)
     choice = attention_of(selection)
     assert (choice.implementation, choice.fell_back) == (implementation, bool(problem)) and problem in choice.why
@@ -249,13 +257,13 @@ def test_attention(asked: Asked, machine: str, dtype: str, head_size: int, imple
 @pytest.mark.usefixtures("no_triton")
 def test_xla_s_as_asked_or_instead(which: str, machines: Iterable[str], fallen: Collection[str]) -> None:
     for machine in machines:
-        selection = choose(Asked(which, "naive"), MACHINES[machine], "bf16", 64)
+        selection = choose(Preferences(which, "naive"), MACHINES[machine], "bf16", 64)
         assert functions(selection) == PLAIN
         assert {choice.operation for choice in selection.choices if choice.fell_back} == set(fallen)
 
 
 def test_pallas_as_asked_is_the_global_norm_too() -> None:
-    selection = choose(Asked("pallas"), MACHINES["H200"], "bf16", 64, strict=True)
+    selection = choose(Preferences("pallas"), MACHINES["H200"], "bf16", 64, strict=True)
     others = chosen(selection) | {"attention": "pallas"}
     assert others == dict.fromkeys(GROUPS, "pallas")
     assert made_by(selection.optimizer.global_norm) == ("pallas_kernels.adamw", "sm_90")
@@ -264,7 +272,7 @@ def test_pallas_as_asked_is_the_global_norm_too() -> None:
 def test_triton_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton", reason="triton is not installed")
     monkeypatch.setattr("llmc_jax.kernels.triton.availability", lambda: None)
-    selection = choose(Asked("triton", "naive"), MACHINES["H200"], "bf16", 64)
+    selection = choose(Preferences("triton", "naive"), MACHINES["H200"], "bf16", 64)
     assert chosen(selection) == dict.fromkeys(GROUPS, "xla") | dict.fromkeys(TRITON, "triton") | {
         "attention": "naive, softmax triton"
     }
@@ -279,13 +287,23 @@ def test_triton_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("asked", "machine", "dtype", "named"),
     [
-        (Asked("pallas"), "CPU", "fp32", ["layernorm, gelu", "adamw, global norm: xla, not pallas: there is no GPU"]),
-        (Asked(attention="cudnn"), "CPU", "bf16", ["attention: naive, xla, not cudnn: there is no GPU"]),
-        (Asked("triton"), "H200", "bf16", ["layernorm, classifier: xla, not triton: not installed: triton; run X"]),
+        (
+            Preferences("pallas"),
+            "CPU",
+            "fp32",
+            ["layernorm, gelu", "adamw, global norm: xla, not pallas: there is no GPU"],
+        ),
+        (Preferences(attention="cudnn"), "CPU", "bf16", ["attention: naive, xla, not cudnn: there is no GPU"]),
+        (
+            Preferences("triton"),
+            "H200",
+            "bf16",
+            ["layernorm, classifier: xla, not triton: not installed: triton; run X"],
+        ),
     ],
 )
 @pytest.mark.usefixtures("no_triton")
-def test_strict_refuses_what_cannot_run(asked: Asked, machine: str, dtype: str, named: list[str]) -> None:
+def test_strict_refuses_what_cannot_run(asked: Preferences, machine: str, dtype: str, named: list[str]) -> None:
     choose(asked, MACHINES[machine], dtype, 64)
     with pytest.raises(InputError) as caught:
         choose(asked, MACHINES[machine], dtype, 64, strict=True)
@@ -296,7 +314,7 @@ def test_strict_refuses_what_cannot_run(asked: Asked, machine: str, dtype: str, 
 
 
 questions = st.builds(
-    Asked,
+    Preferences,
     kernels=st.sampled_from(["auto", "xla", "pallas", "triton"]),
     attention=st.sampled_from(["auto", "naive", "flash", "cudnn", "relu"]),
     gelu_fusion=st.sampled_from([-1, 0, 1]),
@@ -304,7 +322,9 @@ questions = st.builds(
 
 
 @given(questions, st.sampled_from(list(MACHINES)), st.sampled_from(["fp32", "bf16", "fp16"]), st.integers(1, 300))
-def test_whatever_is_asked_something_runs_and_says_why(asked: Asked, name: str, dtype: str, head_size: int) -> None:
+def test_whatever_is_asked_something_runs_and_says_why(
+    asked: Preferences, name: str, dtype: str, head_size: int
+) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("llmc_jax.kernels.triton.availability", lambda: "not installed: triton; run X")
         selection = choose(asked, MACHINES[name], dtype, head_size)
@@ -327,7 +347,7 @@ def test_whatever_is_asked_something_runs_and_says_why(asked: Asked, name: str, 
 @pytest.mark.parametrize("name", ["A100", "H200"])
 @pytest.mark.parametrize(("which", "backward"), [("auto", "pallas"), ("xla", "xla")])
 def test_gelu_in_the_product_keeps_its_backward(name: str, which: str, backward: str) -> None:
-    selection = choose(Asked(which, "naive", 1), MACHINES[name], "bf16", 64, strict=True)
+    selection = choose(Preferences(which, "naive", 1), MACHINES[name], "bf16", 64, strict=True)
     choice = next(choice for choice in selection.choices if choice.operation == "gelu")
     assert (selection.gelu_fusion, choice.implementation, choice.backward) == (1, "in the product", backward)
     assert not choice.fell_back
@@ -339,11 +359,11 @@ def test_gelu_in_the_product_keeps_its_backward(name: str, which: str, backward:
 
 @pytest.mark.parametrize("name", ["CPU", *WITHOUT_KERNELS])
 def test_without_nvidia_s_library_gelu_stays_outside(name: str) -> None:
-    selection = choose(Asked(gelu_fusion=1), MACHINES[name], "fp32", 64)
+    selection = choose(Preferences(gelu_fusion=1), MACHINES[name], "fp32", 64)
     assert (functions(selection), selection.gelu_fusion) == (PLAIN, 0)
     assert [choice.operation for choice in selection.choices if choice.fell_back] == ["gelu"]
     with pytest.raises(InputError, match="--strict-kernels: gelu"):
-        choose(Asked(gelu_fusion=1), MACHINES[name], "fp32", 64, strict=True)
+        choose(Preferences(gelu_fusion=1), MACHINES[name], "fp32", 64, strict=True)
 
 
 # --- what is imported ---------------------------------------------------------------------------------------------
@@ -353,7 +373,7 @@ def test_a_cpu_imports_no_kernel() -> None:
     code = (
         "import sys; from llmc_jax import kernels; from llmc_jax.run import loop; "
         "setting = kernels.Setting(kernels.this_machine(), 'fp32', 64); "
-        "kernels.record.choose_again(None, kernels.Asked('pallas', 'relu'), False, setting); "
+        "kernels.record.choose_again(None, kernels.Preferences('pallas', 'relu'), False, setting); "
         "print([name for name in sys.modules if name.startswith(('pallas_kernels', 'triton', 'jax_triton'))])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -5,11 +5,11 @@ import json
 import pytest
 
 from llmc_jax.base.errors import InputError
-from llmc_jax.kernels import Asked, Choice, Finding, Findings, Machine, Variant
+from llmc_jax.kernels import Choice, Finding, Findings, Machine, Preferences, Variant
 from llmc_jax.kernels.plain import from_json, to_json
 from tests.kernels.test_choice import choose, made_by
 
-AUTO = Asked()
+AUTO = Preferences()
 H200 = Machine("gpu", "NVIDIA H200", "9.0")
 WGMMA, MMA = Variant("wgmma"), Variant("mma")
 FLASH = Finding("attention", "flash, pallas", WGMMA, us=1000.0)
@@ -25,7 +25,7 @@ FINDINGS = Findings(
 )
 
 
-def choice_of(operation: str, asked: Asked = AUTO, findings: Findings = FINDINGS) -> Choice:
+def choice_of(operation: str, asked: Preferences = AUTO, findings: Findings = FINDINGS) -> Choice:
     selection = choose(asked, H200, "bf16", 64, findings)
     return next(choice for choice in selection.choices if choice.operation == operation)
 
@@ -43,18 +43,18 @@ def test_auto_is_what_was_the_fastest() -> None:
 def test_what_is_wrong_does_not_run() -> None:
     found = choice_of("classifier")
     assert (found.implementation, found.why, found.fell_back) == ("xla", WRONG.problem, False)
-    named = choice_of("classifier", Asked(kernels="pallas"))
+    named = choice_of("classifier", Preferences(kernels="pallas"))
     assert (named.implementation, named.fell_back) == ("xla", True)
     with pytest.raises(InputError, match="output 1: error"):
-        choose(Asked(kernels="pallas"), H200, "bf16", 64, FINDINGS, strict=True)
+        choose(Preferences(kernels="pallas"), H200, "bf16", 64, FINDINGS, strict=True)
     both = FINDINGS._replace(found=(*FINDINGS.found, WRONG._replace(variant=Variant("other"), problem="")))
     assert (choice_of("classifier", findings=both).version) == "other"  # one form of it is right
 
 
 def test_what_was_asked_for_runs_in_its_fastest_form() -> None:
-    asked = choice_of("attention", Asked(attention="flash"))
+    asked = choice_of("attention", Preferences(attention="flash"))
     assert (asked.implementation, asked.version, asked.measured) == ("flash, pallas", "wgmma", False)
-    assert choice_of("attention", Asked(attention="cudnn")).implementation == "cudnn"
+    assert choice_of("attention", Preferences(attention="cudnn")).implementation == "cudnn"
 
 
 def test_nothing_is_known() -> None:

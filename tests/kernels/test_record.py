@@ -17,7 +17,7 @@ from llmc_jax.config.train import TrainConfig
 from llmc_jax.kernels import Choice, Finding, Findings, Machine, Variant, choice, record
 from llmc_jax.kernels.functions import GROUPS
 from llmc_jax.kernels.plain import to_json
-from llmc_jax.kernels.record import Asked, MadeFor, Resolved, differences, from_json
+from llmc_jax.kernels.record import MadeFor, Preferences, Resolved, differences, from_json
 from llmc_jax.machine.compiling import TRITON_GEMM
 from llmc_jax.ops.gelu import gelu_forward_in_product
 from llmc_jax.plan.plan import Plan, Repeat, asked_of, make_plan
@@ -38,7 +38,7 @@ a_choice = st.builds(
 records = st.builds(
     Resolved,
     made_for=st.builds(MadeFor, names, names, *[counts] * 6),
-    asked=st.builds(Asked),
+    asked=st.builds(Preferences),
     choices=st.lists(a_choice, max_size=3, unique_by=lambda each: each.operation).map(tuple),
     logit_rows=counts,
     gelu_fusion=st.sampled_from([0, 1]),
@@ -169,7 +169,7 @@ def test_a_record_wins_over_what_would_be_chosen(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_functions_are_those_of_the_record() -> None:
-    selection = record.choose_again(SLOWER, Asked(), False, kernels.Setting(H200, "bf16", 64))
+    selection = record.choose_again(SLOWER, Preferences(), False, kernels.Setting(H200, "bf16", 64))
     assert selection.op.attention_forward.keywords["version"] == "mma"  # type: ignore[attr-defined]
     assert selection.op.gelu_forward.keywords["target"].changes == (("gelu_block", 1024),)  # type: ignore[attr-defined]
     assert selection.op.classifier.keywords["target"] == "sm_90"  # type: ignore[attr-defined]
@@ -177,7 +177,7 @@ def test_the_functions_are_those_of_the_record() -> None:
 
 def test_gelu_in_the_product_is_repeated() -> None:
     found = resolved(IN_PRODUCT, A100)
-    again = record.choose_again(found, Asked(), False, kernels.Setting(A100, "bf16", 64))
+    again = record.choose_again(found, Preferences(), False, kernels.Setting(A100, "bf16", 64))
     assert again.gelu_fusion == 1 and again.choices == found.choices
     assert again.op.gelu_forward is gelu_forward_in_product
     assert again.op.gelu_backward is kernels.pallas_functions("sm_80")["gelu_backward"]
@@ -301,7 +301,7 @@ def test_each_thing_that_decides_bits_is_a_difference(now: Resolved) -> None:
 
 def test_what_is_for_people_is_none() -> None:
     told = with_choice(SLOWER, "attention", why="as asked", measured=False, ratio=0.0, beside="", fell_back=True)
-    assert differences(SLOWER, told._replace(asked=Asked("pallas"))) == []
+    assert differences(SLOWER, told._replace(asked=Preferences("pallas"))) == []
 
 
 def test_sources_count_where_our_kernels_run() -> None:

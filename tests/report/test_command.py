@@ -149,7 +149,7 @@ REFUSED = {
     "empty name": (["A", "B", "--name", "x,"], "--name x,: not a name for each of 2 runs"),
     "same names": (["A", "B", "--name", "x,x"], "two names are the same"),
     "too many": (["A"] * 27, "27 runs: a page shows 26 at most"),
-    "beginning of a flag": (["A", "--titl", "x"], "--titl: there is no such flag; did you mean --title"),
+    "beginning of a flag": (["A", "--titl", "x"], "--titl: unknown flag; did you mean --title"),
 }  # fmt: skip
 
 

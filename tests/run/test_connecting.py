@@ -34,7 +34,7 @@ def test_the_service_listens_for_this_machine_alone_where_that_is_enough(
     monkeypatch.setattr(jax.distributed, "initialize", lambda *_, **given: told.update(given))
     monkeypatch.setattr(jax.config, "update", lambda *_: None)
     monkeypatch.setattr(cluster, "_here", OfTwo(["127.0.0.1", other]))
-    processes.connect(processes.Own("cpu", 1, None))
+    processes.connect(processes.Share("cpu", 1, None))
     bind = told["coordinator_bind_address"]
     assert bind is None if not local else bind.startswith("127.0.0.1:")
 

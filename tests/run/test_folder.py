@@ -27,7 +27,7 @@ from llmc_jax.logs.files import LOCK, config_file
 from llmc_jax.logs.state import own_process
 from llmc_jax.run.figures import StepFigures
 from llmc_jax.run.folder import (
-    Kept,
+    LogEnd,
     RunLog,
     config_record,
     create_run_folder,
@@ -284,10 +284,10 @@ def test_cut_logs_are_those_of_a_run_up_to_there(
         with (found / name).open("ab") as file:
             file.write(torn)
     for _ in range(2):  # a second time changes nothing: a run may be killed right after the first
-        cut_logs(found, Kept(step, *done))
+        cut_logs(found, LogEnd(step, *done))
         assert logs_of(found) == expected
     (found / "samples.txt").write_bytes(b"whatever was there when the run was killed")
-    cut_logs(found, Kept(step, *done))
+    cut_logs(found, LogEnd(step, *done))
     assert logs_of(found) == expected
     assert sorted(path.name for path in found.iterdir()) == ["main.log", "metrics.jsonl", "samples.txt"]
     cut_logs(found, None)
@@ -303,10 +303,10 @@ def test_llmcs_own_log_is_cut_too(tmp_path: Path) -> None:
         "s:3 trl:nan lr:0.000004 norm:-nan", "s:4 tel:9.8",
     ]  # fmt: skip
     cases = {
-        Kept(0, False, False, False): 0, Kept(0, True, False, False): 1, Kept(0, True, False, True): 2,
-        Kept(1, False, False, False): 3, Kept(2, False, True, False): 4, Kept(2, True, False, False): 5,
-        Kept(2, True, False, True): 6, Kept(3, True, True, True): 7, Kept(4, False, False, False): 8,
-        Kept(4, True, False, False): 9, Kept(10**9, False, False, False): 9,
+        LogEnd(0, False, False, False): 0, LogEnd(0, True, False, False): 1, LogEnd(0, True, False, True): 2,
+        LogEnd(1, False, False, False): 3, LogEnd(2, False, True, False): 4, LogEnd(2, True, False, False): 5,
+        LogEnd(2, True, False, True): 6, LogEnd(3, True, True, True): 7, LogEnd(4, False, False, False): 8,
+        LogEnd(4, True, False, False): 9, LogEnd(10**9, False, False, False): 9,
     }  # fmt: skip
     for kept, count in cases.items():
         (tmp_path / "main.log").write_text("".join(f"{line}\n" for line in lines))
@@ -321,9 +321,9 @@ def test_a_whole_log_of_llmc(shared: Path, tmp_path: Path) -> None:
     path.write_bytes(whole)
     last = int(whole.rstrip(b"\n").split(b"\n")[-1].split()[0][2:])
     assert last > 10_000
-    cut_logs(tmp_path, Kept(last + 1, True, True, True))
+    cut_logs(tmp_path, LogEnd(last + 1, True, True, True))
     assert path.read_bytes() == whole
-    cut_logs(tmp_path, Kept(10_000, True, True, True))
+    cut_logs(tmp_path, LogEnd(10_000, True, True, True))
     assert whole.startswith(path.read_bytes())
     after = whole[len(path.read_bytes()) :].split(b"\n")[0]
     assert after.startswith(b"s:10000 trl:")
@@ -340,16 +340,16 @@ def test_lines_that_cannot_be_understood_stay(tmp_path: Path) -> None:
     events = [*odd_events, '{"event": "train", "step": 9}', '{"event": "sample", "step": 2}']
     text = "".join(f"{line}\n" for line in events).encode(errors="surrogateescape")
     (tmp_path / "metrics.jsonl").write_bytes(text)
-    cut_logs(tmp_path, Kept(5, True, True, True))
+    cut_logs(tmp_path, LogEnd(5, True, True, True))
     assert (tmp_path / "main.log").read_text().splitlines() == odd_log
     left = (tmp_path / "metrics.jsonl").read_bytes().decode(errors="surrogateescape").split("\n")
     assert left == [*odd_events, '{"event": "sample", "step": 2}', ""]
 
 
 @UNHURRIED
-@given(st.binary(max_size=300), st.sampled_from([None, Kept(0, False, False, False), Kept(1, True, True, True)]))
+@given(st.binary(max_size=300), st.sampled_from([None, LogEnd(0, False, False, False), LogEnd(1, True, True, True)]))
 def test_any_bytes_are_cut_to_some_of_their_lines(
-    tmp_path_factory: pytest.TempPathFactory, data: bytes, kept: Kept | None
+    tmp_path_factory: pytest.TempPathFactory, data: bytes, kept: LogEnd | None
 ) -> None:
     folder = tmp_path_factory.mktemp("run")
     for name in ("main.log", "metrics.jsonl", "samples.txt"):
@@ -378,13 +378,13 @@ def test_a_cut_that_fails_leaves_whole_files_and_is_made_up_for(
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", full)
         with pytest.raises(InputError, match="No space left on device"):
-            cut_logs(found, Kept(3, True, True, True))
+            cut_logs(found, LogEnd(3, True, True, True))
     assert len(calls) == nth
     half = logs_of(found)
     assert [half[name] == before[name] for name in half] == [k + 1 >= nth for k in range(3)]
     assert [half[name] == after[name] for name in half] == [k + 1 < nth for k in range(3)]
     assert not [path for path in found.iterdir() if path.name.startswith(".")]
-    cut_logs(found, Kept(3, True, True, True))
+    cut_logs(found, LogEnd(3, True, True, True))
     assert logs_of(found) == after
 
 
@@ -431,7 +431,7 @@ def test_metrics_that_are_cut_under_a_run_are_noticed(tmp_path: Path) -> None:
 
 def test_a_log_that_leads_nowhere_is_no_problem(tmp_path: Path) -> None:
     (tmp_path / "main.log").symlink_to(os.devnull)
-    cut_logs(tmp_path, Kept(0, False, False, False))
+    cut_logs(tmp_path, LogEnd(0, False, False, False))
     with _log(tmp_path) as log:
         _train(log, 0)
         log.sync()

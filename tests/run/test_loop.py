@@ -301,8 +301,8 @@ def commands(run: Result, heading: str) -> list[str]:
 def test_the_commands_after_a_run_ask_and_evaluate_it(
     full_run: Result, tokens: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert commands(full_run, "ask it:")[-2:] == [str(full_run.folder), "--interactive"]
-    assert generate_flags.parse(commands(full_run, "ask it:")[-2:]).interactive
+    assert commands(full_run, "generate:")[-2:] == [str(full_run.folder), "--interactive"]
+    assert generate_flags.parse(commands(full_run, "generate:")[-2:]).interactive
     words = commands(full_run, "evaluate it:")[-3:]
     assert words == [str(full_run.folder), "--data", str(tokens.val)]
     assert evaluate.main([*words, "--json", "--batches", "3", "-b", "4"]) == 0
@@ -319,7 +319,7 @@ def test_off_means_off(train: Train, tmp_path: Path) -> None:
     assert run.code == 0
     assert [each["event"] for each in run.events] == ["start", "train", "train", "train", "end"]
     assert run.models == [] and run.checkpoints == []
-    assert "checkpoint:" not in run.out and not commands(run, "ask it:") and not commands(run, "evaluate it:")
+    assert "checkpoint:" not in run.out and not commands(run, "generate:") and not commands(run, "evaluate it:")
     assert (run.folder / "samples.txt").read_text() == ""
 
 
@@ -441,7 +441,7 @@ def test_the_built_in_corpus_with_any_model_and_validation(
     assert run.code == 0, run.err
     assert ("bigram baseline: 2.500 nats" in run.out) == (val == "stdlib")
     assert "the corpus;\n    fingerprint f00d\n" in run.out
-    assert commands(run, "evaluate it:")[-1] == str(tokens.val) and commands(run, "ask it:")[-3] == "def read"
+    assert commands(run, "evaluate it:")[-1] == str(tokens.val) and commands(run, "generate:")[-3] == "def read"
     assert ("in bytes (257 of V=50257 ids)" in run.out) == (vocab != 257)
 
 
@@ -477,7 +477,7 @@ def test_a_reused_folder_without_a_checkpoint_begins_its_logs_anew(train: Train)
     train("-x", 2, "--no-save", *everything)
     run = train("-x", 1, "-y", 1, *everything)
     assert run.code == 0
-    assert f"-y 1: there is no checkpoint in {run.folder}, so the run begins" in run.out.splitlines()
+    assert f"-y 1: there is no checkpoint in {run.folder}, so the run starts from scratch" in run.out.splitlines()
     lines = (run.folder / "main.log").read_text().splitlines()
     assert [" ".join(line.split(":")[:2]) for line in lines] == ["s 0 tel", "s 0 trl", "s 1 tel"]
     assert [(each["event"], each["step"]) for each in run.events] == [
@@ -743,7 +743,7 @@ def test_steps_that_are_not_finite_change_nothing_and_end_the_run(train: Train, 
 def test_an_absurd_learning_rate_keeps_what_the_last_finite_step_left(train: Train) -> None:
     run = train("-l", 1e25, "--grad-clip", 0, "--max-nonfinite", 4, "-x", 100, folder="diverged")
     assert run.code == 3
-    assert "a lower -l (it was 1e+25)" in run.out and not commands(run, "ask it:")
+    assert "a lower -l (it was 1e+25)" in run.out and not commands(run, "generate:")
     skipped = run.values("train", "skipped")
     finite = skipped.index(True)
     assert finite > 0 and skipped == [False] * finite + [True] * 4

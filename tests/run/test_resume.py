@@ -263,7 +263,7 @@ def test_a_complete_run_says_so(train: Train) -> None:
     first = complete(train("-n", 5, "-y", 1))
     kept = {path: path.read_bytes() for path in first.folder.rglob("*") if path.is_file()}
     again = complete(train("-n", 5, "-y", 1))
-    assert "after step 12 of 12; the run is complete already" in again.out
+    assert "after step 12 of 12; the run is already complete" in again.out
     assert not any(line.startswith("step ") for line in again.out.splitlines())
     changed = {path.name for path, content in kept.items() if path.read_bytes() != content}
     assert changed <= {"metrics.jsonl", "config.json"}

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.gpu.solvers import FUNCTIONS
 from llmc_jax.config.model import parse_descriptor
-from llmc_jax.kernels import Asked, Finding, Machine, Variant, ours
+from llmc_jax.kernels import Finding, Machine, Preferences, Variant, ours
 from llmc_jax.kernels.functions import GROUPS, PLAIN
 from llmc_jax.models.gpt2.tensors import flat_size, tensor_specs
 from llmc_jax.ops.gelu import gelu_forward_in_product
@@ -22,7 +22,7 @@ H200 = Machine("gpu", "NVIDIA H200", "9.0")
 TINY = Case(
     model=parse_descriptor("L1-NH2-C64-V100-T32"), batch_size=1, sequence_length=24, accumulation=1, dtype="bf16",
     rounding="nearest", master_weights=True, tf32=True, recompute=1, recompute_blocks=0, logit_rows=8, gelu_fusion=0,
-    options=(), asked=Asked(), machine=H200, interpret=True,
+    options=(), asked=Preferences(), machine=H200, interpret=True,
 )  # fmt: skip
 D12 = TINY._replace(
     model=parse_descriptor("d12"), batch_size=64, sequence_length=1024, logit_rows=8192, interpret=False
@@ -41,7 +41,7 @@ def test_what_is_tried_on_hopper() -> None:
         ("embedding backward", "pallas"),
     )]  # fmt: skip
     assert {"attention: cudnn", "attention: naive, xla", "layernorm: xla"} <= set(found)
-    assert labels(D12._replace(asked=Asked(kernels="pallas", attention="naive")))[2] == "classifier: pallas"
+    assert labels(D12._replace(asked=Preferences(kernels="pallas", attention="naive")))[2] == "classifier: pallas"
     assert (
         "attention: flash, pallas mma" in found
         and "classifier: pallas classifier_warpgroups=1" in found
@@ -54,9 +54,9 @@ def test_what_is_tried_elsewhere() -> None:
     found = labels(D12._replace(machine=Machine("gpu", "NVIDIA A100-SXM4-80GB", "8.0")))
     assert "attention: flash, pallas" in found and not any("wgmma" in name or "mma" in name for name in found)
     assert "attention: cudnn" not in labels(D12._replace(dtype="fp32"))
-    assert candidates.listed(D12._replace(asked=Asked(kernels="xla"))) == []
+    assert candidates.listed(D12._replace(asked=Preferences(kernels="xla"))) == []
     assert candidates.listed(D12._replace(machine=Machine("cpu", "cpu"))) == []
-    cudnn = labels(D12._replace(asked=Asked(kernels="xla", attention="cudnn")))
+    cudnn = labels(D12._replace(asked=Preferences(kernels="xla", attention="cudnn")))
     assert cudnn == ["attention: cudnn", "attention: naive, xla"]
 
 
@@ -169,7 +169,7 @@ def test_steps_side_by_side() -> None:
 def test_a_whole_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """On kernels as XLA's, of relu attention too; and where the classifier's gradient is off by a little."""
     assert not step(()).problem and not step(CHOSEN).problem
-    relu, case = (Finding("attention", "relu, xla"),), TINY._replace(asked=Asked(attention="relu"))
+    relu, case = (Finding("attention", "relu, xla"),), TINY._replace(asked=Preferences(attention="relu"))
     assert not step(relu, case).problem and step(relu).problem
     real = check.chosen_functions
 

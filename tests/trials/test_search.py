@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from llmc_jax.kernels import GROUPS, Asked, Finding, Findings
+from llmc_jax.kernels import GROUPS, Finding, Findings, Preferences
 from llmc_jax.trials import candidates, search
 from llmc_jax.trials.candidates import Case
 from llmc_jax.trials.children import Outcome, Task
@@ -64,7 +64,7 @@ def test_times_propose_and_the_step_decides() -> None:
     assert fastest(found)["attention"] == "flash, pallas mma" and fastest(found)["gelu"] == "xla"
     assert fastest(found)["layernorm"] == "pallas layernorm_blocks=4"
     assert card.tried[-3:] == ["step on 0", "step on 7", "step on 7"]
-    chosen = {each.operation: each for each in choose(Asked(), D12.machine, "bf16", 64, found).choices}
+    chosen = {each.operation: each for each in choose(Preferences(), D12.machine, "bf16", 64, found).choices}
     assert (chosen["attention"].ratio, chosen["attention"].beside) == (1.6, "cudnn")
     assert (chosen["gelu"].implementation, chosen["gelu"].ratio) == ("xla", 2.0)
 
@@ -123,8 +123,8 @@ def test_a_wrong_step_is_tried_again() -> None:
     assert fastest(found)["classifier"] == "xla" and fastest(found)["gelu"] == "pallas"
     found = Card({}, lambda chosen, _: CRASH if chosen else 0.2).search()
     assert set(fastest(found).values()) == {"xla", "naive, xla"} and len(found.notes) == 4
-    assert all(choice.by == "xla" for choice in choose(Asked(), D12.machine, "bf16", 64, found).choices)
-    asked = choose(Asked(kernels="pallas"), D12.machine, "bf16", 64, found).choices
+    assert all(choice.by == "xla" for choice in choose(Preferences(), D12.machine, "bf16", 64, found).choices)
+    asked = choose(Preferences(kernels="pallas"), D12.machine, "bf16", 64, found).choices
     assert all(choice.by == "xla" for choice in asked if choice.operation != "attention")
 
 
@@ -161,7 +161,7 @@ def test_a_kernel_that_hangs_is_wrong_and_too_little_memory_is_not() -> None:
 
 
 def test_what_was_asked_for_is_checked_too() -> None:
-    case = D12._replace(asked=Asked(kernels="pallas"))
+    case = D12._replace(asked=Preferences(kernels="pallas"))
     card = Card({"gelu: xla": 1.0}, lambda chosen, _: 0.1 if not chosen else 0.2)
     found = card.search(case)
     assert {each.operation: each.implementation for each in search.proposed(case, found)}["gelu"] == "pallas"
@@ -209,4 +209,4 @@ def test_without_a_step_of_xla_nothing_is_decided() -> None:
 
 def test_nothing_to_try() -> None:
     card = Card()
-    assert card.search(D12._replace(asked=Asked(kernels="xla"))).complete and not card.tried
+    assert card.search(D12._replace(asked=Preferences(kernels="xla"))).complete and not card.tried
