@@ -14,7 +14,7 @@ LONGEST_NUMBER = 18  # digits; Python refuses to read very many
 PORT = 8000
 
 DESCRIPTION = """\
-Ask a trained model: continues a text, token by token. CHECKPOINT is anything that can be opened: a run's
+Ask a trained model: it continues a text, token by token. CHECKPOINT is anything that can be opened: a run's
 folder, a training state, a model file of llm.c, a folder of Hugging Face's, nanoGPT's ckpt.pt; or a shape (d12) with
 random weights. Standard output gets the text alone; what else there is to say goes to standard error.
 docs/generate.md explains all of it."""

@@ -12,9 +12,11 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import leads_to
 from llmc_jax.logs.files import CURVES, METRICS, REPORT
 
@@ -51,13 +53,15 @@ def write(name: str, request: Request) -> None:
 
 def problem_of(name: str, request: Request) -> str:
     """Write a file; return why it could not be written, or nothing."""
-    signal.alarm(LONGEST)
+    signal.setitimer(signal.ITIMER_REAL, LONGEST, LONGEST)  # again and again: a drawing may take the first for its own
     try:
         write(name, request)
+    except InputError as error:
+        return str(error)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     finally:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
     return ""
 
 
@@ -68,9 +72,11 @@ def late(*_: Any) -> None:
 
 def main() -> None:
     request = Request(*json.loads(sys.argv[1]))
-    import matplotlib.backends.backend_agg  # noqa: F401  a second, for which a short run would wait at its end
+    with suppress(Exception):  # the page comes without it
+        import matplotlib.backends.backend_agg  # noqa: F401  a second, for which a short run would wait at its end
 
     signal.signal(signal.SIGALRM, late)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # sent to all of a job, whose run writes its last picture then
     folder = os.open(request.folder, os.O_RDONLY)  # by its path another one may come
     every = {CURVES: DRAW_EVERY} | ({REPORT: 60 * request.minutes} if request.minutes > 0 else {})
     due = {name: time.monotonic() + min(FIRST, seconds) for name, seconds in every.items()}
@@ -88,7 +94,8 @@ def main() -> None:
             due[name] = now + max(every[name], (now - began) / SHARE)
             if said.get(name) != problem:
                 said[name] = problem
-                print(json.dumps(said), flush=True)
+                with suppress(OSError):  # a full disk
+                    print(json.dumps(said), flush=True)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,9 @@ Leaves out when they are due and what is in them (report/).
 """
 
 import json
+import math
 import os
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +18,7 @@ from llmc_jax.machine.jax_setup import ONE_THREAD, child_environment
 MODULE = "llmc_jax.report.beside"
 SWITCH = "LLMC_JAX_REPORT"  # of the environment: 0 writes no page in any run
 AT_END = 30.0  # seconds that the run waits for both in the end, most of them only where others take the cores
-AGAIN = 20.0  # a process that ended after fewer seconds is not started again
+AGAIN = 300.0  # seconds after which a process that died is started again
 
 
 class Beside:
@@ -39,6 +41,8 @@ class Beside:
         self._both = f"{CURVES}, {REPORT}" if page > 0 else CURVES
         self.written: set[str] = set()  # names, at least once by this run
         self._warned: set[str] = set()
+        self._goes_on = ", training continues"
+        self._again = math.inf  # when the next process is started
         self._child = self._begun() if writing else None
 
     def _begun(self) -> Child | None:
@@ -51,6 +55,8 @@ class Beside:
     def refresh(self) -> None:
         """Look after the process: show what goes wrong, once for each file."""
         if self._child is None:
+            if time.monotonic() >= self._again and self._is_there():
+                self._child = self._begun()
             return
         status = self._child.status()
         for name, problem in self._child.said().items():
@@ -61,12 +67,14 @@ class Beside:
         if status:
             self._failed(self._both, f"the process ended with status {status}: {self._child.last_words()}")
         if status is not None:
-            again = status and self._child.seconds > AGAIN  # 0: the run has ended, or its folder is gone
             self.close()
-            self._child = self._begun() if again else None
+            self._again = time.monotonic() + AGAIN if status else math.inf  # 0: the run's folder is gone
 
     def finish(self) -> None:
         """Have both written a last time, after the one in work."""
+        self._goes_on = ""
+        if self._child is None and self._again < math.inf and self._is_there():
+            self._child = self._begun()
         if self._child is not None and self._is_there():
             self._child.tell("end\n")
             if self._child.status(AT_END) is None:
@@ -79,7 +87,8 @@ class Beside:
         child, self._child = self._child, None
         if child is None:
             return
-        child.kill()
+        if child.status() is None:
+            child.kill()
         child.close()
         with suppress(OSError):
             for name in (CURVES, REPORT):
@@ -88,5 +97,5 @@ class Beside:
 
     def _failed(self, name: str, problem: str) -> None:
         if name not in self._warned:
-            self._warn(f"{self.folder / name}: cannot be written, training continues: {problem}")
+            self._warn(f"{self.folder / name}: cannot be written{self._goes_on}: {problem}")
         self._warned.add(name)

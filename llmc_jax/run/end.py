@@ -62,7 +62,9 @@ def finish(run: Run, outcome: Outcome) -> Outcome:
     except InputError as error:
         outcome = Outcome(ExitCode.BAD_INPUT, progress, problem or error)
     trackers = ended_trackers(run.trackers, progress.step, run.log, run.console)
+    run.console.doing("drawing the last picture")
     run.beside.finish()
+    run.console.doing("")
     run.console.close()
     for line in [*summary(run, outcome), *trackers]:
         run.console.note(line)

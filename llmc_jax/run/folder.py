@@ -1,7 +1,7 @@
 """The run folder: main.log in llm.c's format, metrics.jsonl, samples.txt, config.json and kernels.json.
 
 Every line is one unbuffered write, so the files are complete up to the last event whatever ends the run.
-Leaves out what is shown on the screen (console.py), the picture (curves.py) and the checkpoints.
+Leaves out what is shown on the screen (console.py), the picture (beside.py) and the checkpoints.
 """
 
 import errno

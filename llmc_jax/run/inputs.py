@@ -45,6 +45,13 @@ class Model(NamedTuple):
         """Return the path of the weights, if they come from a checkpoint."""
         return None if self.source is None else self.source.path
 
+    @property
+    def name(self) -> str:
+        """Return the name of what the weights come from, of a training state its run's; empty where from nothing."""
+        if self.source is None:
+            return ""
+        return self.source.path.resolve().parent.name if self.source.kind == "state" else self.source.path.stem
+
 
 class Data(NamedTuple):
     """What `-i` and `-j` name; None where the run does not read it (no steps, no validation)."""
@@ -124,7 +131,7 @@ def _not_there(config: TrainConfig) -> str:
     """Return what to say of a model that is no file. Nobody asked for the default one: something was forgotten."""
     name, default = config.model, config.model == TrainConfig().model
     if config.init_from:
-        return f"--init-from {config.init_from}: no such folder; give the folder of a run, or a state_%08d in it"
+        return f"--init-from {config.init_from}: no such file or folder; give a run's folder, or what -e takes"
     if default and config.reuse and config.output_dir:
         return f"-y 1 -o {config.output_dir}: there is no run with a checkpoint; check the path, or begin one with -e"
     shapes = "a shape such as d12 for random weights" + "; --preset demo beside other flags trains the demo" * default

@@ -103,7 +103,7 @@ def starting_state(
         data = continued_data(config, earlier, data)
         setup = Setup(
             plan=plan,
-            name=config.preset or (model.path.stem if model.path else config.model),
+            name=config.preset or model.name or config.model,
             weights=model.path,
             place=place,
             data=data,

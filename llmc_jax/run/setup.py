@@ -88,6 +88,6 @@ def notes_on_start(setup: Setup) -> Iterator[str]:
         yield f"resumed from {earlier.folder}, after step {earlier.step} of {setup.steps}{complete}"
         yield from changes(earlier, plan, setup.metadata)
     elif config.reuse and config.output_dir:
-        yield f"-y 1: there is no checkpoint in {config.output_dir}, so the run starts from scratch"
+        yield f"-y 1: there is no checkpoint in {config.output_dir}, so a new run starts"
     if earlier is None or config.kernels_from:  # else `changes` has said it
         yield from plan.notes_on_repeat

@@ -97,7 +97,7 @@ def test_the_arrays_of_a_training_state_are_none(tmp_path: Path) -> None:
     flat = np.zeros(flat_size(parse_descriptor(SHAPE)), np.float32)
     stored = Metadata(1, Identity(parse_descriptor(SHAPE), "fp32", True)).to_json()
     folder = store.seal(store.begin(tmp_path, 1, {"params": flat}, stored)).folder
-    with pytest.raises(InputError, match="holds no checkpoint"):
+    with pytest.raises(InputError, match="without a checkpoint"):
         open_source(folder / "tensors")
 
 

@@ -346,7 +346,7 @@ def test_broken_folders(folder: Path) -> None:
         open_source(folder)
     weights.write_bytes(whole)
     text = config.read_text()
-    for broken, words in (("{", "is not JSON"), ("[]", "holds no JSON object"), (" " * (1 << 20) + text, "at most")):
+    for broken, words in (("{", "is not JSON"), ("[]", "is not a JSON object"), (" " * (1 << 20) + text, "at most")):
         config.write_text(broken)
         with pytest.raises(FormatError, match=words):
             open_source(folder)

@@ -119,8 +119,8 @@ def with_args(**changes: Any) -> Callable[[], dict[str, Any]]:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: [1], "holds no model and model_args"),
-        (lambda: {"model": {}}, "holds no model and model_args"),
+        (lambda: [1], "has no model and model_args"),
+        (lambda: {"model": {}}, "has no model and model_args"),
         (lambda: checkpoint(model=[1]), "are not what nanoGPT writes"),
         (lambda: checkpoint(model={1: np.zeros(3)}), "holds 1, which is not a named tensor"),
         (lambda: checkpoint(model={"a": "b"}), "holds 'a', which is not a named tensor"),

@@ -108,7 +108,7 @@ def test_the_folder_of_a_nanogpt_run(tmp_path: Path) -> None:
     """Its ckpt.pt is opened, which here is none; beside what else it may hold."""
     (tmp_path / "ckpt.pt").write_bytes(b"no such thing")
     (tmp_path / "samples.txt").write_text("once")
-    with pytest.raises(FormatError, match=r"ckpt\.pt: no checkpoint that is known here"):
+    with pytest.raises(FormatError, match=r"ckpt\.pt: not a checkpoint that is known here"):
         open_source(tmp_path)
 
 
@@ -207,8 +207,8 @@ def header(*ints: int, big: bool = False) -> bytes:
         (header(20240327, 2, 4, 64), "a debug state of llm.c"),
         (header(20240326, 3, big=True), "an llm.c model file, but big-endian"),
         (header(20240326, 9), "version 9"),
-        (b"PK\x03\x04" + bytes(26) + b"x.npy", "no checkpoint that is known here"),  # a zip
-        (b"\x80\x04\x95" + bytes(100), "no checkpoint that is known here"),  # a pickle that PyTorch did not write
+        (b"PK\x03\x04" + bytes(26) + b"x.npy", "a checkpoint that is known here"),  # a zip
+        (b"\x80\x04\x95" + bytes(100), "a checkpoint that is known here"),  # a pickle that PyTorch did not write
         (struct.pack("<Q", 2) + b"{}", "no config.json beside it"),
     ],
 )
@@ -237,7 +237,7 @@ def test_places_that_are_none(tmp_path: Path) -> None:
         (bare, "no weights"),
         (Path("gpt2"), "huggingface.co/openai-community/gpt2 into"),
         (runs, "holds runs; name one of them: .*first$"),
-        (other, r"holds no checkpoint, but notes\.txt; known are"),
+        (other, r"without a checkpoint, but with notes\.txt; known are"),
         (models, r"holds models, but no training state; name one of them: .*model_00000009\.bin"),
     ):
         with pytest.raises(InputError, match=words):

@@ -45,7 +45,7 @@ def test_it_is_a_program() -> None:
         (["checkpoint", "a"], "compare checkpoints`"),
         (["logs"], "required: LOG"),
         (["logs", "a", "b", "--", "-b", "4"], "logs takes no words behind --"),
-        (["logs", "--pict", "x"], "--pict: there is no such flag"),
+        (["logs", "--pict", "x"], "--pict: unknown flag"),
     ],
 )
 def test_wrong_words(

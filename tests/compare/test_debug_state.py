@@ -634,7 +634,7 @@ def test_another_batch_is_refused(tmp_path: Path, theirs: dict[str, np.ndarray])
 BAD_INDEXES = {
     "cut off": ('{"format": 1', "not JSON"),
     "deep": ("[" * 100_000, "nested too deeply"),
-    "a list": ("[]", "no JSON object, but list"),
+    "a list": ("[]", "not a JSON object, but list"),
     "no format": ("{}", "format None"),
     "another model": ('{"format": 1, "model": {"channels": 9}}', "model is .*channels.*, but the debug state's is"),
     "another batch": ('{"format": 1, "B": 3}', "B is 3, but the debug state's is 2"),

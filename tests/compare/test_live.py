@@ -116,7 +116,7 @@ def test_words_for_us_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert live.our_words(comparison, Path("f"), "bf16") == [
         "--devices", "1", "-b", "4", "--dtype", "bf16", "--no-save", "-o", "f", "--kernels", "xla",
     ]  # fmt: skip
-    with pytest.raises(InputError, match="--kernel: there is no such flag"):
+    with pytest.raises(InputError, match="--kernel: unknown flag"):
         live.make_comparison(executable, None, [], ["--kernel", "xla"])
     assert main(["run", executable, "--ours", "--eps '1"]) == 2
     assert "--ours --eps '1: No closing quotation" in capsys.readouterr().err

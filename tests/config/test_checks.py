@@ -63,7 +63,7 @@ def test_contradictions_are_refused_with_a_way_on(changes: dict[str, Any], flag:
 def test_what_is_not_built_is_named_with_a_way_on(asked: dict[str, Any], flags: list[str]) -> None:
     problems = problems_of(**asked)
     assert [line.split(":")[0] for line in problems] == flags
-    assert all("not built yet" in line and "To go on, " in line for line in problems if not line.startswith("-d"))
+    assert all("not built yet" in line and "To continue, " in line for line in problems if not line.startswith("-d"))
 
 
 def test_fit_of_rows_and_samples_to_the_model() -> None:

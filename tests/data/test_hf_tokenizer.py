@@ -232,7 +232,7 @@ DIGITS = CASES["digits"]["files"]["tokenizer.json"]
         ("vocab.json", {"a": -1}, "are not the numbers from 0 on"),
         ("vocab.json", {"a": "0"}, "are not the numbers from 0 on"),
         ("vocab.json", {"\ud800": 0, "<|endoftext|>": 1}, "token 0, '.ud800', is not text"),
-        ("vocab.json", [1], "holds no JSON object"),
+        ("vocab.json", [1], "is not a JSON object"),
     ],
 )
 def test_refused_by_name(name: str, content: Any, words: str, put: Put) -> None:

@@ -290,7 +290,7 @@ def test_what_the_engine_refuses_and_mistakes_of_ours(capfd: pytest.CaptureFixtu
         last = [all_records(server, tokens=tokens)[-1]["error"] for tokens in errors]
         first = [refusal(server, b'{"samples": 2, "tokens": %d}' % tokens) for tokens in errors]
     assert first == list(zip((400, 500), last, strict=True))
-    assert last[0] == "samples 8: too many" and last[1].startswith("a mistake")
+    assert last[0] == "samples 8: too many" and last[1].startswith("a bug")
     assert capfd.readouterr().err.count("ZeroDivisionError") == 2
 
 

@@ -35,7 +35,7 @@ def test_help_names_every_flag_and_needs_no_jax(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert all(f"  {own.flags[0]}" in done.stdout for own in OWN)
     assert max(map(len, done.stdout.splitlines())) <= 110
-    assert f"between machines; without it {BETWEEN}" in " ".join(done.stdout.split())
+    assert f"between machines (default: {BETWEEN})" in " ".join(done.stdout.split())
     assert done.stdout.isascii()  # as those of the other programs: any terminal can show it
 
 
@@ -65,7 +65,7 @@ def test_help_names_every_flag_and_needs_no_jax(tmp_path: Path) -> None:
         (["--sweep", "devices=1", "--picture", "a.gif"], "--picture a.gif: "),
         (["--json", "{file}/a.json"], "there is no folder"),
         (["--json", "."], "it is a folder"),
-        (["--nonsense"], "--nonsense: there is no such flag"),
+        (["--nonsense"], "--nonsense: unknown flag"),
     ],
 )
 def test_one_line_says_what_is_wrong(

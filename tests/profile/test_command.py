@@ -52,7 +52,7 @@ def test_a_reader_that_leaves_early_ends_it_quietly(
         (["--vs", "speed=1"], "there is no flag"),
         (["-i", "x"], "reads no data"),
         (["--output-dir=x"], "--output-dir: a profile writes no run"),
-        (["--no-such-flag"], "there is no such flag"),
+        (["--no-such-flag"], "unknown flag"),
         (["-b", "0"], "at least 1"),
         (["-t", "99"], "the model knows 16 positions"),
         (["--trace", "{file}/x"], "a trace cannot be written there"),

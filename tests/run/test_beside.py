@@ -59,7 +59,6 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     modules.mkdir()
     monkeypatch.setenv(beside.SWITCH, "1")
     monkeypatch.setenv("PYTHONPATH", str(modules))
-    monkeypatch.setattr(beside, "AT_END", 60.0)
     with drawing():
         yield Bench(folder, modules, [], monkeypatch)
 

@@ -477,7 +477,7 @@ def test_a_reused_folder_without_a_checkpoint_begins_its_logs_anew(train: Train)
     train("-x", 2, "--no-save", *everything)
     run = train("-x", 1, "-y", 1, *everything)
     assert run.code == 0
-    assert f"-y 1: there is no checkpoint in {run.folder}, so the run starts from scratch" in run.out.splitlines()
+    assert f"-y 1: there is no checkpoint in {run.folder}, so a new run starts" in run.out.splitlines()
     lines = (run.folder / "main.log").read_text().splitlines()
     assert [" ".join(line.split(":")[:2]) for line in lines] == ["s 0 tel", "s 0 trl", "s 1 tel"]
     assert [(each["event"], each["step"]) for each in run.events] == [
@@ -556,9 +556,9 @@ def test_ctrl_c_ends_the_run_after_a_whole_step(program: Callable[..., subproces
     assert process.returncode == 130
     assert err == ""
     steps = check_stopped(tmp_path / "run")
-    assert "stopping after this step; a second signal ends at once" in out
+    assert "stopping after this step; a second signal exits at once" in out
     assert f"stopped:      after {steps} of 1000000000 steps" in out
-    (advice,) = (line for line in out.splitlines() if line.startswith("to go on: "))
+    (advice,) = (line for line in out.splitlines() if line.startswith("resume with: "))
     assert shlex.split(advice)[-4:] == ["-y", "1", "-o", str(tmp_path / "run")]
 
 
@@ -594,7 +594,7 @@ def test_the_folder_alone_goes_on_with_the_run(
     assert any(
         line.startswith("-y 1: options as in ") and line.endswith(": -x 3 -> 5") for line in run.out.splitlines()
     )
-    assert "to go on: " not in run.out
+    assert "resume with:" not in run.out
     # An evaluation, and a start that fails, leave the options that the next one takes as they are, and the kernels.
     kernels = (run.folder / "kernels.json").read_bytes()
     assert go_on("-x", "0", "--logit-rows", "5").code == 0

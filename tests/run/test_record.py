@@ -33,7 +33,7 @@ def test_a_loop_that_never_reaches_the_slice_writes_nothing(tmp_path: Path) -> N
     with slice_trace(tmp_path, 5, 9) as tick:
         tick(0)
     assert not list(tmp_path.iterdir())
-    with pytest.raises(InputError, match="there is no trace"):
+    with pytest.raises(InputError, match="no trace"):
         newest_trace(tmp_path)
 
 
