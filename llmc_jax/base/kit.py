@@ -57,7 +57,7 @@ def exit_status(program: str, run: Callable[[], int | None]) -> int:
 def command_line(name: str) -> Callable[[Callable[..., int | None]], Callable[..., int]]:
     """Return what makes a function of a list of words a command line, by default this process's, with an exit status.
 
-    The status is 0 for what was done, 2 for bad input, with one line on standard error, 130 where Ctrl-C stopped it.
+    The status is 0 for what was done, 2 for bad input, which standard error says, 130 where Ctrl-C stopped it.
     """
 
     def made(run: Callable[..., int | None]) -> Callable[..., int]:

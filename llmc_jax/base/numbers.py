@@ -17,8 +17,14 @@ def small(value: float) -> str:
 
 def count(value: float) -> str:
     """Return a large number in a unit, with three digits or four: 858.9 thousand, 1.02 billion."""
-    size, name = next((scale for scale in SCALES if value >= scale[0]), (0.0, ""))
+    size, name = next((scale for scale in SCALES if float(f"{value:.4g}") >= scale[0]), (0.0, ""))
     return f"{value / size:.4g} {name}" if name else f"{value:g}"
+
+
+def short_count(value: float) -> str:
+    """Return the same for a narrow place: 858.9k, 1.02B."""
+    amount, _, name = count(value).partition(" ")
+    return amount + {"thousand": "k"}.get(name, name[:1].upper())
 
 
 def flop_rate(flops: float) -> str:

@@ -120,6 +120,7 @@ class Option(NamedTuple):
     read: Callable[[str], Any] | None = None  # makes a word a value, in place of what its type does; raises InputError
     alone: Any = None  # its value where it stands without one, if it may
     excludes: str = ""  # names of those that it cannot be given with, with spaces between
+    why: str = ""  # it excludes or needs them
     needs: str = ""  # it is given only with one of these
 
     @property
@@ -296,8 +297,9 @@ def problems_together(options: Iterable[Option], given: Set[str]) -> list[str]:
         if about.name in given:
             others = [name for name in about.excludes.split() if name in given and name != about.name]
             pairs = (sorted((about.long_flag, by_name[name].long_flag)) for name in others)
-            problems += [f"{one} and {other} exclude each other; leave one out" for one, other in pairs]
+            why = f": {about.why}" if about.why else ""
+            problems += [f"{one} and {other} exclude each other{why}; leave one out" for one, other in pairs]
             if about.needs and not given & set(about.needs.split()):
                 needed = (by_name[name].long_flag for name in about.needs.split())
-                problems.append(f"{about.long_flag} needs {' or '.join(needed)}")
+                problems.append(f"{about.long_flag} needs {' or '.join(needed)}{why}")
     return problems

@@ -34,8 +34,8 @@ Run our forward and backward on the batch of a debug state (gpt2_124M_debug_stat
 the 16 gradients with what it holds, by the tolerances of llm.c's own tests.
 
 --dump FOLDER writes every value of the computation, --against FOLDER compares each with such a folder and names the
-first operation that disagrees: the program computes it from the other side's own inputs, so that an error made there
-can be told from one that was passed on. The folder may come from another device, dtype or kernel, or another program.
+first operation that disagrees: the program computes it from the other side's own inputs, so that a local error
+can be told from a propagated one. The folder may come from another device, dtype or kernel, or another program.
 
 A folder holds NumPy files of float32, float64 or float16; any of them may be missing:
   encoded.npy                                    (B, T, C)

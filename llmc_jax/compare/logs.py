@@ -1,4 +1,4 @@
-"""Several logs beside each other: losses by step, differences to the first log, where they diverge, speed.
+"""Several logs beside each other: losses by step, differences to the first log, where they part, speed.
 
 Reading them is in logs/reading.py. Knows no JAX, and imports matplotlib when a picture is drawn.
 """
@@ -413,7 +413,7 @@ def _mark_parting(axes: Any, each: Difference, color: str, row: int) -> None:
 # ----- the command --------------------------------------------------------------------------------------------------
 
 DESCRIPTION = """\
-Several logs beside each other: losses by step, differences to the first log, where they diverge, speed.
+Several logs beside each other: losses by step, differences to the first log, where they part, speed.
 
 A log is a run folder or its metrics.jsonl, a main.log of llm.c, or a file with what a trainer printed: train.py,
 llm.c's train_gpt2, train_gpt2fp32cu and train_gpt2cu, its train_gpt2.py, nanoGPT's train.py.

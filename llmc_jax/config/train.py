@@ -95,14 +95,13 @@ class TrainConfig:
 
     model: str = option(
         "gpt2_124M_bf16.bin", "-e --model", MODEL, {"program", "numbers"}, "free",
-        "a .bin checkpoint or a folder of Hugging Face's to start from, or a shape for random weights: d12, gpt3:c768, "
-        "L4-NH4-C256-V257-T128",
+        "weights to start from: a checkpoint of any format (docs/checkpoints.md), or of a run's folder the newest good "
+        "one; or a shape for random weights: d12, gpt3:c768, L4-NH4-C256-V257-T128",
         check=NOT_EMPTY, is_path=True,
     )
     init_from: str = option(
         "", "--init-from", MODEL, {"program", "numbers"}, "free",
-        "start a new run from the weights of a checkpoint: the folder of a run (its newest good one), a state_%08d, or "
-        "anything that -e takes",
+        "start a new run from the weights of this checkpoint, as -e does, which may name their shape beside it",
         value="PATH", is_path=True,
     )
     v2_order: str = option(

@@ -66,7 +66,7 @@ def _add(commands: argparse._SubParsersAction, dataset: Dataset, about: str, own
     parser.add([
         own("-o --out", "FOLDER", None, f"where to write (default: {FOLDER / dataset.folder})"),
         own("--from", "FILE...", None, "local copies, in any published form; nothing is downloaded", name="source"),
-        own("--download-only", "", False, "download only: make no token files"),
+        own("--download-only", "", False, "download only: make nothing of the files"),
         *own_options,
     ])  # fmt: skip
     return parser

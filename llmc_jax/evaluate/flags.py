@@ -41,7 +41,8 @@ TEXTS = (
     own("-b", "B", None, f"rows of such a batch (default {USUAL_ROWS}, as in training), and rows that a device "
         "computes at a time (default: as suits it)", name="rows"),
     own("--stride", "N", None, "rows begin N tokens apart and overlap: each token is scored once, in the first row "
-        "that has it (default: T)", needs="data text", excludes="batches"),  # whose rows are those of training
+        "that has it (default: T)", needs="data text", excludes="batches",
+        why="the first batches are those of training, whose rows do not overlap"),
     own("--positions", "", False, "also the loss by position in the context", name="by_position", needs="data text"),
     own("--picture", "FILE", None, "draw the loss by position: .png, .svg, .pdf", needs="data text"),
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 
 from llmc_jax.base.commands import typed
 from llmc_jax.base.errors import InputError, raise_problems
@@ -31,7 +32,7 @@ PROMPTS = "prompt prompt_file prompt_ids"
 FILTERS = "top_k top_p min_p"
 DRAWN = f"tokens samples stop ignore_end exact seed repetition_penalty temperature {FILTERS} greedy"
 
-CHECKPOINT = (own("checkpoint", "[CHECKPOINT]", None, ""),)
+CHECKPOINT = (own("checkpoint", "[CHECKPOINT]", "", "", type=str),)
 TEXT = (
     own("--prompt", "TEXT", None, "the text to continue; - is standard input. Without a prompt: standard input "
         "where it is no terminal, else a new text", excludes=PROMPTS),
@@ -49,7 +50,14 @@ SAMPLING = (
     own("--top-k", "N", 0, "of the N likeliest tokens (default 0: all)", 0),
     own("--top-p", "X", 1.0, "of the fewest that have X of the probability (default 1: all)"),
     own("--min-p", "X", 0.0, "of those with X of the likeliest one's probability (default 0: all)"),
-    own("--greedy", "", False, "always the likeliest token", excludes=f"temperature {FILTERS} samples"),
+    own(
+        "--greedy",
+        "",
+        False,
+        "always the likeliest token",
+        excludes=f"temperature {FILTERS} samples",
+        why="the likeliest token is taken, there is no choice",
+    ),
     own("--seed", "N", 1337, "the same seed draws the same tokens (default 1337)", 0, most=2**64 - 1),
     own("--exact", "", False, "one sample after the other: the same bits, whatever their number"),
 )
@@ -112,15 +120,16 @@ def make_parser() -> Parser:
 def parse(words: Sequence[str]) -> argparse.Namespace:
     """Return every flag, those that were not given with their defaults; `given` are the names of the others.
 
-    Raises InputError, one line, for what cannot be together.
+    Raises InputError for what cannot be together.
     """
     found = make_parser().parse_args(_spelled_out(words))
     if found.temperature == 0 and not found.greedy:
         found.greedy, found.given = True, found.given - {"temperature"} | {"greedy"}
         typed = (about._replace(flags=("--temperature 0",)) if about.name == "greedy" else about for about in OPTIONS)
         raise_problems(problems_together(typed, found.given))
-    if found.checkpoint is None:
+    if not found.checkpoint:
         raise InputError("CHECKPOINT: is missing; name a run's folder or a model's file, or a shape such as d12")
+    found.checkpoint = Path(found.checkpoint)
     if found.prompt == "":
         raise InputError("--prompt: is empty; without --prompt the model starts a new text")
     if STANDARD_INPUT in (found.prompt, found.prompt_file) and found.interactive:

@@ -231,7 +231,7 @@ def _limit_steps(axes: Any, logs: Sequence[Log]) -> None:
 def _token_axis(axes: Any, log: Log) -> None:
     """Show the tokens seen, along the top; every step has the same number of them."""
     per_step = log.tokens_per_step or 0.0
-    if per_step <= 0:
+    if not 0 < per_step < np.inf:
         return
     last = per_step * max((int(each.steps[-1]) + 1 for each in (log.train, log.val) if len(each.steps)), default=1)
     size, name = next(scale for scale in SCALES if last >= scale[0])

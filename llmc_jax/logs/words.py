@@ -48,7 +48,7 @@ def event_words(event: Event) -> str:
 
 def state_words(state: str) -> str:
     """Return a run's state, or the outcome of its last start, as it is shown."""
-    return STATES.get(state, state)
+    return STATES.get(state, state.replace("_", " "))
 
 
 class _Value(NamedTuple):

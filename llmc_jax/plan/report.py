@@ -50,7 +50,7 @@ def in_ms(seconds: float) -> str:
 
 
 def in_percent(value: float) -> str:
-    return f"{value:.1f}%"
+    return f"{round(value, 1) + 0.0:.1f}%"  # without the sign of -0.0
 
 
 def amount(value: float) -> str:

@@ -13,7 +13,7 @@ const MARKS = ["circle", "square", "triangle", "diamond", "inverted_triangle", "
 const UNSMOOTHED = new Set(["lr", "loss_scale"]);  // they have corners, and no noise
 const SPIKES = 0.005;  // the part of a curve's values that may lie off scale
 const FEW = 12;  // events of one kind that are drawn from top to bottom
-const STATES = { running: "● running", done: "✓ finished", stopped: "■ stopped", diverged: "✗ diverged", bad_input: "✗ failed", died: "✗ died", unknown: "? unknown" };
+const STATES = { running: "● running", done: "✓ finished", stopped: "■ stopped", diverged: "✗ diverged", bad_input: "✗ failed", died: "✗ died", unknown: "? silent" };
 
 // ----- small things ---------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.text import Text
 
-from llmc_jax.base.numbers import count
+from llmc_jax.base.numbers import short_count
 from llmc_jax.base.streams import escaped
 from llmc_jax.logs.curves import Curve, binned, loss_range, moving_mean, window_of
 from llmc_jax.logs.files import finite_number, step_of
@@ -190,7 +190,7 @@ def _figures(moment: Moment, width: int) -> list[Text]:
         Column(_named("HellaSwag {:.4f}", evaluated, "accuracy_norm"), 4, style=VAL),
         Column(f"{story.skipped:,} skipped" if story.skipped else "", 5, style="yellow"),
         Column(story.utilization(), 6),
-        Column("" if tokens is None else f"{count(tokens)} tokens", 7),
+        Column("" if tokens is None else f"{short_count(tokens)} tokens", 7),
         Column(_memory(train), 8),
     ]
     shown = fitting(columns, width, gap=3)
