@@ -277,7 +277,7 @@ def test_nan_is_named_where_it_begins(theirs: dict[str, np.ndarray], monkeypatch
     assert first is not None and found[first].name == "layer_01.fch"
     assert found[first].total.worst_index == (0, 0, 21) and found[first].total.not_finite == B * T
     words = debug_state._first_words(found, first, 2e-5)
-    assert "linear_forward, which makes layer_01.fch" in words and "NaN or infinite at [0,0,21]: ours nan" in words
+    assert "linear_forward, output layer_01.fch" in words and "NaN or infinite at [0,0,21]: ours nan" in words
 
 
 def test_nan_of_the_other_side(theirs: dict[str, np.ndarray], op_by_op: None) -> None:
@@ -302,7 +302,7 @@ def test_what_a_folder_lacks_is_computed_for_it(
     between = ("ln1", "qkv", "atty", "attproj", "residual2", "ln2", "fch", "fch_gelu", "fcproj")
     assert found[1].covers == tuple(f"layer_01.{name}" for name in between)
     assert found[3].covers == ("lnf",)
-    assert "The folder lacks what lies between: layer_01.ln1, layer_01.qkv" in debug_state._first_words(found, 1, 2e-5)
+    assert "The folder lacks values in between: layer_01.ln1, layer_01.qkv" in debug_state._first_words(found, 1, 2e-5)
 
 
 def test_errors_that_add_up_are_told_from_one_that_is_made() -> None:
@@ -545,7 +545,7 @@ def test_the_golden_debug_state(shared: Path, capsys: pytest.CaptureFixture[str]
         (["--dump", "none/new"], "there is no folder"),
         (["--against", "none"], "no such folder"),
         (["--against", "model.bin"], "a file; expected one of .npy files"),
-        (["--against", "full"], "holds no value under a name such as encoded.npy"),
+        (["--against", "full"], "has no value under a name such as encoded.npy"),
         (["--strict-kernels", "--kernels", "pallas"], "there is no GPU"),
     ],
 )
