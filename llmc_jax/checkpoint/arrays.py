@@ -31,11 +31,6 @@ def array_file(name: str, tensor: Tensor, part: int = 0) -> str:
     return "/".join((TENSORS, name.replace("/", "."), "c", *[str(part)] * len(tensor.shape)))
 
 
-def array_files(name: str, tensor: Tensor) -> list[str]:
-    """Return the paths of all parts of an array."""
-    return [array_file(name, tensor, part) for part in range(tensor.parts)]
-
-
 def file_of_block(name: str, tensor: Tensor, block: int) -> str:
     """Return the path of the file that a block lies in."""
     return array_file(name, tensor, block * tensor.parts // len(tensor.sha256))
@@ -146,7 +141,7 @@ def write_block(folder: Path, name: str, tensor: Tensor, k: int, block: np.ndarr
     """
     in_a_file = len(tensor.sha256) // tensor.parts
     flags = os.O_WRONLY | os.O_CREAT | (os.O_EXCL if in_a_file == 1 else 0)
-    path = folder / file_of_block(name, tensor, k)
+    path = folder / array_file(name, tensor, k // in_a_file)
     with open(path, "wb", opener=lambda name, _: os.open(name, flags, 0o666)) as file:
         file.seek(k % in_a_file * block.nbytes)
         file.write(block.reshape(-1).view(np.uint8).data)

@@ -40,7 +40,6 @@ from llmc_jax.base.streams import escaped
 from llmc_jax.checkpoint.arrays import TENSORS as ARRAYS
 from llmc_jax.checkpoint.arrays import (
     array_file,
-    array_files,
     check_sizes,
     damaged_blocks,
     describe_arrays,
@@ -216,9 +215,11 @@ def _check_room(run: Path, size: int) -> None:
         )
 
 
-def _sizes_of(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """Return the files that hold arrays, and the bytes of each."""
-    return {path: file_size(tensor) for name, tensor in tensors.items() for path in array_files(name, tensor)}
+def _sizes_of(manifest: Manifest) -> dict[str, int]:
+    """Return the files of a state folder but for the manifest, and the bytes of each."""
+    parts = ((name, tensor, part) for name, tensor in manifest.tensors.items() for part in range(tensor.parts))
+    arrays = {array_file(name, tensor, part): file_size(tensor) for name, tensor, part in parts}
+    return arrays | {path: file.size for path, file in manifest.files.items()}
 
 
 def _digests(folder: Path, paths: Iterable[str]) -> dict[str, File]:
@@ -307,13 +308,13 @@ def seal(writing: Writing, model: Path | None = None, digests: Iterable[Mapping[
     with _attempt(writing):
         manifest = Manifest(writing.step, _with_digests(writing.tensors, digests), writing.files)
         here = {name: tensor for name, tensor in writing.tensors.items() if "" not in tensor.sha256}
-        for path in (*manifest.files, *_sizes_of(here)):
+        for path in (*manifest.files, *(array_file(name, tensor) for name, tensor in here.items())):
             sync_file(folder / path)
-        if misfits := _misfits(folder, manifest):
+        if misfits := _misfits(folder, _sizes_of(manifest)):
             raise InputError(misfits[0])
-        wrong = _damaged_files(folder, manifest)
-        wrong += [array_file(name, tensor) for name, tensor in here.items() if damaged_blocks(folder, name, tensor)]
-        if wrong:
+        damaged = in_threads(lambda name: damaged_blocks(folder, name, here[name]), here)
+        wrong = [array_file(name, here[name]) for name, blocks in zip(here, damaged, strict=True) if blocks]
+        if wrong := _damaged_files(folder, manifest) + wrong:
             raise _differs(wrong[0])
         folder.joinpath(MANIFEST).write_bytes(dump_manifest(manifest))
         sync(folder / MANIFEST)
@@ -563,11 +564,10 @@ def check(folder: str | Path) -> str | None:
     return loose_entry(folder).problem
 
 
-def _misfits(folder: Path, manifest: Manifest) -> list[str]:
-    """Return what is wrong with the names and sizes of a folder's files."""
+def _misfits(folder: Path, written: Mapping[str, int]) -> list[str]:
+    """Return what is wrong with the names and sizes of a folder's files. written: those that were written."""
     sizes = sizes_in(folder)
     sizes.pop(MANIFEST, None)
-    written = _sizes_of(manifest.tensors) | {path: file.size for path, file in manifest.files.items()}
     misfits = [f"{path}: is missing" for path in written.keys() - sizes.keys()]
     misfits += [f"{path}: is not part of the checkpoint; move it away" for path in sizes.keys() - written.keys()]
     for path in written.keys() & sizes.keys():
@@ -582,7 +582,7 @@ def _misfits(folder: Path, manifest: Manifest) -> list[str]:
 def _damages(checkpoint: Checkpoint, deep: bool, share: tuple[int, int]) -> list[str]:
     """Return every file that is missing, not known, or not what it was; share: as `entry` has it."""
     folder, manifest = checkpoint.folder, checkpoint.manifest
-    damages = _misfits(folder, manifest) if share[0] == 0 else []
+    damages = _misfits(folder, _sizes_of(manifest)) if share[0] == 0 else []
     if damages or not deep:
         return damages
     files = _damaged_files(folder, manifest) if share[0] == 0 else []
