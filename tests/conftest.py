@@ -1,6 +1,5 @@
 """Fixtures that every test may use."""
 
-import importlib.util
 import os
 import signal
 from collections.abc import Iterator
@@ -57,22 +56,9 @@ def shared() -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """No test reads or fills this machine's caches (compiled programs, the built-in corpus); they share a new one.
-
-    What is compiled is found there by all workers and the programs that they start, and from the first test on.
-    """
-    cache = tmp_path_factory.mktemp("cache")
-    folder = tmp_path_factory.getbasetemp()
-    programs = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "xla"
-    programs.mkdir(exist_ok=True)
-    (cache / "xla").symlink_to(programs)
-    if importlib.util.find_spec("jax"):  # the trackers are tested without
-        import jax
-
-        jax.config.update("jax_compilation_cache_dir", str(cache / "xla"))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    """No test reads or fills this machine's caches (compiled programs, the built-in corpus); they share a new one."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LLMC_JAX_CACHE", str(cache))
+        patch.setenv("LLMC_JAX_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("LLMC_JAX_REPORT", "0")  # a page of each run would be half a second for nothing
         patch.setattr(Beside, "_begun", lambda _: None)  # and the process that draws its picture two
         yield
