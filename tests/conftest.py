@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, is_hypothesis_test, settings
+from hypothesis import HealthCheck, settings
 
 from llmc_jax.data.tokenfile import write_token_file
 from tests.drawing import Beside
@@ -34,11 +34,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put the longest set-ups first, and mark properties; with --quick, make a quarter of the examples of each."""
+    """Put the longest set-ups first; with --quick, make a quarter of the examples that each property asks for."""
     items.sort(key=lambda item: not item.nodeid.startswith(FIRST))  # the others keep their order
-    for item in items:
-        if is_hypothesis_test(getattr(item, "function", None)):
-            item.add_marker("examples")
     if config.getoption("--quick"):
         for function in {item.function for item in items if isinstance(item, pytest.Function)}:
             # No profile changes what a test's own @settings says, and no second @settings may be put on it.
