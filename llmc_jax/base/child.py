@@ -32,15 +32,16 @@ class Child:
         folder: Path | None = None,
         pass_fds: Sequence[int] = (),
     ) -> None:
-        """Start `python -P -m MODULE WORDS`. Raises OSError.
+        """Start `python -m MODULE WORDS`. Raises OSError.
 
-        nice: how much it gives way to others. folder: in which it works.
+        nice: how much it gives way to others. folder: in which it works, and whose modules come first, of another
+        checkout for example; without one those of the folder that the run works in do not.
         """
         self._began = time.monotonic()
         self._output, self._errors = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", module, *words],
+                [sys.executable, *(() if folder else ("-P",)), "-m", module, *words],
                 stdin=subprocess.PIPE, stdout=self._output, stderr=self._errors,
                 env=environment, cwd=folder, start_new_session=True, pass_fds=pass_fds,
             )  # fmt: skip
