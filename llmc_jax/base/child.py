@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -37,7 +36,6 @@ class Child:
         nice: how much it gives way to others. folder: in which it works, and whose modules come first, of another
         checkout for example; without one those of the folder that the run works in do not.
         """
-        self._began = time.monotonic()
         self._output, self._errors = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
         try:
             self._process = subprocess.Popen(
@@ -54,11 +52,6 @@ class Child:
             with suppress(OSError):  # it has ended, or the system does not let us
                 os.setpriority(os.PRIO_PROCESS, self.pid, nice)
 
-    @property
-    def seconds(self) -> float:
-        """Return for how long it has been there."""
-        return time.monotonic() - self._began
-
     def tell(self, words: str = "") -> None:
         """Write the last words on its standard input, and end that. Does nothing the second time."""
         assert self._process.stdin is not None
@@ -69,6 +62,8 @@ class Child:
 
     def status(self, wait: float = 0.0) -> int | None:
         """Return its exit status, waiting so many seconds at most; None while it works."""
+        if not wait:  # as at each step of a run
+            return self._process.poll()
         with suppress(subprocess.TimeoutExpired):
             return self._process.wait(max(0.0, wait))
         return None

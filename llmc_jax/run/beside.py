@@ -56,6 +56,7 @@ class Beside:
         """Look after the process: show what goes wrong, once for each file."""
         if self._child is None:
             if time.monotonic() >= self._again and self._is_there():
+                self._again = math.inf  # where it cannot be started, this is not tried at each step
                 self._child = self._begun()
             return
         status = self._child.status()
