@@ -10,6 +10,8 @@ same on every machine.
 """
 
 import argparse
+import ast
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -36,11 +38,15 @@ KEPT = ("kernels", "calls", "arguments", "aliased", "temporaries")  # in the tab
 ASSEMBLER = "13.0.88"  # version of nvidia-cuda-nvcc: another one allocates registers in another way
 TARGETS = ("h200", "a100", "rtx4090", "b200")
 TABLE = ROOT / "tests/aot/table.json"
+MADE_OF = ROOT / "tests/aot/made_of.json"  # the table
 RESULTS = ROOT / "benchmarks/results/aot.md"
+# What a kernel's row depends on, beside JAX, the assembler and the cases: the kernels, and how they are compiled.
+SOURCES = ("pallas_kernels/*.py", "benchmarks/assembler.py", "llmc_jax/machine/deviceless.py")
 
 Row = dict[str, Any]  # what came out of a case: see `measure`
 Rows = dict[str, dict[str, Row]]  # GPU -> case -> row
 Table = dict[str, Rows]  # JAX version -> …
+Sources = dict[str, dict[str, str]]  # JAX version -> GPU -> `sources_of` it when all its rows were measured
 
 
 def problem() -> str:
@@ -149,9 +155,32 @@ def measure_all(targets: Iterable[str], only: str = "") -> Rows:
         return dict(zip(targets, pool.map(partial(measure_apart, only=only, log=True), targets), strict=True))
 
 
+def sources_of(target: str) -> str:
+    """Return a digest of what the kernels of a GPU are compiled from, comments and layout of the code left out."""
+    from llmc_jax.machine import gpus
+    from tests.aot import cases
+
+    paths = sorted(path for pattern in SOURCES for path in ROOT.glob(pattern))
+    parts = [f"{path.name}: {ast.dump(ast.parse(path.read_text()))}" for path in paths]
+    parts += [repr(gpus.known_target(target)), repr(cases.cases(target))]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def kernels_unchanged(target: str) -> bool:
+    """Return whether the committed table was made of these kernels: compiled again they would give the same rows."""
+    import jax
+
+    return read_sources().get(jax.__version__, {}).get(target) == sources_of(target)
+
+
 def read_table() -> Table:
     """The committed table."""
     return json.loads(TABLE.read_text()) if TABLE.exists() else {}
+
+
+def read_sources() -> Sources:
+    """What the committed table was made of."""
+    return json.loads(MADE_OF.read_text()) if MADE_OF.exists() else {}
 
 
 def write_table(table: Table) -> None:
@@ -167,8 +196,11 @@ def write_table(table: Table) -> None:
     RESULTS.write_text(render(table))
 
 
-def write_measured(rows: Rows) -> None:
-    """Puts what was measured into the table, among what it has of this JAX; cases that there are no more go."""
+def write_measured(rows: Rows, complete: bool) -> None:
+    """Puts what was measured into the table, among what it has of this JAX; cases that there are no more go.
+
+    complete: rows are all cases of their GPUs, so MADE_OF says what they were made of.
+    """
     import jax
 
     from tests.aot import cases
@@ -180,6 +212,10 @@ def write_measured(rows: Rows) -> None:
         names = [case.name for case in cases.compiled_for(target)]
         version[target] = {name: known[name] for name in names if name in known}
     table[jax.__version__] = {target: version[target] for target in TARGETS if target in version}
+    if complete:
+        sources = read_sources()
+        sources.setdefault(jax.__version__, {}).update({target: sources_of(target) for target in rows})
+        MADE_OF.write_text(json.dumps(sources, indent=1, sort_keys=True) + "\n")
     write_table(table)
 
 
@@ -189,9 +225,9 @@ def render(table: Table) -> str:
     head = (
         "# What the compiler makes of the kernels\n\n"
         "`python benchmarks/aot.py --write`, once for each supported JAX; the figures do not depend on the machine and "
-        "nothing\nwas run on a GPU (docs/kernels/proof.md). `make test-aot` compiles all of it again and fails where a "
-        "kernel spills more.\n\nA cell holds the registers per thread of each kernel of the function, at most 255; "
-        "`+12` are bytes per thread that\nwent to memory for want of registers.\n"
+        "nothing\nwas run on a GPU (docs/kernels/proof.md). `make test-aot` fails where a kernel spills more.\n\n"
+        "A cell holds the registers per thread of each kernel of the function, at most 255; `+12` are bytes per thread "
+        "that\nwent to memory for want of registers.\n"
     )
     parts = [head, f"## JAX {newest}\n\n{kernel_table(table[newest], table[newest])}"]
     parts.append(f"## Memory of a training step, JAX {newest}\n\n{step_table(table[newest])}")
@@ -249,7 +285,7 @@ def main() -> None:
     for gpu, name, error in errors:
         print(f"{gpu}: {name}\n{error}", file=sys.stderr)
     if options.write and not errors:
-        write_measured(rows)
+        write_measured(rows, complete=not options.only)
     print(kernel_table(rows, rows) + "\n" + step_table(rows))
     sys.exit(1 if errors else 0)
 

@@ -24,8 +24,8 @@ settings.load_profile("unhurried")
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
-# Their set-ups take longest. At the end of a run one worker would make them while the other has nothing left to do.
-FIRST = ("tests/training/parallel/test_spread.py", "tests/run/test_devices.py")
+# They take longest. At the end of a run one worker would make them while the other has nothing left to do.
+FIRST = ("tests/test_demo.py", "tests/training/parallel/test_spread.py", "tests/run/test_devices.py")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -34,7 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put the longest set-ups first; with --quick, make a quarter of the examples that each property asks for."""
+    """Put the longest tests first; with --quick, make a quarter of the examples that each property asks for."""
     items.sort(key=lambda item: not item.nodeid.startswith(FIRST))  # the others keep their order
     if config.getoption("--quick"):
         for function in {item.function for item in items if isinstance(item, pytest.Function)}:
