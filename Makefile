@@ -12,7 +12,7 @@ aot_jax := 0.12.0.1 0.11.2# whose compilers tests/aot/table.json knows
 unexport PYTHONPATH PYTHONHOME # what runs is .venv alone
 export PIP_USER := 0
 
-.PHONY: help train test test-slow test-aot test-triton test-trackers lint plan-tools setup setup-dev clean
+.PHONY: help train test test-slow test-aot test-triton test-trackers lint plan-tools setup setup-aot setup-dev clean
 .NOTPARALLEL:
 
 help: ## list these targets
@@ -27,11 +27,13 @@ test: setup-dev ## set up, then run the tests but the slow ones
 test-slow: setup-dev ## the tests that take minutes
 	JAX_PLATFORMS=cpu $(python) -m pytest -q -n 2 --dist worksteal -m slow $(ARGS)
 
-test-aot: ## compile the kernels for GPUs that are not there, with each supported JAX (Linux; 2 GB of packages)
-	@for jax in $(aot_jax); do scripts/setup_aot.sh $$jax || exit 1; done
+test-aot: setup-aot ## compile the kernels for GPUs that are not there, with each supported JAX (Linux; 2 GB of packages)
 	@for jax in $(aot_jax); do \
-	    echo "JAX $$jax" && JAX_PLATFORMS=cpu .venv-aot-$$jax/bin/python -m pytest -q -m slow tests/aot $(ARGS) || exit 1; \
+	    echo "JAX $$jax" && JAX_PLATFORMS=cpu .venv-aot-$$jax/bin/python -m pytest -q -n 2 --dist loadfile -m slow tests/aot $(ARGS) || exit 1; \
 	done
+
+setup-aot:
+	@for jax in $(aot_jax); do scripts/setup_aot.sh $$jax || exit 1; done
 
 test-triton: .venv-triton/.ready ## the Triton kernels: in Triton's interpreter, and compiled (Linux; 2 GB of packages)
 	JAX_PLATFORMS=cpu .venv-triton/bin/python -m pytest -q -n 2 --dist loadfile tests/kernels/triton $(ARGS)

@@ -32,7 +32,7 @@ install() { "$venv/bin/python" -m pip install --disable-pip-version-check "$@" >
 # registers and spills are its work; XLA prefers this one to any that is on PATH.
 install --no-deps "jax==$version" "jaxlib==$version" "jax-cuda13-plugin==$version" "jax-cuda13-pjrt==$version" \
     nvidia-cuda-nvcc==13.0.88 &&
-    install -c constraints.txt numpy scipy ml_dtypes opt_einsum flatbuffers pytest hypothesis ||
+    install -c constraints.txt numpy scipy ml_dtypes opt_einsum flatbuffers pytest pytest-xdist hypothesis ||
     fail "Installing failed: pip's last lines are above, all of them in $log. No network? Check the connection, the \
 proxy (HTTPS_PROXY) or the package index (PIP_INDEX_URL), then run make test-aot again."
 echo "$wanted" >"$venv/.ready"

@@ -126,7 +126,7 @@ def program_sizes(function: str, sizes: list[int]) -> list[int]:
 
 @pytest.mark.slow
 def test_every_kernel_of_the_plan_lowers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On each of the plan's shapes, for an H200."""
+    """On each of the plan's shapes, for an H200; in fp16 and fp32 on the first of each kernel."""
     monkeypatch.setattr(solvers, "target", lambda: "sm_90")
     done = set()
     for item in plan():
@@ -136,7 +136,8 @@ def test_every_kernel_of_the_plan_lowers(monkeypatch: pytest.MonkeyPatch) -> Non
             continue
         options = {name: given[name] for name in ("rounding", "master_weights") if name in given}
         how = {"name": given.get("implementation", "pallas"), "form": given.get("form", "")}
-        key = str([given["function"], given["dtype"], program_sizes(given["function"], given["sizes"]), options, how])
+        sizes = program_sizes(given["function"], given["sizes"]) if given["dtype"] == "bf16" else "the first"
+        key = str([given["function"], given["dtype"], sizes, options, how])
         if key in done:
             continue
         done.add(key)

@@ -343,16 +343,11 @@ def curve(text: np.ndarray, dtype: str, rounding: str = "nearest", **given: Any)
     return np.array(losses)
 
 
-@pytest.fixture(params=["Python's argparse", "tinyshakespeare"])
-def text(request: pytest.FixtureRequest) -> np.ndarray:
+@pytest.fixture
+def text() -> np.ndarray:
     """Bytes, as token ids. Not of made-up sentences in a dozen letters: with these even fp32's loss has spikes, whose
     place any rounding moves.
     """
-    if request.param == "tinyshakespeare":
-        path: Path = request.getfixturevalue("shared") / "data" / "tinyshakespeare_input.txt"
-        if not path.exists():
-            pytest.skip("../shared/data/tinyshakespeare_input.txt is not here")
-        return np.frombuffer(path.read_bytes(), np.uint8)
     return np.frombuffer(Path(argparse.__file__).read_bytes(), np.uint8)
 
 

@@ -1,7 +1,7 @@
 """Runs on 1 to 8 devices, in all stages and precisions: the same bits in a fixed order, else within rounding.
 
 spread.py makes the runs. The quick ones cover every pair of a stage, a precision and a number of devices; the slow
-ones their product, compiled as a run is.
+ones, compiled as a run is, every stage and number of devices in each precision, and twice each pair of these two.
 """
 
 import itertools
@@ -174,15 +174,18 @@ def test_every_device_sees_an_overflow(found: Found) -> None:
 
 # ----- slow -----------------------------------------------------------------------------------------------------------
 
-SPREAD = [(n, stage) for n in (2, 4, 8) for stage in (0, 1, 2)]
+DEVICES = (2, 4, 8)
+# In each precision another way to give three numbers of devices the three stages (a Latin square, twice).
+SPREAD = {name: [(n, (k + turn) % 3) for k, n in enumerate(DEVICES)] for turn, name in enumerate(PRECISIONS)}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PRECISIONS)
 def test_every_stage_and_number_of_devices(name: str) -> None:
-    """Compiled as a run is. In a fixed order, and in any for some."""
+    """Compiled as a run is. In a fixed order, and in any."""
     case = PRECISIONS[name]._replace(quick=False)  # quickly, weights in 16 bits alone round otherwise
-    in_order, in_any = fixed(case, *SPREAD), [case.on(*each) for each in ((1, 0), (2, 1), (4, 2), (8, 0))]
+    spread = SPREAD[name]
+    in_order, in_any = fixed(case, *spread), [case.on(*each) for each in ((1, 0), *spread[:2])]
     found = results([*in_order, *in_any])
     alone = found[in_order[0]]
     assert healthy(alone) and all(alone.applied) and alone.change > 0.5
@@ -193,7 +196,7 @@ def test_every_stage_and_number_of_devices(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("micro_batches", [1, 2, 4, 6, 12, 16, 24, 32])
+@pytest.mark.parametrize("micro_batches", [1, 4, 6, 24, 32])
 def test_every_number_of_micro_batches(micro_batches: int) -> None:
     """Also where it is no power of two, which stage 2 does not take."""
     case = STOCHASTIC._replace(micro_batches=micro_batches, steps=3)
