@@ -29,7 +29,8 @@ test-slow: setup-dev ## the tests that take minutes
 
 test-aot: setup-aot ## compile the kernels for GPUs that are not there, with each supported JAX (Linux; 2 GB of packages)
 	@for jax in $(aot_jax); do \
-	    echo "JAX $$jax" && JAX_PLATFORMS=cpu .venv-aot-$$jax/bin/python -m pytest -q -n 2 --dist loadfile -m slow tests/aot $(ARGS) || exit 1; \
+	    echo "JAX $$jax" && JAX_PLATFORMS=cpu .venv-aot-$$jax/bin/python -m pytest -q -n 2 --dist loadfile \
+	        -m slow tests/aot $(ARGS) || exit 1; \
 	done
 
 setup-aot:

@@ -29,7 +29,7 @@ FIRST = ("tests/test_demo.py", "tests/training/parallel/test_spread.py", "tests/
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    words = "make a quarter of the examples of each property; .ci/run makes all"
+    words = "make a quarter of the examples of each property"
     parser.addoption("--quick", action="store_true", help=words)
 
 

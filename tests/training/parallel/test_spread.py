@@ -185,7 +185,7 @@ def test_every_stage_and_number_of_devices(name: str) -> None:
     """Compiled as a run is. In a fixed order, and in any."""
     case = PRECISIONS[name]._replace(quick=False)  # quickly, weights in 16 bits alone round otherwise
     spread = SPREAD[name]
-    in_order, in_any = fixed(case, *spread), [case.on(*each) for each in ((1, 0), *spread[:2])]
+    in_order, in_any = fixed(case, *spread), [case.on(*each) for each in ((1, 0), spread[0])]
     found = results([*in_order, *in_any])
     alone = found[in_order[0]]
     assert healthy(alone) and all(alone.applied) and alone.change > 0.5
@@ -196,7 +196,7 @@ def test_every_stage_and_number_of_devices(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("micro_batches", [1, 4, 6, 24, 32])
+@pytest.mark.parametrize("micro_batches", [1, 6, 32])
 def test_every_number_of_micro_batches(micro_batches: int) -> None:
     """Also where it is no power of two, which stage 2 does not take."""
     case = STOCHASTIC._replace(micro_batches=micro_batches, steps=3)
