@@ -33,7 +33,7 @@ from llmc_jax.run.folder import RunLog, locked
 from llmc_jax.run.resume import check_fits, find_earlier, repeated
 from tests.same_run import Result, arrays, check_same, healthy, leftovers, steps_of, write_shards
 
-pytestmark = pytest.mark.usefixtures("nothing_lasts")
+pytestmark = pytest.mark.usefixtures("nothing_lasts", "quick_compilation")
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -24,7 +24,7 @@ from llmc_jax.generate.llmc import generate as llmc_generate
 from llmc_jax.run.command import main as train_main
 from tests.own_table import PADDED, TEXT, V, made_tokenizer, write_own
 
-pytestmark = pytest.mark.usefixtures("nothing_lasts")
+pytestmark = pytest.mark.usefixtures("nothing_lasts", "quick_compilation")
 
 Say = Callable[..., str]
 

@@ -126,6 +126,7 @@ def _cut_items() -> dict[str, list[dict[str, Any]]]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize("function, items", _cut_items().items())
 def test_no_right_kernel_is_wrong(function: str, items: list[dict[str, Any]]) -> None:
     """Every kind of shape that the GPU check judges, in interpret mode."""
