@@ -10,7 +10,6 @@ same on every machine.
 """
 
 import argparse
-import ast
 import hashlib
 import importlib.metadata
 import json
@@ -25,6 +24,7 @@ import traceback
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +41,7 @@ TABLE = ROOT / "tests/aot/table.json"
 MADE_OF = ROOT / "tests/aot/made_of.json"  # the table
 RESULTS = ROOT / "benchmarks/results/aot.md"
 # What a kernel's row depends on, beside JAX, the assembler and the cases: the kernels, and how they are compiled.
-SOURCES = ("pallas_kernels/*.py", "benchmarks/assembler.py", "llmc_jax/machine/deviceless.py")
+SOURCES = ("pallas_kernels/*.py", "benchmarks/assembler.py", "benchmarks/hlo.py", "llmc_jax/machine/deviceless.py")
 
 Row = dict[str, Any]  # what came out of a case: see `measure`
 Rows = dict[str, dict[str, Row]]  # GPU -> case -> row
@@ -156,14 +156,14 @@ def measure_all(targets: Iterable[str], only: str = "") -> Rows:
 
 
 def sources_of(target: str) -> str:
-    """Return a digest of what the kernels of a GPU are compiled from, comments and layout of the code left out."""
+    """Return a digest of what the kernels of a GPU are compiled from, and for."""
+    from llmc_jax.base.files import digest_of_files
     from llmc_jax.machine import gpus
     from tests.aot import cases
 
-    paths = sorted(path for pattern in SOURCES for path in ROOT.glob(pattern))
-    parts = [f"{path.name}: {ast.dump(ast.parse(path.read_text()))}" for path in paths]
-    parts += [repr(gpus.known_target(target)), repr(cases.cases(target))]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    files = digest_of_files(path for pattern in SOURCES for path in ROOT.glob(pattern))
+    parts = f"{files} {gpus.known_target(target)} {cases.cases(target)}"
+    return hashlib.sha256(parts.encode()).hexdigest()[:16]
 
 
 def kernels_unchanged(target: str) -> bool:
@@ -171,6 +171,18 @@ def kernels_unchanged(target: str) -> bool:
     import jax
 
     return read_sources().get(jax.__version__, {}).get(target) == sources_of(target)
+
+
+def problems_of(name: str, row: Row) -> list[str]:
+    """Return what no figure in the table may excuse."""
+    wrong = {
+        "no Mosaic kernel in the program": not row["calls"],
+        "the assembler said nothing of a kernel": not (row["kernels"] or name.startswith("step ")),
+        "wgmma instructions wait for each other": row["serialized"],
+        "what is donated is not overwritten": row["aliased"] < row["donated"],
+        f"copied: {row['copies']}": row["copies"],
+    }
+    return [words for words, is_so in wrong.items() if is_so]
 
 
 def read_table() -> Table:
@@ -199,7 +211,7 @@ def write_table(table: Table) -> None:
 def write_measured(rows: Rows, complete: bool) -> None:
     """Puts what was measured into the table, among what it has of this JAX; cases that there are no more go.
 
-    complete: rows are all cases of their GPUs, so MADE_OF says what they were made of.
+    complete: rows are all cases of their GPUs. MADE_OF says of what they were made, where none has a problem.
     """
     import jax
 
@@ -214,7 +226,8 @@ def write_measured(rows: Rows, complete: bool) -> None:
     table[jax.__version__] = {target: version[target] for target in TARGETS if target in version}
     if complete:
         sources = read_sources()
-        sources.setdefault(jax.__version__, {}).update({target: sources_of(target) for target in rows})
+        sound = [target for target, measured in rows.items() if not any(starmap(problems_of, measured.items()))]
+        sources.setdefault(jax.__version__, {}).update({target: sources_of(target) for target in sound})
         MADE_OF.write_text(json.dumps(sources, indent=1, sort_keys=True) + "\n")
     write_table(table)
 

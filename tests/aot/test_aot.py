@@ -61,9 +61,6 @@ every_case = pytest.mark.parametrize(
 def test_spills_no_more_than_the_table_says(target: str, name: str, measured: Measured) -> None:
     found, expected = measured[target].result()[name], entry(target, name)
     assert "error" not in found, found["error"]
-    assert found["calls"] > 0, "no Mosaic kernel in the program"
-    assert found["kernels"] or name.startswith("step "), "the assembler said nothing of a kernel"
-    assert found["serialized"] == [], "wgmma instructions wait for each other"
     known = spilled_by_kernel(expected)
     for kernel, spilled in spilled_by_kernel(found).items():
         assert kernel in known, f"{kernel} is not in the table: python benchmarks/aot.py --write"
@@ -76,9 +73,19 @@ def test_spills_no_more_than_the_table_says(target: str, name: str, measured: Me
 def test_memory_is_reused_and_nothing_is_copied(target: str, name: str, measured: Measured) -> None:
     found, expected = measured[target].result()[name], entry(target, name)
     assert "error" not in found, found["error"]
-    assert found["aliased"] >= found["donated"]
-    assert found["copies"] == []
+    assert aot.problems_of(name, found) == []
     assert found["temporaries"] <= 1.01 * expected["temporaries"]
+
+
+SOUND: aot.Row = {"kernels": [("k", 9, 0)], "serialized": [], "calls": 1, "donated": 4, "aliased": 4, "copies": []}
+
+
+@pytest.mark.parametrize(
+    "fault", [{"kernels": []}, {"serialized": ["k"]}, {"calls": 0}, {"aliased": 3}, {"copies": ["f32[9]"]}]
+)
+def test_what_no_table_excuses(fault: aot.Row) -> None:
+    assert aot.problems_of("m.k", SOUND) == []
+    assert len(aot.problems_of("m.k", SOUND | fault)) == 1
 
 
 def test_table_has_an_entry_for_every_case_and_no_other() -> None:

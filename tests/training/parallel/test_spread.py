@@ -185,7 +185,7 @@ def test_every_stage_and_number_of_devices(name: str) -> None:
     """Compiled as a run is. In a fixed order, and in any."""
     case = PRECISIONS[name]._replace(quick=False)  # quickly, weights in 16 bits alone round otherwise
     spread = SPREAD[name]
-    in_order, in_any = fixed(case, *spread), [case.on(*each) for each in ((1, 0), spread[0])]
+    in_order, in_any = fixed(case, *spread), [case.on(*each) for each in ((1, 0), spread[1])]
     found = results([*in_order, *in_any])
     alone = found[in_order[0]]
     assert healthy(alone) and all(alone.applied) and alone.change > 0.5
