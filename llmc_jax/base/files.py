@@ -8,7 +8,7 @@ import math
 import os
 import stat
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -168,14 +168,15 @@ def refuse_irregular(path: Path) -> None:
         raise InputError(f"{path}: cannot be written: it is {what}; give a file name")
 
 
-def check_output(flag: str, path: Path, ending: str = "", hint: str = "") -> None:
+def check_output(flag: str, path: Path, endings: Sequence[str] = (), hint: str = "") -> None:
     """Check, before any work, that a flag's path can be that of a file that is written. Raises InputError.
 
-    ending: of its name, for in `--json a.log b.log` argparse takes a.log for the file. hint: what to do without one.
+    endings: of its name, for in `--json a.log b.log` argparse takes a.log for the file. hint: what to do without one.
     """
-    if ending and path.suffix != ending:
-        raise InputError(f"{flag} {path}: the name must end in {ending}{hint}")
-    if not path.resolve().parent.is_dir():
+    if endings and path.suffix.lower() not in endings:
+        raise InputError(f"{flag} {path}: the name must end in {' or '.join(endings)}{hint}")
+    folder = path.resolve().parent
+    if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
         raise InputError(f"{flag} {path}: there is no folder {path.parent} to write it into")
     refuse_irregular(path)
 

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from llmc_jax.base.errors import InputError
-from llmc_jax.base.files import expanded, quoted
+from llmc_jax.base.files import check_output, expanded, quoted
 
+SCREEN = "-"  # in the place of a file to be written: standard output, where a flag takes that
 INT_MAX = 2**31 - 1  # llm.c's options are C ints, and the step number is an int32 on the device
 
 # What another value can change: the compiled step; what the step is given beside its tokens (weights, learning rate);
@@ -114,6 +115,7 @@ class Option(NamedTuple):
     auto: int | None = None  # the value that the word auto stands for
     of_this_start: bool = False  # never taken from the start before, where a run resumes
     is_path: bool = False  # its value names a file, a folder or a pattern of them
+    writes: str = ""  # it names a file to be written, whose name ends in one of these, with spaces between; *: anyhow
     hides: bool = False  # a value that it cannot have is not shown: it may be a secret
     off_in_test: bool = False  # --find-lr does without it
     most: int = INT_MAX  # of whole numbers
@@ -198,9 +200,13 @@ def show_value(value: object) -> str:
 def read_value(about: Option, flag: str, text: str) -> Any:
     """Return the option's value out of the word behind a flag. Raises InputError that says what it must be."""
     try:
-        return about.read(text) if about.read else _value(about, text)
+        value = about.read(text) if about.read else _value(about, text)
     except InputError as error:
         raise InputError(f"{flag} {about.show(text) if about.hides else show_value(text)}: {error}") from error
+    if about.writes and text != SCREEN:
+        hint = f"; for the screen put {flag} last" if about.alone == SCREEN else ""
+        check_output(flag, Path(value), about.writes.strip("*").split(), hint)
+    return value
 
 
 def _value(about: Option, text: str) -> Any:

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from llmc_jax.base import text
+from llmc_jax.base.options import own
 from llmc_jax.checkpoint.llmc import V2_ORDERS
 from llmc_jax.checkpoint.source import Source
 from llmc_jax.checkpoint.sources import open_source
-from llmc_jax.compare.tensors import Difference, Limit, Show, as_json, cells, index_text, tolerance_of
+from llmc_jax.compare.tensors import Difference, Limit, Show, as_json, cells, index_text
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.models.gpt2.tensors import BY_NAME, tensor_specs
 from llmc_jax.models.tensors import TensorSpec
@@ -27,6 +28,12 @@ weights, and m, v and the 16-bit copy where both have them.
 
 Exit status: 0 all the same bits (with --tolerance: all within it), 2 bad input, 4 compared, and something differs."""
 
+OPTIONS = (
+    own("a", "A", None, "a checkpoint: a file, or a folder", type=Path, is_path=True),
+    own("b", "B", None, "the one that A is compared with", type=Path, is_path=True),
+    own("--tolerance", "X", None, "agree where no |a - b| is above X [default: the same bits]", 0),
+    own("--v2-order", "|".join(V2_ORDERS), "auto", "of llm.c's version 2: where the layernorms stand"),
+)
 WORDS = {"params": "weights", "m": "m", "v": "v", "copy": "16-bit copy"}
 
 
@@ -47,19 +54,6 @@ class Row(NamedTuple):
     def agrees(self) -> bool:
         """Return whether the bits are the same; with a tolerance, whether all values are within it."""
         return self.found is not None and self.found.agrees
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `checkpoints`."""
-    parser.description = DESCRIPTION
-    parser.add_argument("a", type=Path, metavar="A", help="a checkpoint: a file, or a folder")
-    parser.add_argument("b", type=Path, metavar="B", help="the one that A is compared with")
-    parser.add_argument(
-        "--tolerance", type=tolerance_of, metavar="X", help="agree where no |a - b| is above X [default: the same bits]"
-    )
-    parser.add_argument(
-        "--v2-order", choices=V2_ORDERS, default="auto", help="of llm.c's version 2: where the layernorms stand"
-    )
 
 
 def run(args: argparse.Namespace, show: Show) -> tuple[bool, dict[str, Any]]:

@@ -4,26 +4,24 @@ import argparse
 import json
 import sys
 from functools import partial
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from llmc_jax.base.commands import program_name, typed
 from llmc_jax.base.errors import ExitCode
-from llmc_jax.base.files import check_output, plain, write_atomic
+from llmc_jax.base.files import plain, write_atomic
 from llmc_jax.base.kit import exit_status
-from llmc_jax.base.options import own
+from llmc_jax.base.options import SCREEN, own
 from llmc_jax.base.parsers import Parser, commands_line
 from llmc_jax.base.streams import print_error
 from llmc_jax.compare import checkpoints, debug_state, live, logs
 from llmc_jax.machine.jax_setup import settle
 
-SCREEN = "-"  # --json without a file: the JSON takes the tables' place on standard output
 JSON = own("--json", "[FILE]", None, "write the result as JSON to FILE (*.json); without FILE to the screen, in place "
-           "of the tables", alone=SCREEN)  # fmt: skip
+           "of the tables", alone=SCREEN, writes=".json")  # fmt: skip
 DIFFERS = 4  # exit status: what was compared does not agree
 
-# Each has add_arguments(parser) and run(args, show), which tells whether the two sides agree, and the result for JSON.
+# Each has DESCRIPTION, OPTIONS, and run(args, show), which tells whether the two sides agree, and the result for JSON.
 # It imports JAX, if at all, when it runs.
 COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "logs": (logs, "losses of several runs, by step"),
@@ -57,10 +55,13 @@ def make_parser() -> Parser:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (module, words) in COMMANDS.items():
-        command = commands.add_parser(name, help=words, formatter_class=argparse.RawDescriptionHelpFormatter)
-        module.add_arguments(command)
-        command.add([JSON])
+        command = commands.add_parser(
+            name, help=words, description=module.DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        command.add([*module.OPTIONS, JSON])
         command.set_defaults(run=_run)
+    runs = commands.choices["run"]
+    runs.usage = f"{runs.prog} EXECUTABLE [options] [-- FLAG VALUE ...]"
     return parser
 
 
@@ -74,8 +75,6 @@ def run(args: argparse.Namespace) -> int:
     Numbers that are not finite become the strings that metrics.jsonl has for them: nan, inf, -inf.
     """
     on_screen = args.json == SCREEN
-    if args.json is not None and not on_screen:
-        check_output("--json", Path(args.json), ".json", "; for the screen put --json last")
     if args.command in ("debug-state", "run"):  # which compute
         for note in settle(steps=args.command == "run"):
             print_error(f"note: {note}")

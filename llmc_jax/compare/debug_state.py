@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llmc_jax.base.errors import InputError
 from llmc_jax.base.numbers import small
+from llmc_jax.base.options import own
 from llmc_jax.base.text import table
 from llmc_jax.checkpoint.debug_state import DebugState, program, read_debug_state
 from llmc_jax.checkpoint.source import Source
 from llmc_jax.checkpoint.sources import flat_parameters, open_source
-from llmc_jax.compare.tensors import Difference, Limit, Show, as_json, cells, difference, index_text, tolerance_of
+from llmc_jax.compare.tensors import Difference, Limit, Show, as_json, cells, difference, index_text
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.config.train import ATTENTIONS, BY_NAME, TrainConfig
 from llmc_jax.machine import jax_setup
@@ -84,41 +84,29 @@ Tensors = dict[str, Any]  # logits (B, T, V), loss () and the 16 gradients, by t
 # ----- the command line ----------------------------------------------------------------------------------------------
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `debug-state`."""
-    parser.description = DESCRIPTION
-    parser.add_argument("model", type=Path, metavar="MODEL", help="the weights: a model_*.bin, or any checkpoint")
-    parser.add_argument("state", type=Path, metavar="STATE", help="the debug state, *_debug_state.bin")
-    dtypes = [each for each in BY_NAME["dtype"].choices if each != "auto"]
-    parser.add_argument("--dtype", choices=dtypes, help="what we compute in [that of the model's weights]")
-    parser.add_argument(
-        "--tolerances", choices=tuple(TOLERANCES),
-        help="whose verdict: "
-        + ", ".join(f"{name} = {test}" for name, (test, _) in TOLERANCES.items())
-        + " [default: fp32; with 16 bits bf16]",
-    )  # fmt: skip
-    same_model = tuple(name for name, computes in ATTENTIONS.items() if computes == ATTENTIONS["auto"])
-    for name, choices in (("kernels", BY_NAME["kernels"].choices), ("attention", same_model)):
-        parser.add_argument(f"--{name}", choices=choices, default="auto", help="as in train.py [default auto]")
-    parser.add_argument("--strict-kernels", action="store_true", help="as in train.py")
-    parser.add_argument("--dump", type=Path, metavar="FOLDER", help="write every value of the forward pass")
-    parser.add_argument("--gradients", action="store_true", help="with --dump: those of the backward pass too")
-    parser.add_argument(
-        "--against", type=Path, metavar="FOLDER", help="compare with the values in a folder, one by one"
-    )
-    parser.add_argument(
-        "--operation-tolerance", type=tolerance_of, metavar="X",
-        help="the relative error that one operation of --against may have; 10 times as much for the whole computation "
-        "[default 2e-5; where a side computes in fp16 2e-3, in bf16 1e-2]",
-    )  # fmt: skip
-    parser.add_argument(
-        "--all", action="store_true", help="with --against: print every value, not only what tells most"
-    )
+DTYPES = "|".join(each for each in BY_NAME["dtype"].choices if each != "auto")
+SAME_MODEL = "|".join(name for name, computes in ATTENTIONS.items() if computes == ATTENTIONS["auto"])
+TESTS = ", ".join(f"{name} = {test}" for name, (test, _) in TOLERANCES.items())
+OPTIONS = (
+    own("model", "MODEL", None, "the weights: a model_*.bin, or any checkpoint", type=Path, is_path=True),
+    own("state", "STATE", None, "the debug state, *_debug_state.bin"),
+    own("--dtype", DTYPES, None, "what we compute in [that of the model's weights]"),
+    own("--tolerances", "|".join(TOLERANCES), None, f"whose verdict: {TESTS} [default: fp32; with 16 bits bf16]"),
+    own("--kernels", "|".join(BY_NAME["kernels"].choices), "auto", "as in train.py [default auto]"),
+    own("--attention", SAME_MODEL, "auto", "as in train.py [default auto]"),
+    own("--strict-kernels", "", False, "as in train.py"),
+    own("--dump", "FOLDER", None, "write every value of the forward pass"),
+    own("--gradients", "", False, "with --dump: those of the backward pass too", needs="dump"),
+    own("--against", "FOLDER", None, "compare with the values in a folder, one by one"),
+    own("--operation-tolerance", "X", None, "the relative error that one operation of --against may have; 10 times as "
+        "much for the whole computation [default 2e-5; where a side computes in fp16 2e-3, in bf16 1e-2]", 0,
+        needs="against"),
+    own("--all", "", False, "with --against: print every value, not only what tells most", needs="against"),
+)  # fmt: skip
 
 
 def run(args: argparse.Namespace, show: Show) -> tuple[bool, dict[str, Any]]:
     """Compare and print; return whether they agree, and the result for JSON. Raises InputError."""
-    _check(args)
     source = open_source(args.model)
     config, dtype = source.config, args.dtype or source.dtype
     state = read_debug_state(args.state, config)
@@ -163,15 +151,6 @@ def run(args: argparse.Namespace, show: Show) -> tuple[bool, dict[str, Any]]:
             count = activations.write_folder(args.dump, model, values, dtype, gradients=args.gradients)
             show(f"\n{args.dump}: {count} arrays and {activations.INDEX}")
     return agrees, result
-
-
-def _check(args: argparse.Namespace) -> None:
-    """Check what can be known from the flags alone."""
-    if args.gradients and not args.dump:
-        raise InputError("--gradients: says what --dump writes; give --dump FOLDER too")
-    for flag, given in (("--operation-tolerance", args.operation_tolerance is not None), ("--all", args.all)):
-        if given and not args.against:
-            raise InputError(f"{flag}: is about --against; give --against FOLDER too")
 
 
 def _headline(args: argparse.Namespace, source: Source, state: DebugState, plan: "Plan", device: str) -> str:

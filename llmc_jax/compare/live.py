@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from llmc_jax.base.errors import ExitCode, InputError
 from llmc_jax.base.files import reason
+from llmc_jax.base.options import own
 from llmc_jax.base.streams import escaped
 from llmc_jax.base.text import wrapped
 from llmc_jax.checkpoint.llmc import read_header
@@ -26,7 +27,7 @@ from llmc_jax.compare import logs
 from llmc_jax.compare.tensors import Show
 from llmc_jax.config.checks import validate
 from llmc_jax.config.flags import parse_args
-from llmc_jax.config.train import AUTO_BATCH, OPTIONS
+from llmc_jax.config.train import AUTO_BATCH, BY_NAME
 from llmc_jax.data.tokenizers import write_tokenizer_bin
 from llmc_jax.logs.curves import median
 from llmc_jax.logs.reading import Log, read_log
@@ -99,7 +100,7 @@ def make_comparison(executable: str, kind: str | None, flags: Sequence[str], ext
 def _pairs(kind: str, words: Sequence[str]) -> dict[str, str]:
     """Return the flags with their values. Only what both programs know is let through, in llm.c's spelling."""
     pairs: dict[str, str] = {}
-    ours = {flag for about in OPTIONS for flag in about.flags}
+    ours = {flag for about in BY_NAME.values() for flag in about.flags}
     for flag, *value in batched(words, 2):
         if flag in OURS_TO_CHOOSE:
             raise InputError(f"{flag}: leave it out; {OURS_TO_CHOOSE[flag]}")
@@ -320,21 +321,21 @@ ours alone (--kernels, say) go into --ours. --keep names a folder that keeps wha
 Exit status: 0 the losses agree, 2 bad input or a program that failed, 4 they do not agree."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `run`; the words behind `--` come as `args.flags`."""
-    parser.description = DESCRIPTION
-    parser.usage = f"{parser.prog} EXECUTABLE [options] [-- FLAG VALUE ...]"
-    parser.add_argument("executable", type="path", metavar="EXECUTABLE", help="the built trainer of llm.c")
-    parser.add_argument("--kind", choices=tuple(FLAGS), help="which trainer it is [by its name]")
-    parser.add_argument("--ours", default="", metavar="WORDS", help="further flags of train.py, in one pair of quotes")
-    parser.add_argument("--keep", type="path", metavar="DIR", help="a new folder for what both print and our run")
-    logs.add_difference_arguments(parser, "1 = do not, the default")
-    parser.add_argument("--rows", type=int, default=ROWS, metavar="N", help=f"steps in the table, at most [{ROWS}]")
+OPTIONS = (
+    own("executable", "EXECUTABLE", None, "the built trainer of llm.c", is_path=True),
+    own("--kind", "|".join(FLAGS), None, "which trainer it is [by its name]"),
+    own("--ours", "WORDS", "", "further flags of train.py, in one pair of quotes"),
+    own("--keep", "DIR", None, "a new folder for what both print and our run"),
+    *logs.difference_options("1 = do not, the default"),
+    own("--rows", "N", ROWS, f"steps in the table, at most [{ROWS}]"),
+)
 
 
 def run(args: argparse.Namespace, show: Show) -> tuple[bool, dict[str, Any]]:
-    """Run both, compare and print; return whether they agree, and the result for JSON. Raises InputError."""
-    logs.check_arguments(args)
+    """Run both, compare and print; return whether they agree, and the result for JSON. Raises InputError.
+
+    args.flags: the words behind `--`.
+    """
     try:
         extra = shlex.split(args.ours)
     except ValueError as error:

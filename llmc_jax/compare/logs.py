@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from llmc_jax.base.errors import InputError
-from llmc_jax.base.files import check_output
 from llmc_jax.base.numbers import number, small
+from llmc_jax.base.options import Option, own
 from llmc_jax.base.pictures import PALETTE, short_names
 from llmc_jax.base.text import table, wrapped
-from llmc_jax.compare.tensors import Show, tolerance_of
+from llmc_jax.compare.tensors import Show
 from llmc_jax.logs.curves import Curve, finite, median, moving_mean, window_of
 from llmc_jax.logs.picture import BASELINE, FAINT, LETTERS, draw_curves, draw_line, draw_steps, look_of, plain_panel
 from llmc_jax.logs.reading import BATCHES, HELLASWAG, SPEED, Log, read_log
@@ -421,41 +421,25 @@ llm.c's train_gpt2, train_gpt2fp32cu and train_gpt2cu, its train_gpt2.py, nanoGP
 Exit status: 0 compared, and they stay together; 2 bad input; 4 compared, and they part."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `logs`."""
-    parser.description = DESCRIPTION
-    parser.add_argument("logs", nargs="+", type="path", metavar="LOG", help="two or more, compared with the first")
-    add_difference_arguments(parser, "1 = do not; 0, the default: one part in 50 of the steps")
-    parser.add_argument("--rows", type=int, default=ROWS, metavar="N", help=f"steps in the table [{ROWS}]")
-
-
-def add_difference_arguments(parser: argparse.ArgumentParser, windows: str) -> None:
-    """Add what `logs` and `run` have in common. windows: what special values of --window mean."""
-    parser.add_argument(
-        "--tolerance", type=tolerance_of, default=TOLERANCE, metavar="X",
-        help=f"nats per token by which losses may differ [{TOLERANCE}]; two logs part at the first step whose averaged "
-        "difference is larger, if it is at most of the steps behind it too",
+def difference_options(windows: str) -> tuple[Option, ...]:
+    """Return the flags that `logs` and `run` have in common. windows: what special values of --window mean."""
+    return (
+        own("--tolerance", "X", TOLERANCE, f"nats per token by which losses may differ [{TOLERANCE}]; two logs part at "
+            "the first step whose averaged difference is larger, if it is at most of the steps behind it too", 0),
+        own("--window", "N", 0, f"training losses: average the differences over N steps, an odd number [{windows}]", 0),
+        own("--picture", "FILE", None, "draw the curves and differences (*.png)", type=Path, writes=".png"),
     )  # fmt: skip
-    parser.add_argument(
-        "--window", type=int, default=0, metavar="N",
-        help=f"training losses: average the differences over N steps, an odd number [{windows}]",
-    )  # fmt: skip
-    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw the curves and differences (*.png)")
 
 
-def check_arguments(args: argparse.Namespace) -> None:
-    """Refuse values that make no sense, before any work. Raises InputError."""
-    if args.window < 0:
-        raise InputError(f"--window {args.window}: must be a number of steps, from 0")
-    if args.rows < 1:
-        raise InputError(f"--rows {args.rows}: must be at least 1")
-    if args.picture is not None:
-        check_output("--picture", args.picture, ".png")
+OPTIONS = (
+    own("logs", "LOG...", None, "two or more, compared with the first", is_path=True),
+    *difference_options("1 = do not; 0, the default: one part in 50 of the steps"),
+    own("--rows", "N", ROWS, f"steps in the table [{ROWS}]"),
+)
 
 
 def run(args: argparse.Namespace, show: Show) -> tuple[bool, dict[str, Any]]:
     """Read, compare and print; return whether they stay together, and the result for JSON. Raises InputError."""
-    check_arguments(args)
     if not 2 <= len(args.logs) <= len(LETTERS):
         raise InputError(f"{len(args.logs)} log given; two to {len(LETTERS)} are compared with each other")
     logs = [read_log(path) for path in args.logs]

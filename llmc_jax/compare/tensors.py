@@ -3,7 +3,6 @@
 Takes arrays in pieces, so that tensors larger than memory can be compared. Leaves out where the arrays come from.
 """
 
-import argparse
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -147,17 +146,6 @@ def difference(a: Any, b: Any, limit: Limit | None = None, *, nan_agrees: bool =
     found = Difference(np.shape(a), limit, nan_agrees)
     found.add(a, b)
     return found
-
-
-def tolerance_of(text: str) -> float:
-    """Read a tolerance on the command line: a finite number, at least 0. For argparse."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not (math.isfinite(value) and value >= 0):
-        raise argparse.ArgumentTypeError(f"{text}: must be a number, at least 0")
-    return value
 
 
 def index_text(index: Shape | None) -> str:

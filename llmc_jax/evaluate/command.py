@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llmc_jax.base.errors import ExitCode, InputError
-from llmc_jax.base.files import expanded, matching, plain, refuse_irregular, write_atomic
+from llmc_jax.base.files import expanded, matching, plain, write_atomic
 from llmc_jax.base.kit import command_line, print_json
-from llmc_jax.base.pictures import check_picture, short_names
+from llmc_jax.base.pictures import short_names
 from llmc_jax.base.progress import show_progress
 from llmc_jax.evaluate.flags import USUAL_ROWS, parse
 from llmc_jax.generate.command import model_facts, say, say_model
@@ -53,7 +53,7 @@ class Evaluated(NamedTuple):
 def main(words: Sequence[str]) -> int:
     """Run `llmc-jax evaluate`."""
     flags = parse(words)
-    _check_files(flags)
+    check_overwriting(flags)
     for note in settle() + configure(tf32=flags.dtype != "fp32", devices=flags.devices):
         say("note", note)
     asked = prepare(flags)
@@ -63,20 +63,7 @@ def main(words: Sequence[str]) -> int:
     return ExitCode.DONE
 
 
-def _check_files(flags: argparse.Namespace) -> None:
-    """Check that what will be written can be, before anything is computed. Raises InputError."""
-    if flags.picture is not None:
-        check_picture(flags.picture, "--picture")
-    for name in ("picture", "items"):
-        if (path := getattr(flags, name)) is None:
-            continue
-        refuse_irregular(Path(path))
-        if not os.access(Path(path).parent, os.W_OK | os.X_OK):
-            raise InputError(f"--{name} {path}: {Path(path).parent} is no folder that can be written; name another")
-    _check_overwriting(flags)
-
-
-def _check_overwriting(flags: argparse.Namespace) -> None:
+def check_overwriting(flags: argparse.Namespace) -> None:
     """Check that no file is written over one that is read, or over the other that is written. Raises InputError."""
     read = [("CHECKPOINT", path) for path in flags.checkpoints]
     read += [("--data", path) for pattern in flags.data for path in matching(pattern)]

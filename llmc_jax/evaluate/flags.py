@@ -44,13 +44,15 @@ TEXTS = (
         "that has it (default: T)", needs="data text", excludes="batches",
         why="the first batches are those of training, whose rows do not overlap"),
     own("--positions", "", False, "also the loss by position in the context", name="by_position", needs="data text"),
-    own("--picture", "FILE", None, "draw the loss by position: .png, .svg, .pdf", needs="data text"),
+    own("--picture", "FILE", None, "draw the loss by position: .png, .svg, .pdf", needs="data text",
+        writes=".png .svg .pdf"),
 )  # fmt: skip
 TASKS = (
     own("--limit", "N", None, "the first N questions of each task (default: all)", needs="tasks"),
     own("--crop-context", "", False, "drop the oldest tokens of contexts that are too long for T", needs="tasks"),
-    own("--items", "FILE", None, "write each model's answer to each question, a line of JSON each", needs="tasks"),
-)
+    own("--items", "FILE", None, "write each model's answer to each question, a line of JSON each", needs="tasks",
+        writes="*"),
+)  # fmt: skip
 MODELS = (
     *MODEL,
     own("--devices", "N", 0, "compute on the first N (default: all GPUs, or the CPU); the figures are the same on any "

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from llmc_jax.base.commands import program_name
 from llmc_jax.base.errors import ExitCode, InputError
-from llmc_jax.base.files import check_output, plain, write_atomic
+from llmc_jax.base.files import plain, write_atomic
 from llmc_jax.base.kit import command_line, print_json
-from llmc_jax.base.pictures import check_picture
 from llmc_jax.config.flags import take_own
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.machine.jax_setup import settle
@@ -32,7 +31,6 @@ def main(words: list[str]) -> int:
     own, rest = take_own(words, OWN)
     if own.reproductions and rest:
         raise InputError(f"--reproductions: takes llm.c's launches as they are; leave out {' '.join(rest)}")
-    _check_files(own)
     for note in settle():
         _say(note)
     if own.reproductions:
@@ -42,15 +40,6 @@ def main(words: list[str]) -> int:
     else:
         _answer(rest, own)
     return ExitCode.DONE
-
-
-def _check_files(own: SimpleNamespace) -> None:
-    """Check that --json and --picture can be written, before anything is computed. Raises InputError."""
-    if own.picture:
-        check_picture(own.picture, "--picture")
-    for name in ("json", "picture"):
-        if (path := getattr(own, name)) not in (None, STDOUT):
-            check_output(f"--{name}", Path(path))
 
 
 def _wishes(own: SimpleNamespace) -> "Wishes":

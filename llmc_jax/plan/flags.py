@@ -15,13 +15,13 @@ OWN = (
         excludes="sweep"),
     own("--sweep", "NAME=LIST", None, "only a table, over values of gpu or one of train.py's options: devices=1,2,4,8"),
     own("--picture", "FILE", None, "with --sweep: draw it there: .png, .svg, .pdf", needs="sweep",
-        why="as in --sweep devices=1,2,4,8"),
+        why="as in --sweep devices=1,2,4,8", writes=".png .svg .pdf"),
     own("--reproductions", "", False, "only llm.c's four reproductions of GPT-2, beside what llm.c says of them",
         excludes="gpu operations neighbours sweep tokens price network", why="it takes llm.c's launches as they are"),
     own("--tokens", "X", None, "train on this many tokens, such as 10e9, instead of -x", 1),
     own("--price", "X", None, "USD for an hour of one GPU; default: from llmc_jax/plan/prices.toml", 0),
     own("--network", "GBIT", None, "Gbit/s of each GPU between machines (default: 400)", check=ABOVE_ZERO),
-    own("--json", "FILE", None, "write everything to it as JSON; - prints it instead of the report"),
+    own("--json", "FILE", None, "write everything to it as JSON; - prints it instead of the report", writes="*"),
 )  # fmt: skip
 
 

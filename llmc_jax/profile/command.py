@@ -1,9 +1,6 @@
 """The profiler's command line: llmc-jax profile --help. Leaves out what each of its modes prints (modes.py)."""
 
-from pathlib import Path
-
 from llmc_jax.base.errors import ExitCode
-from llmc_jax.base.files import check_output
 from llmc_jax.base.kit import command_line
 from llmc_jax.config.flags import step_config, take_own
 from llmc_jax.profile.flags import OWN, help_text
@@ -21,9 +18,6 @@ def main(words: list[str]) -> int:
         stay_on_cores()
         return serve(words[1:])
     own, rest = take_own(words, OWN)
-    for flag, path in (("--json", own.json), ("--picture", own.picture)):
-        if path:
-            check_output(flag, Path(path))
     from llmc_jax.profile import modes  # here, because --help does without JAX
 
     if own.read:

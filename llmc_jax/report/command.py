@@ -18,7 +18,6 @@ from llmc_jax.logs.files import MAIN_LOG, METRICS, REPORT
 
 MARK = b"llmc-jax report"  # in the first bytes of every page: what lacks it is not replaced
 MOST_RUNS = 26  # of a page, which no more looks could be told apart on
-ENDINGS = {"output": ".html", "png": ".png", "csv": ".csv", "json": ".json"}  # of the files of each flag
 
 DESCRIPTION = """\
 Write one self-contained page about a run, or about several over each other: curves, samples, events, what ran it.
@@ -28,10 +27,10 @@ printed: train.py, llm.c's trainers, its train_gpt2.py, nanoGPT's train.py. The 
 it; of several runs, or of a file, report.html in the current folder. docs/report.md says more."""
 OPTIONS = (
     own("runs", "RUN...", None, "what the page shows"),
-    own("-o --output", "FILE", None, "write the page to FILE (*.html)", type=Path),
-    own("--png", "FILE", None, "draw the curves into FILE (*.png) too", type=Path),
-    own("--csv", "FILE", None, "write all points of all curves to FILE (*.csv) too", type=Path),
-    own("--json", "FILE", None, "write what the page shows to FILE (*.json) too", type=Path),
+    own("-o --output", "FILE", None, "write the page to FILE (*.html)", type=Path, writes=".html"),
+    own("--png", "FILE", None, "draw the curves into FILE (*.png) too", type=Path, writes=".png"),
+    own("--csv", "FILE", None, "write all points of all curves to FILE (*.csv) too", type=Path, writes=".csv"),
+    own("--json", "FILE", None, "write what the page shows to FILE (*.json) too", type=Path, writes=".json"),
     own("--name", "A,B", None, "names of the runs, in their order, with commas between"),
     own("--title", "TEXT", "", "title of the page [the names]"),
     own("--quiet", "", False, "print nothing but errors"),
@@ -59,7 +58,7 @@ def run(words: list[str]) -> None:
 
     paths = expanded(args.runs)
     output = args.output or default_output(args.runs)
-    check_outputs({**{flag: getattr(args, flag) for flag in ENDINGS}, "output": output})
+    check_page(output)
     runs = read_runs(paths, names_of(args.name, len(paths)))
     content = content_of(runs, args.title)
     document = page(content)
@@ -147,14 +146,11 @@ def names_of(words: str | None, count: int) -> list[str]:
     return names
 
 
-def check_outputs(outputs: dict[str, Path | None]) -> None:
-    """Refuse files that cannot be written, or are hardly meant, before any work. Raises InputError."""
-    given = {flag: path for flag, path in outputs.items() if path is not None}
-    for flag, path in given.items():
-        check_output(f"--{flag}", path, ENDINGS[flag])
-    page = given["output"]
-    if page.is_file() and not is_page(page):
-        raise InputError(f"{page}: exists and is no report of ours; choose another --output")
+def check_page(path: Path) -> None:
+    """Refuse a file that cannot be written or is hardly meant, before any work. Raises InputError."""
+    check_output("--output", path)
+    if path.is_file() and not is_page(path):
+        raise InputError(f"{path}: exists and is no report of ours; choose another --output")
 
 
 def is_page(path: Path) -> bool:

@@ -536,9 +536,9 @@ def test_the_golden_debug_state(shared: Path, capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--gradients"], "give --dump FOLDER too"),
-        (["--operation-tolerance", "1"], "give --against FOLDER too"),
-        (["--all"], "give --against FOLDER too"),
+        (["--gradients"], "--gradients needs --dump"),
+        (["--operation-tolerance", "1"], "--operation-tolerance needs --against"),
+        (["--all"], "--all needs --against"),
         (["--json", "result"], "must end in .json"),
         (["--dump", "full"], "holds something already"),
         (["--dump", "model.bin"], "a file; name a new folder"),
