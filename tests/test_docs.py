@@ -270,10 +270,10 @@ def parsed(words: list[str]) -> Any:
     from llmc_jax.config import flags
     from llmc_jax.config.flags import parse_args, take_own
     from llmc_jax.data import command as data
-    from llmc_jax.evaluate import flags as evaluate_flags
+    from llmc_jax.evaluate import command as evaluate_command
     from llmc_jax.generate import flags as generate_flags
     from llmc_jax.plan.flags import OWN as PLAN
-    from llmc_jax.profile.flags import OWN
+    from llmc_jax.profile.command import OWN
     from llmc_jax.report import command as report
     from llmc_jax.trials import command as kernels
     from llmc_jax.watch import command as watch
@@ -289,7 +289,7 @@ def parsed(words: list[str]) -> Any:
         (["llmc-jax", "kernels"], lambda words: take_own(words, kernels.OWN)),
         (["llmc-jax", "checkpoint"], checkpoint.make_parser().parse_args),
         (["llmc-jax", "generate"], generate_flags.parse),
-        (["llmc-jax", "evaluate"], evaluate_flags.parse),
+        (["llmc-jax", "evaluate"], evaluate_command.parse),
         (["llmc-jax", "compare"], compare.make_parser().parse_args),
         (["llmc-jax", "report"], report.make_parser().parse_args),
         (["llmc-jax", "watch"], watch.make_parser().parse_args),

@@ -44,10 +44,9 @@ def of_trace(folder: Path, words: str, device: str) -> Groups:
     """Return the groups of the step in a trace folder. Raises InputError if it is none."""
     from benchmarks import step_table
     from llmc_jax.machine.hlo import CONTAINERS
-    from llmc_jax.profile import saved
-    from llmc_jax.profile.trace import newest_trace, read_trace, shared_time
+    from llmc_jax.profile.trace import kept_step, newest_trace, read_trace, shared_time
 
-    traced = saved.kept(folder)
+    traced = kept_step(folder)
     program, rows = traced.program, traced.shape.rows
     trace = read_trace(newest_trace(folder), program.name, program.whole)
     containers = {name for name, each in program.by_name.items() if each.opcode in CONTAINERS}
@@ -72,7 +71,7 @@ def estimated(folder: Path, traced: Any, words: str, device: str) -> tuple[dict[
     """Return the milliseconds of each group: as they were committed, else of the very program; and which of these."""
     from benchmarks import step_table
     from llmc_jax.machine import gpus
-    from llmc_jax.profile.saved import PROGRAM
+    from llmc_jax.profile.trace import PROGRAM
 
     gpu = next((name for name, target in gpus.TARGETS.items() if target.device_kind == device), None)
     if gpu is None:

@@ -1,5 +1,6 @@
 """What a model is worth: the loss of each token of a text, questions with several answers.
 
+job.py          what models are asked, and what comes of it
 choices.py      answers to questions, and how many are right
 figures.py      figures with standard errors, and their differences
 texts.py        losses of token files and texts, by row and by position

@@ -1,66 +1,96 @@
-"""Say what trained models are worth: llmc-jax evaluate --help. The flags are in flags.py.
+"""Say what trained models are worth: llmc-jax evaluate --help. Leaves out how (job.py).
 
-Standard output gets the table, or the one JSON object; notes and progress go to standard error. What was named is
-checked before any weights are read, but for the ids in token files. JAX is imported when it is needed.
+What was named is checked before any weights are read, but for the ids in token files.
 """
 
 import argparse
-import json
 import os
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
 
 from llmc_jax.base.errors import ExitCode, InputError
-from llmc_jax.base.files import expanded, matching, plain, write_atomic
-from llmc_jax.base.kit import command_line, print_json
-from llmc_jax.base.pictures import short_names
-from llmc_jax.base.progress import show_progress
-from llmc_jax.evaluate.flags import USUAL_ROWS, parse
-from llmc_jax.generate.command import model_facts, say, say_model
-from llmc_jax.machine.device import describe_device
+from llmc_jax.base.files import expanded, matching
+from llmc_jax.base.kit import command_line
+from llmc_jax.base.options import own
+from llmc_jax.base.parsers import Parser
+from llmc_jax.config.train import TrainConfig
+from llmc_jax.generate.command import say
+from llmc_jax.generate.flags import MODEL, asking_parser
 from llmc_jax.machine.jax_setup import configure, settle
 
-FULL_MEMORY = "compute fewer rows at a time (-b 1 is the least), lower -t, or write --dtype bf16"
+MOST_CHECKPOINTS = 26  # each has a letter
+MOST_DEVICES = 256  # a CPU pretends to have as many as are asked for, and takes minutes to make very many
+USUAL_ROWS = TrainConfig().batch_size
 
-if TYPE_CHECKING:
-    from rich.progress import Task
+DESCRIPTION = """\
+How good trained models are: loss, perplexity and bits per byte of texts, and how many questions of public tasks they
+answer; each with its standard error, several models side by side. CHECKPOINT is anything that can be opened: a run's
+folder, a training state, a model file of llm.c, a folder of Hugging Face's, nanoGPT's ckpt.pt; or a shape (d12) with
+random weights. Standard output gets the table or the JSON; what else there is to say goes to standard error.
+docs/evaluate.md explains all of it."""
 
-    from llmc_jax.evaluate.report import Subject
-    from llmc_jax.evaluate.subjects import Cut, OnProgress, Questions, Reader, Result, Text
-    from llmc_jax.generate.scorer import Scorer
+EXAMPLES = (
+    ("runs/plays --data val.bin", "loss, perplexity and bits per byte on the whole file"),
+    ("runs/a runs/b --data val.bin --picture positions.png", "two models, and the loss by position as a picture"),
+    ("gpt2_124M.bin --tasks hellaswag mmlu=data.tar", "questions that `data hellaswag` has brought, or of a file"),
+)
+
+CHECKPOINTS = (own("checkpoints", "[CHECKPOINT...]", [], ""),)
+SUBJECTS = (
+    own("--data", "FILE...", [], "token files; a quoted pattern ('val_*.bin') is one text of several files"),
+    own("--text", "FILE...", [], "text in UTF-8, made into tokens by each model's own tokenizer; for a model of bytes, "
+        "any but UTF-16"),
+    own("--tasks", "TASK...", [], "hellaswag, mmlu, arc-easy, arc-challenge, lambada; with =FILE from that file, the "
+        "public one or llm.c's, else from where the data command leaves it"),
+    own("--json", "", False, "print one JSON object, with all in full precision"),
+)  # fmt: skip
+TEXTS = (
+    own("-t", "T", None, "positions of a row (default: the smallest T of all models)", name="positions"),
+    own("--batches", "N", None, "the first N batches alone, as training validates (default: all)", needs="data text"),
+    own("-b", "B", None, f"rows of such a batch (default {USUAL_ROWS}, as in training), and rows that a device "
+        "computes at a time (default: as suits it)", name="rows"),
+    own("--stride", "N", None, "rows begin N tokens apart and overlap: each token is scored once, in the first row "
+        "that has it (default: T)", needs="data text", excludes="batches",
+        why="the first batches are those of training, whose rows do not overlap"),
+    own("--positions", "", False, "also the loss by position in the context", name="by_position", needs="data text"),
+    own("--picture", "FILE", None, "draw the loss by position: .png, .svg, .pdf", needs="data text",
+        writes=".png .svg .pdf"),
+)  # fmt: skip
+TASKS = (
+    own("--limit", "N", None, "the first N questions of each task (default: all)", needs="tasks"),
+    own("--crop-context", "", False, "drop the oldest tokens of contexts that are too long for T", needs="tasks"),
+    own("--items", "FILE", None, "write each model's answer to each question, a line of JSON each", needs="tasks",
+        writes="*"),
+)  # fmt: skip
+MODELS = (
+    *MODEL,
+    own("--devices", "N", 0, "compute on the first N (default: all GPUs, or the CPU); the figures are the same on any "
+        "number", 0, most=MOST_DEVICES),
+)  # fmt: skip
+OPTIONS = (*CHECKPOINTS, *SUBJECTS, *TEXTS, *TASKS, *MODELS)
 
 
-class Job(NamedTuple):
-    """What all models are asked: subjects by model, in the order in which they are shown; T; the devices."""
-
-    subjects: list[list["Text | Questions"]]
-    positions: int
-    devices: int
-
-
-class Evaluated(NamedTuple):
-    """What came of it: facts about each model, and its results, by model."""
-
-    models: list[dict[str, Any]]
-    results: list[list["Result"]]
-    seconds: float
+def make_parser() -> Parser:
+    """Return the parser."""
+    usage = "[-h] CHECKPOINT... [--data FILE...] [--text FILE...] [--tasks TASK...] [flags]"
+    parser = asking_parser("evaluate", usage, DESCRIPTION, EXAMPLES)
+    parser.add(CHECKPOINTS)
+    parser.add(SUBJECTS, "what to evaluate on")
+    parser.add(TEXTS, "texts")
+    parser.add(TASKS, "tasks")
+    parser.add(MODELS, "the models")
+    return parser
 
 
-@command_line("evaluate")
-def main(words: Sequence[str]) -> int:
-    """Run `llmc-jax evaluate`."""
-    flags = parse(words)
-    check_overwriting(flags)
-    for note in settle() + configure(tf32=flags.dtype != "fp32", devices=flags.devices):
-        say("note", note)
-    asked = prepare(flags)
-    note_missing(flags, asked)
-    found = evaluate(flags, asked)
-    show(flags, asked, found)
-    return ExitCode.DONE
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    """Return every flag, those that were not given with their defaults. Raises InputError."""
+    found = make_parser().parse_args(words)
+    if not found.checkpoints:
+        raise InputError("CHECKPOINT: is missing; name run folders or model files, before --data, --text and --tasks")
+    if len(found.checkpoints) > MOST_CHECKPOINTS:
+        raise InputError(f"CHECKPOINT: {len(found.checkpoints)} were named; at most {MOST_CHECKPOINTS} fit a table")
+    if not {"data", "text", "tasks"} & found.given:
+        raise InputError("there is nothing to evaluate on; name it by --data, --text or --tasks")
+    return found
 
 
 def check_overwriting(flags: argparse.Namespace) -> None:
@@ -77,203 +107,16 @@ def check_overwriting(flags: argparse.Namespace) -> None:
                 raise InputError(f"--{name} {path}: is the file of {other} too, and would replace it; name another")
 
 
-# ----- what is asked ------------------------------------------------------------------------------------------------
+@command_line("evaluate")
+def main(words: Sequence[str]) -> int:
+    """Run `llmc-jax evaluate`."""
+    flags = parse(words)
+    check_overwriting(flags)
+    for note in settle() + configure(tf32=flags.dtype != "fp32", devices=flags.devices):
+        say("note", note)
+    from llmc_jax.evaluate import job  # here, because --help does without JAX
 
-
-def prepare(flags: argparse.Namespace) -> Job:
-    """Read what the models are asked about, each with its own tokenizer. Raises InputError."""
-    from llmc_jax.evaluate.subjects import common_positions, named_task, open_reader
-
-    for word in flags.tasks:
-        named_task(word)
-    devices = number_of_devices(flags.devices)
-    readers = [open_reader(path, flags.tokenizer, flags.step, flags.v2_order) for path in flags.checkpoints]
-    cut = cut_of(flags, common_positions(readers, flags.positions))
-    shared: dict[Any, list[Text | Questions]] = {}  # models of one tokenizer read the same
-    for reader in readers:
-        if reader.reads not in shared:
-            shared[reader.reads] = subjects(flags, reader, cut)
-    return Job([shared[reader.reads] for reader in readers], cut.positions, devices)
-
-
-def cut_of(flags: argparse.Namespace, positions: int) -> "Cut":
-    """Return how the flags want texts to be cut into rows. Raises InputError."""
-    from llmc_jax.evaluate.subjects import Cut
-
-    if flags.stride is not None and flags.stride > positions:
-        raise InputError(
-            f"--stride {flags.stride}: rows have T={positions} positions, and tokens between them would be left out"
-        )
-    return Cut(positions, flags.stride, flags.batches, flags.rows or USUAL_ROWS)
-
-
-def subjects(flags: argparse.Namespace, reader: "Reader", cut: "Cut") -> list["Text | Questions"]:
-    """Return the texts and tasks as one model reads them."""
-    from llmc_jax.evaluate.subjects import questions, text_of_data, text_of_file
-
-    return [
-        *(text_of_data(reader, pattern, cut) for pattern in flags.data),
-        *(text_of_file(reader, path, cut) for path in flags.text),
-        *(questions(reader, word, cut.positions, flags.limit, flags.crop_context) for word in flags.tasks),
-    ]
-
-
-def note_missing(flags: argparse.Namespace, asked: Job) -> None:
-    """Say which texts have fewer batches than were asked for."""
-    from llmc_jax.evaluate.subjects import Text
-
-    rows = flags.rows or USUAL_ROWS
-    for text in asked.subjects[0]:
-        if isinstance(text, Text) and flags.batches is not None and len(text.rows) < flags.batches * rows:
-            say("note", f"--batches {flags.batches}: {text.name} has {len(text.rows) // rows}; all are taken")
-
-
-def number_of_devices(asked: int) -> int:
-    """Return how many devices compute: as many as were asked for; 0: all GPUs, or the CPU. Raises InputError."""
-    device = describe_device()
-    if asked > device.num_devices:
-        raise InputError(f"--devices {asked}: this machine has {device.num_devices}; take as many or fewer")
-    return asked or (1 if device.platform == "cpu" else device.num_devices)
-
-
-# ----- what comes of it ---------------------------------------------------------------------------------------------
-
-
-def evaluate(flags: argparse.Namespace, asked: Job) -> Evaluated:
-    """Open one model after the other, and ask it."""
-    from llmc_jax.evaluate.subjects import work_of
-    from llmc_jax.generate.model import open_model
-    from llmc_jax.generate.scorer import scorer_of
-    from llmc_jax.machine.device import refusing_full_memory
-
-    models, results = [], []
-    began = time.monotonic()
-    total = sum(work_of(subject) for own in asked.subjects for subject in own)
-    with refusing_full_memory(FULL_MEMORY), progress(total) as told:
-        for path, own in zip(flags.checkpoints, asked.subjects, strict=True):
-            model = open_model(
-                path, dtype=flags.dtype, tokenizer=flags.tokenizer, attention=flags.model_attention, step=flags.step,
-                v2_order=flags.v2_order,
-            )  # fmt: skip
-            say_model(model)
-            models.append(model_facts(model))
-            scorer = scorer_of(model, asked.devices, tokens_at_once(flags.rows, own, asked.positions))
-            results.append([result(scorer, subject, asked.positions, told) for subject in own])
-            del model, scorer  # before the next one's weights are read
-    return Evaluated(models, results, time.monotonic() - began)
-
-
-def tokens_at_once(rows: int | None, own: Sequence["Text | Questions"], positions: int) -> int | None:
-    """Return how many tokens -b has a device compute at a time, no more than there are; None: what suits it."""
-    from llmc_jax.evaluate.subjects import rows_of
-
-    return None if rows is None else min(rows, max(map(rows_of, own))) * positions
-
-
-def result(scorer: "Scorer", subject: "Text | Questions", positions: int, told: "OnProgress") -> "Result":
-    """Return what a model makes of a text or a task."""
-    from llmc_jax.evaluate.subjects import Text, questions_result, text_result
-
-    if isinstance(subject, Text):
-        return text_result(scorer, subject, positions, told)
-    return questions_result(scorer, subject, told)
-
-
-def show(flags: argparse.Namespace, asked: Job, found: Evaluated) -> None:
-    """Write the files that were asked for, and print the table or the JSON."""
-    from llmc_jax.evaluate import report
-
-    shown = side_by_side(asked, found)
-    if flags.items is not None:
-        write_items(flags, asked, found)
-    if flags.picture is not None:
-        from llmc_jax.evaluate.picture import draw_positions
-
-        texts = [subject for subject in shown if subject.kind != "task"]
-        names, titles = short_names([str(path) for path in flags.checkpoints]), short_names([*flags.data, *flags.text])
-        draw_positions(texts, titles, legend(names), Path(flags.picture))
-    if flags.json:
-        print_json(plain(json_of(flags, asked, found, shown)))
-        return
-    if len(found.models) > 1:
-        print("\n".join(legend([str(path) for path in flags.checkpoints])), end="\n\n")
-    print(report.table(shown, asked.positions, by_position=flags.by_position))
-
-
-def legend(names: Sequence[str]) -> list[str]:
-    """Return names with the letters of their columns; a single one needs none."""
-    from llmc_jax.evaluate.report import LETTERS
-
-    if len(names) == 1:
-        return list(names)
-    return [f"{letter}  {name}" for letter, name in zip(LETTERS, names, strict=False)]
-
-
-def side_by_side(asked: Job, found: Evaluated) -> list["Subject"]:
-    """Return by subject what each model makes of it."""
-    from llmc_jax.evaluate.report import Subject
-    from llmc_jax.evaluate.subjects import Questions
-
-    columns = zip(*found.results, strict=True)
-    names = [own.name for own in asked.subjects[0]]
-    words = [
-        f"{own.name}={own.file}" if isinstance(own, Questions) and names.count(own.name) > 1 else own.name
-        for own in asked.subjects[0]
-    ]
-    return [
-        Subject(own.kind, word, results) for own, word, results in zip(asked.subjects[0], words, columns, strict=True)
-    ]
-
-
-def json_of(flags: argparse.Namespace, asked: Job, found: Evaluated, shown: Sequence["Subject"]) -> dict[str, Any]:
-    """Return all that was found, for JSON."""
-    from llmc_jax.evaluate.report import plain_data
-
-    names = ("stride", "batches", "limit", "crop_context")
-    settings = {"T": asked.positions, "devices": asked.devices, **{name: getattr(flags, name) for name in names}}
-    if flags.batches is not None:
-        settings["batch_rows"] = flags.rows or USUAL_ROWS
-    subjects = [plain_data(subject, flags.by_position) for subject in shown]
-    return {"models": found.models, "settings": settings, "subjects": subjects, "seconds": found.seconds}
-
-
-def write_items(flags: argparse.Namespace, asked: Job, found: Evaluated) -> None:
-    """Write what each model answers to each question, a line of JSON each. Raises InputError."""
-    from llmc_jax.evaluate.subjects import Questions, item_lines
-
-    lines = [
-        json.dumps(plain(line))
-        for path, own, results in zip(flags.checkpoints, asked.subjects, found.results, strict=True)
-        for subject, each in zip(own, results, strict=True)
-        if isinstance(subject, Questions)
-        for line in item_lines(str(path), subject, each.answers)
-    ]
-    write_atomic(flags.items, "".join(f"{line}\n" for line in lines).encode())
-
-
-@contextmanager
-def progress(total: int) -> Iterator["OnProgress"]:
-    """Show how many tokens are scored, of so many in total. What it yields raises KeyboardInterrupt after Ctrl-C.
-
-    JAX's own callbacks would swallow an interrupt that comes while they run.
-    """
-    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-
-    from llmc_jax.generate.answer import until_ctrl_c
-
-    words = TextColumn("{task.completed:,.0f} of {task.total:,.0f} tokens, left:")
-
-    def line(task: "Task") -> str:
-        return f"{task.percentage:.0f} % | {task.completed:,.0f} of {total:,} tokens"
-
-    with (
-        until_ctrl_c() as stop,
-        show_progress((BarColumn(), words, TimeRemainingColumn()), total, line) as (_, update),
-    ):
-
-        def told(tokens: int) -> None:
-            update(advance=tokens)
-            if stop.is_set():
-                raise KeyboardInterrupt
-
-        yield told
+    asked = job.prepare(flags)
+    job.note_missing(flags, asked)
+    job.show(flags, asked, job.evaluate(flags, asked))
+    return ExitCode.DONE

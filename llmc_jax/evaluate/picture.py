@@ -12,9 +12,9 @@ import numpy as np
 from llmc_jax.base.pictures import PALETTE, drawable, save_figure
 from llmc_jax.evaluate.figures import Mean
 from llmc_jax.evaluate.report import Subject
+from llmc_jax.logs.picture import MARKS, plain_panel
 
 ERRORS = 2  # standard errors to each side of a dot
-MARKS = ("o", "s", "^", "D", "v", "P")
 SPREAD = 0.06  # octaves between the dots of two models, so that neither hides the other
 
 
@@ -68,8 +68,7 @@ def _draw_differences(axes: Any, subject: Subject) -> None:
             _draw_dots(axes, means, index)
     if not any(apart):
         axes.text(0.5, 0.6, "the models read other tokens", transform=axes.transAxes, ha="center", fontsize=9)
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
+    plain_panel(axes)
 
 
 def _draw_dots(axes: Any, means: Mapping[str, Mean], index: int, **more: Any) -> None:
@@ -96,5 +95,4 @@ def _show_octaves(axes: Any, positions: int) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda place, _: f"{place:g}"))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlim(0.8, positions * 1.25)
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
+    plain_panel(axes)

@@ -1,12 +1,10 @@
 """Where a training step's time, memory and operations go: `llmc-jax profile --help`.
 
 command.py       its command line
-flags.py         its flags
 modes.py         what each mode prints and writes
 models/gpt2/work.py   FLOPs, bytes and memory from the shape alone
 plan/program.py       what a compiled program consists of, and which operation of the model each instruction belongs to
-trace.py         a recording of jax.profiler read back: when each instruction ran
-saved.py         what is kept beside a trace, to make the table of it later
+trace.py         a recording of jax.profiler read back: when each instruction ran; what is kept beside it for its table
 measure.py       the step itself: compiled, timed, beside the machine's own rates
 table.py         all of these put together: the table, as text and JSON
 picture.py       one layer's timeline as a picture

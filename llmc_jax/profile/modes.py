@@ -30,9 +30,9 @@ from llmc_jax.models.gpt2.work import Shape, flops_per_token, products_flops, st
 from llmc_jax.plan.asked import model_of
 from llmc_jax.plan.efficiency import gpu
 from llmc_jax.plan.plan import make_plan
-from llmc_jax.profile import saved, table
+from llmc_jax.profile import table
 from llmc_jax.profile.picture import draw_layer
-from llmc_jax.profile.trace import newest_trace, read_trace
+from llmc_jax.profile.trace import keep_step, kept_step, newest_trace, read_trace
 from llmc_jax.run.console import format_table
 from llmc_jax.run.record import check_writable
 from llmc_jax.run.table import kernel_rows, option_rows, precision_text
@@ -166,7 +166,7 @@ def read(own: SimpleNamespace) -> int:
 
 def _from_trace(folder: Path, own: SimpleNamespace, title: str = "") -> Any:
     """Return the table of a trace that was kept, and draw what --picture asks for. title: the layer is added to it."""
-    facts = saved.kept(folder)
+    facts = kept_step(folder)
     trace = read_trace(newest_trace(folder), facts.program.name, facts.program.whole)
     work = step_work(facts.model, facts.shape)
     report = table.report_from_trace(trace, facts.program, work, facts.roof, by_layer=own.layers)
@@ -274,7 +274,7 @@ def _table(bench: Any, own: SimpleNamespace, folder: Path, roof: Any) -> Any:
     from llmc_jax.profile.measure import differences
 
     if not own.differences:
-        saved.keep(folder, bench.traced.as_text(), bench.model, bench.shape, roof)
+        keep_step(folder, bench.traced.as_text(), bench.model, bench.shape, roof)
         if own.trace:
             print(f"trace: {own.trace}")
         if bench.traced is not bench.compiled:

@@ -13,7 +13,7 @@ from llmc_jax.base.errors import InputError
 from llmc_jax.base.options import RATES, SLICE, Option, value_problem
 from llmc_jax.config.flags import near_flags, parse_args, step_config, take_own
 from llmc_jax.config.train import AUTO_BATCH, OPTIONS, TrainConfig
-from llmc_jax.profile.flags import OWN
+from llmc_jax.profile.command import OWN
 
 DEMO = parse_args(["--preset", "demo"])
 FLAGS = [flag for about in OPTIONS for flag in about.flags]

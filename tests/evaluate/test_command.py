@@ -19,9 +19,9 @@ from llmc_jax.checkpoint.sources import flat_parameters, open_source
 from llmc_jax.data.tokenfile import write_token_file
 from llmc_jax.data.tokenizers import write_tokenizer_bin
 from llmc_jax.evaluate.choices import Answer
-from llmc_jax.evaluate.command import Evaluated, Job, main, number_of_devices, progress, side_by_side
+from llmc_jax.evaluate.command import main, make_parser, parse
 from llmc_jax.evaluate.figures import Mean
-from llmc_jax.evaluate.flags import make_parser, parse
+from llmc_jax.evaluate.job import Evaluated, Job, number_of_devices, progress, side_by_side
 from llmc_jax.evaluate.report import plain_data, shown
 from llmc_jax.evaluate.report import table as table_of
 from llmc_jax.evaluate.subjects import Cut, choice_figures, open_reader, text_of_file, text_result
@@ -280,7 +280,7 @@ def test_a_full_memory_is_one_line(evaluate: Evaluate, files: Files, monkeypatch
     def full(*_: Any) -> None:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 123 bytes.\nmore")
 
-    monkeypatch.setattr("llmc_jax.evaluate.command.result", full)
+    monkeypatch.setattr("llmc_jax.evaluate.job.result", full)
     done = evaluate(A, "--data", files.data)
     assert (done.status, done.out) == (2, "")
     assert "123 bytes; " in done.err.splitlines()[-1] and "-b" in done.err.splitlines()[-1]

@@ -9,8 +9,7 @@ import pytest
 
 from llmc_jax.machine import device as hardware
 from llmc_jax.profile import measure, modes, picture, trace
-from llmc_jax.profile.command import main
-from llmc_jax.profile.flags import OWN
+from llmc_jax.profile.command import OWN, main
 
 MODEL = ["-e", "L2-NH2-C32-V300-T16", "-b", "2", "-t", "16"]
 

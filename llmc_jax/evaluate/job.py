@@ -1,0 +1,216 @@
+"""What models are asked, and what comes of it: the table or the one JSON object, notes and progress beside it.
+
+Leaves out the flags (command.py) and what a text or a task is to a model (subjects.py).
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.progress import BarColumn, Task, TextColumn, TimeRemainingColumn
+
+from llmc_jax.base.errors import InputError
+from llmc_jax.base.files import plain, write_atomic
+from llmc_jax.base.kit import print_json
+from llmc_jax.base.pictures import short_names
+from llmc_jax.base.progress import show_progress
+from llmc_jax.evaluate import report, subjects
+from llmc_jax.evaluate.command import USUAL_ROWS
+from llmc_jax.evaluate.picture import draw_positions
+from llmc_jax.evaluate.report import LETTERS, Subject
+from llmc_jax.evaluate.subjects import Cut, OnProgress, Questions, Reader, Result, Text
+from llmc_jax.generate.answer import until_ctrl_c
+from llmc_jax.generate.command import model_facts, say, say_model
+from llmc_jax.generate.model import open_model
+from llmc_jax.generate.scorer import Scorer, scorer_of
+from llmc_jax.machine.device import describe_device, refusing_full_memory
+
+FULL_MEMORY = "compute fewer rows at a time (-b 1 is the least), lower -t, or write --dtype bf16"
+
+
+class Job(NamedTuple):
+    """What all models are asked: subjects by model, in the order in which they are shown; T; the devices."""
+
+    subjects: list[list[Text | Questions]]
+    positions: int
+    devices: int
+
+
+class Evaluated(NamedTuple):
+    """What came of it: facts about each model, and its results, by model."""
+
+    models: list[dict[str, Any]]
+    results: list[list[Result]]
+    seconds: float
+
+
+# ----- what is asked ------------------------------------------------------------------------------------------------
+
+
+def prepare(flags: argparse.Namespace) -> Job:
+    """Read what the models are asked about, each with its own tokenizer. Raises InputError."""
+    for word in flags.tasks:
+        subjects.named_task(word)
+    devices = number_of_devices(flags.devices)
+    readers = [subjects.open_reader(path, flags.tokenizer, flags.step, flags.v2_order) for path in flags.checkpoints]
+    cut = cut_of(flags, subjects.common_positions(readers, flags.positions))
+    shared: dict[Any, list[Text | Questions]] = {}  # models of one tokenizer read the same
+    for reader in readers:
+        if reader.reads not in shared:
+            shared[reader.reads] = read_subjects(flags, reader, cut)
+    return Job([shared[reader.reads] for reader in readers], cut.positions, devices)
+
+
+def cut_of(flags: argparse.Namespace, positions: int) -> Cut:
+    """Return how the flags want texts to be cut into rows. Raises InputError."""
+    if flags.stride is not None and flags.stride > positions:
+        raise InputError(
+            f"--stride {flags.stride}: rows have T={positions} positions, and tokens between them would be left out"
+        )
+    return Cut(positions, flags.stride, flags.batches, flags.rows or USUAL_ROWS)
+
+
+def read_subjects(flags: argparse.Namespace, reader: Reader, cut: Cut) -> list[Text | Questions]:
+    """Return the texts and tasks as one model reads them."""
+    return [
+        *(subjects.text_of_data(reader, pattern, cut) for pattern in flags.data),
+        *(subjects.text_of_file(reader, path, cut) for path in flags.text),
+        *(subjects.questions(reader, word, cut.positions, flags.limit, flags.crop_context) for word in flags.tasks),
+    ]
+
+
+def note_missing(flags: argparse.Namespace, asked: Job) -> None:
+    """Say which texts have fewer batches than were asked for."""
+    rows = flags.rows or USUAL_ROWS
+    for text in asked.subjects[0]:
+        if isinstance(text, Text) and flags.batches is not None and len(text.rows) < flags.batches * rows:
+            say("note", f"--batches {flags.batches}: {text.name} has {len(text.rows) // rows}; all are taken")
+
+
+def number_of_devices(asked: int) -> int:
+    """Return how many devices compute: as many as were asked for; 0: all GPUs, or the CPU. Raises InputError."""
+    device = describe_device()
+    if asked > device.num_devices:
+        raise InputError(f"--devices {asked}: this machine has {device.num_devices}; take as many or fewer")
+    return asked or (1 if device.platform == "cpu" else device.num_devices)
+
+
+# ----- what comes of it ---------------------------------------------------------------------------------------------
+
+
+def evaluate(flags: argparse.Namespace, asked: Job) -> Evaluated:
+    """Open one model after the other, and ask it."""
+    models, results = [], []
+    began = time.monotonic()
+    total = sum(subjects.work_of(subject) for own in asked.subjects for subject in own)
+    with refusing_full_memory(FULL_MEMORY), progress(total) as told:
+        for path, own in zip(flags.checkpoints, asked.subjects, strict=True):
+            model = open_model(
+                path, dtype=flags.dtype, tokenizer=flags.tokenizer, attention=flags.model_attention, step=flags.step,
+                v2_order=flags.v2_order,
+            )  # fmt: skip
+            say_model(model)
+            models.append(model_facts(model))
+            scorer = scorer_of(model, asked.devices, tokens_at_once(flags.rows, own, asked.positions))
+            results.append([result(scorer, subject, asked.positions, told) for subject in own])
+            del model, scorer  # before the next one's weights are read
+    return Evaluated(models, results, time.monotonic() - began)
+
+
+def tokens_at_once(rows: int | None, own: Sequence[Text | Questions], positions: int) -> int | None:
+    """Return how many tokens -b has a device compute at a time, no more than there are; None: what suits it."""
+    return None if rows is None else min(rows, max(map(subjects.rows_of, own))) * positions
+
+
+def result(scorer: Scorer, subject: Text | Questions, positions: int, told: OnProgress) -> Result:
+    """Return what a model makes of a text or a task."""
+    if isinstance(subject, Text):
+        return subjects.text_result(scorer, subject, positions, told)
+    return subjects.questions_result(scorer, subject, told)
+
+
+def show(flags: argparse.Namespace, asked: Job, found: Evaluated) -> None:
+    """Write the files that were asked for, and print the table or the JSON."""
+    shown = side_by_side(asked, found)
+    if flags.items is not None:
+        write_items(flags, asked, found)
+    if flags.picture is not None:
+        texts = [subject for subject in shown if subject.kind != "task"]
+        names, titles = short_names([str(path) for path in flags.checkpoints]), short_names([*flags.data, *flags.text])
+        draw_positions(texts, titles, legend(names), Path(flags.picture))
+    if flags.json:
+        print_json(plain(json_of(flags, asked, found, shown)))
+        return
+    if len(found.models) > 1:
+        print("\n".join(legend([str(path) for path in flags.checkpoints])), end="\n\n")
+    print(report.table(shown, asked.positions, by_position=flags.by_position))
+
+
+def legend(names: Sequence[str]) -> list[str]:
+    """Return names with the letters of their columns; a single one needs none."""
+    if len(names) == 1:
+        return list(names)
+    return [f"{letter}  {name}" for letter, name in zip(LETTERS, names, strict=False)]
+
+
+def side_by_side(asked: Job, found: Evaluated) -> list[Subject]:
+    """Return by subject what each model makes of it."""
+    columns = zip(*found.results, strict=True)
+    names = [own.name for own in asked.subjects[0]]
+    words = [
+        f"{own.name}={own.file}" if isinstance(own, Questions) and names.count(own.name) > 1 else own.name
+        for own in asked.subjects[0]
+    ]
+    return [
+        Subject(own.kind, word, results) for own, word, results in zip(asked.subjects[0], words, columns, strict=True)
+    ]
+
+
+def json_of(flags: argparse.Namespace, asked: Job, found: Evaluated, shown: Sequence[Subject]) -> dict[str, Any]:
+    """Return all that was found, for JSON."""
+    names = ("stride", "batches", "limit", "crop_context")
+    settings = {"T": asked.positions, "devices": asked.devices, **{name: getattr(flags, name) for name in names}}
+    if flags.batches is not None:
+        settings["batch_rows"] = flags.rows or USUAL_ROWS
+    plain_subjects = [report.plain_data(subject, flags.by_position) for subject in shown]
+    return {"models": found.models, "settings": settings, "subjects": plain_subjects, "seconds": found.seconds}
+
+
+def write_items(flags: argparse.Namespace, asked: Job, found: Evaluated) -> None:
+    """Write what each model answers to each question, a line of JSON each. Raises InputError."""
+    lines = [
+        json.dumps(plain(line))
+        for path, own, results in zip(flags.checkpoints, asked.subjects, found.results, strict=True)
+        for subject, each in zip(own, results, strict=True)
+        if isinstance(subject, Questions)
+        for line in subjects.item_lines(str(path), subject, each.answers)
+    ]
+    write_atomic(flags.items, "".join(f"{line}\n" for line in lines).encode())
+
+
+@contextmanager
+def progress(total: int) -> Iterator[OnProgress]:
+    """Show how many tokens are scored, of so many in total. What it yields raises KeyboardInterrupt after Ctrl-C.
+
+    JAX's own callbacks would swallow an interrupt that comes while they run.
+    """
+    words = TextColumn("{task.completed:,.0f} of {task.total:,.0f} tokens, left:")
+
+    def line(task: Task) -> str:
+        return f"{task.percentage:.0f} % | {task.completed:,.0f} of {total:,} tokens"
+
+    with (
+        until_ctrl_c() as stop,
+        show_progress((BarColumn(), words, TimeRemainingColumn()), total, line) as (_, update),
+    ):
+
+        def told(tokens: int) -> None:
+            update(advance=tokens)
+            if stop.is_set():
+                raise KeyboardInterrupt
+
+        yield told
