@@ -218,9 +218,8 @@ def run_llmc(comparison: Comparison, folder: Path) -> Log:
     return read_log(output)
 
 
-def run_ours(comparison: Comparison, folder: Path, dtype: str | None) -> tuple[Log, list[str]]:
-    """Run our trainer in a process of its own. Returns its log and its words. Raises InputError if it fails."""
-    words = our_words(comparison, folder / OUR_FOLDER, dtype)
+def run_ours(comparison: Comparison, folder: Path, words: Sequence[str]) -> Log:
+    """Run our trainer with these words in a process of its own; return its log. Raises InputError if it fails."""
     environment = child_environment()
     if comparison.kind == CPU:  # beside a CPU a CPU
         environment.setdefault("JAX_PLATFORMS", "cpu")
@@ -229,7 +228,7 @@ def run_ours(comparison: Comparison, folder: Path, dtype: str | None) -> tuple[L
     status = _run([*program, *words], output, None, environment)
     if status not in (ExitCode.DONE, ExitCode.DIVERGED):
         raise InputError(f"train.py {shlex.join(words)}: {_failed(status, output)}")
-    return read_log(folder / OUR_FOLDER), words
+    return read_log(folder / OUR_FOLDER)
 
 
 def _run(command: Sequence[str], output: Path, place: Path | None, environment: Mapping[str, str]) -> int:
@@ -348,11 +347,12 @@ def run(args: argparse.Namespace, show: Show) -> tuple[bool, dict[str, Any]]:
         show(f"1 of 2, llm.c: {shlex.join(llmc_command(comparison))}")
         theirs = run_llmc(comparison, folder)
         dtype = precision_of(folder / LLMC_OUTPUT) if comparison.kind == CUDA else None
-        show(f"2 of 2, ours:  train.py {shlex.join(our_words(comparison, folder / OUR_FOLDER, dtype))}\n")
-        mine, ours = run_ours(comparison, folder, dtype)
-        both, found = (theirs, mine), logs.differences([theirs, mine], args.tolerance, args.window or 1)
-        words = "\n".join(wrapped(line) for line in verdict(both, found))
-        show(f"{steps_table(both, args.rows)}\n\n{words}")
+        ours = our_words(comparison, folder / OUR_FOLDER, dtype)
+        show(f"2 of 2, ours:  train.py {shlex.join(ours)}\n")
+        both = theirs, run_ours(comparison, folder, ours)
+        found = logs.differences(both, args.tolerance, args.window or 1)
+        lines = verdict(both, found)
+        show("\n".join([steps_table(both, args.rows), "", *map(wrapped, lines)]))
         if args.picture is not None:
             logs.draw_logs(both, found, args.picture, NAMES)
             show(f"\npicture: {args.picture}")
@@ -360,5 +360,5 @@ def run(args: argparse.Namespace, show: Show) -> tuple[bool, dict[str, Any]]:
         "comparison": "run", "kind": comparison.kind, "executable": comparison.executable,
         "commands": {"llm.c": llmc_command(comparison), "ours": ["train.py", *ours]},
         "agree": agree(found), "time_ratio": time_ratio(both), "busy": busy,
-        "verdict": verdict(both, found), **logs.as_json(both, found, args.rows),
+        "verdict": lines, **logs.as_json(both, found, args.rows),
     }  # fmt: skip

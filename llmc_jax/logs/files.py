@@ -4,8 +4,9 @@ Leaves out writing them (run/folder.py), and other programs' logs (reading.py).
 """
 
 import json
+import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -36,6 +37,19 @@ def read_bytes(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise InputError(f"{path}: cannot read it: {reason(error)}") from error
+
+
+def holds(folder: Path, names: Sequence[str]) -> bool:
+    """Return whether a folder has one of these files; False too where it must not be looked into."""
+    return any(os.path.isfile(folder / name) for name in names)  # pathlib would raise there
+
+
+def runs_in(folder: Path, names: Sequence[str] = (METRICS,)) -> list[Path]:
+    """Return the run folders in a folder, each with one of the files. Raises InputError where it cannot be read."""
+    try:
+        return sorted(each for each in folder.iterdir() if os.path.isdir(each) and holds(each, names))
+    except OSError as error:
+        raise InputError(f"{folder}: cannot read the folder: {reason(error)}") from error
 
 
 def rank_log(folder: Path, rank: int) -> Path:

@@ -14,7 +14,7 @@ from llmc_jax.base.kit import command_line
 from llmc_jax.base.options import own
 from llmc_jax.base.parsers import Parser
 from llmc_jax.base.streams import escaped
-from llmc_jax.logs.files import MAIN_LOG, METRICS, REPORT
+from llmc_jax.logs.files import MAIN_LOG, METRICS, REPORT, holds, runs_in
 
 MARK = b"llmc-jax report"  # in the first bytes of every page: what lacks it is not replaced
 MOST_RUNS = 26  # of a page, which no more looks could be told apart on
@@ -101,30 +101,20 @@ def result(content: Any, written: Sequence[Path], size: int) -> Iterator[str]:
 
 def expanded(paths: Sequence[Path]) -> list[Path]:
     """Return the runs that the words name: of a folder of runs all, by name. Raises InputError."""
-    found = [each for path in paths for each in ([path] if is_run(path) else runs_in(path))]
+    found = [each for path in paths for each in runs_at(path)]
     if len(found) > MOST_RUNS:
         raise InputError(f"{len(found)} runs: a page shows {MOST_RUNS} at most; name fewer")
     return found
 
 
-def is_run(path: Path) -> bool:
-    """Return whether a path is one run: a file, or a folder with a log."""
-    return not path.is_dir() or has_log(path)
-
-
-def has_log(folder: Path) -> bool:
-    """Return whether a folder has a log; False too where it must not be looked into."""
-    return any(os.path.isfile(folder / name) for name in (METRICS, MAIN_LOG))
-
-
-def runs_in(folder: Path) -> list[Path]:
-    """Return the run folders in a folder. Raises InputError where there are none."""
-    try:
-        found = sorted(each for each in folder.iterdir() if each.is_dir() and has_log(each))
-    except OSError as error:
-        raise InputError(f"{folder}: cannot read it: {reason(error)}") from error
+def runs_at(path: Path) -> list[Path]:
+    """Return a run, a file or a folder with a log, or else the run folders in it. Raises InputError where none is."""
+    logs = METRICS, MAIN_LOG
+    if not path.is_dir() or holds(path, logs):
+        return [path]
+    found = runs_in(path, logs)
     if not found:
-        raise InputError(f"{folder}: neither a run folder nor a folder of them: no {METRICS} and no {MAIN_LOG} there")
+        raise InputError(f"{path}: neither a run folder nor a folder of them: no {METRICS} and no {MAIN_LOG} there")
     return found
 
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from llmc_jax.base.files import complete_file, refuse_irregular, refusing
 from llmc_jax.logs.picture import draw_curves
+from llmc_jax.report.content import BEFORE
 from llmc_jax.report.gather import Read
-from llmc_jax.report.panels import BEFORE
 from llmc_jax.report.series import place
 
 COLUMNS = ("run", "step", "tokens", "time")  # of the CSV, before the curves

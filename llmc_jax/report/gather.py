@@ -23,8 +23,7 @@ from llmc_jax.logs.state import DIED, RUNNING, UNKNOWN, RunState, read_state
 from llmc_jax.logs.words import event_words, state_words
 from llmc_jax.machine.versions import installed
 from llmc_jax.report import facts
-from llmc_jax.report.content import Content, Event, Rows, Run, Sample, Status
-from llmc_jax.report.panels import FACTORS, KEYS, panels_of
+from llmc_jax.report.content import FACTORS, KEYS, Content, Event, Rows, Run, Sample, Status, panels_of
 from llmc_jax.report.series import Axes, Figures, axes_of, drawn, with_all_times
 
 MOST_SAMPLES = 100  # of a run, spread over its steps

@@ -48,12 +48,8 @@ def embedded(value: Any) -> str:
 
 def policy(scripts: Mapping[str, str]) -> str:
     """Return the Content-Security-Policy under which these scripts and no others run."""
-    return " ".join([POLICY, *map(hash_of, scripts.values())])
-
-
-def hash_of(script: str) -> str:
-    """Return a script's hash as a policy names it."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+    hashes = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts.values())
+    return " ".join([POLICY, *(f"'sha256-{each}'" for each in hashes)])
 
 
 @cache

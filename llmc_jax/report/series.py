@@ -7,8 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from llmc_jax.logs.curves import BINS, Curve, binned, finite, thinned_places
-from llmc_jax.report.content import Figure, Points, X
-from llmc_jax.report.panels import BEFORE
+from llmc_jax.report.content import BEFORE, Figure, Points, X
 
 POINTS = 2000  # of a curve, or a few more
 FEW = 0.01  # of the points, which may lack a time

@@ -5,20 +5,11 @@ Exit status: 0 it was shown; 2 bad input; 130 ended by Ctrl-C.
 
 import os
 import sys
-import time
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from llmc_jax.base.commands import typed
-from llmc_jax.base.errors import InputError
-from llmc_jax.base.files import plain
 from llmc_jax.base.kit import command_line, print_json
 from llmc_jax.base.options import Check, own
 from llmc_jax.base.parsers import JSON, Parser
-from llmc_jax.base.streams import print_error
-
-if TYPE_CHECKING:
-    from llmc_jax.watch.live import RunPage, ShelfPage
 
 DESCRIPTION = """\
 Show a run while it trains: progress, time left, losses, the last sample, events, how busy the machine is. It only
@@ -52,10 +43,10 @@ def main(words: list[str]) -> int:
     from llmc_jax.watch import live  # here, because --help does without
 
     if options.wait:
-        _wait_for(options.path, options.every)
-    page = _page(options.path, options.which)
+        live.wait_for(options.path, options.every)
+    page = live.page_of(options.path, options.which)
     if options.json:
-        print_json(_as_json(page))
+        print_json(live.as_json(page))
         return 0
     if options.once or not _is_screen() or (isinstance(page, live.RunPage) and page.ended()):
         live.show_once(page)
@@ -65,45 +56,3 @@ def main(words: list[str]) -> int:
 
 def _is_screen() -> bool:
     return sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb")
-
-
-def _page(path: Path, which: str | None) -> "RunPage | ShelfPage":
-    from llmc_jax.watch.folder import absent, chosen, metrics_of, runs_in
-    from llmc_jax.watch.live import RunPage, ShelfPage
-
-    metrics = metrics_of(path)
-    if metrics is None:
-        if not path.is_dir() or not runs_in(path):
-            raise absent(path)
-        shelf = ShelfPage(path)
-        shelf.look()
-        if which is None:
-            return shelf
-        path = chosen(shelf.rows, which, path)
-        metrics = metrics_of(path)
-    elif which is not None:
-        raise InputError(f"{path}: is one run; leave {which!r} out, or give the folder that holds several")
-    if metrics is None:  # it was removed just now
-        raise absent(path)
-    return RunPage(path.resolve().name if path.is_dir() else str(path), metrics)
-
-
-def _wait_for(path: Path, every: float) -> None:
-    """Wait until a path holds a run."""
-    from llmc_jax.watch.folder import metrics_of, runs_in
-
-    told = False
-    while metrics_of(path) is None and not (path.is_dir() and runs_in(path)):
-        if not told:
-            print_error(f"waiting for a run in {path}; Ctrl-C stops waiting")
-            told = True
-        time.sleep(every)
-
-
-def _as_json(page: "RunPage | ShelfPage") -> object:
-    from llmc_jax.watch.live import RunPage, look_all, state_fields
-
-    look_all(page)
-    if isinstance(page, RunPage):
-        return plain({"name": page.name, **state_fields(page)})
-    return plain([{"name": row.path.name, **row.state._asdict()} for row in page.rows])

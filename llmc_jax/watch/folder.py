@@ -1,6 +1,5 @@
 """Runs on the disk: which one is meant, and a table of those in a folder. Leaves out the view of one (view.py)."""
 
-import os
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,11 +9,10 @@ from rich.text import Text
 from llmc_jax.base import text
 from llmc_jax.base.commands import typed
 from llmc_jax.base.errors import InputError
-from llmc_jax.base.files import reason
 from llmc_jax.base.numbers import number as figure
 from llmc_jax.base.options import show_value
 from llmc_jax.base.streams import escaped
-from llmc_jax.logs.files import MAIN_LOG, METRICS
+from llmc_jax.logs.files import MAIN_LOG, METRICS, runs_in
 from llmc_jax.logs.follow import recent
 from llmc_jax.logs.state import RUNNING, RunState, run_state
 from llmc_jax.logs.words import state_words
@@ -32,15 +30,6 @@ def metrics_of(path: Path) -> Path | None:
     """Return the events' file of a run folder, or that file itself; None where there is none."""
     path = path / METRICS if path.is_dir() else path
     return path if path.is_file() and path.suffix == Path(METRICS).suffix else None
-
-
-def runs_in(folder: Path) -> list[Path]:
-    """Return the run folders in a folder that may be looked into. Raises InputError where it cannot be read."""
-    try:
-        # os.path has False for what must not be looked into, where pathlib raises
-        return sorted(each for each in folder.iterdir() if os.path.isdir(each) and os.path.isfile(each / METRICS))
-    except OSError as error:
-        raise InputError(f"{folder}: cannot read the folder: {reason(error)}") from error
 
 
 def absent(path: Path) -> InputError:

@@ -15,10 +15,12 @@ from rich.live import Live
 from rich.text import Text
 
 from llmc_jax.base.errors import InputError
-from llmc_jax.base.streams import escaped, takes_ascii_only
+from llmc_jax.base.files import plain
+from llmc_jax.base.streams import escaped, print_error, takes_ascii_only
+from llmc_jax.logs.files import METRICS, runs_in
 from llmc_jax.logs.follow import Follower
 from llmc_jax.logs.state import read_state, run_state
-from llmc_jax.watch.folder import ShelfPage
+from llmc_jax.watch.folder import ShelfPage, absent, chosen, metrics_of
 from llmc_jax.watch.load import Machine
 from llmc_jax.watch.story import Story
 from llmc_jax.watch.view import Moment, Room, view
@@ -94,6 +96,35 @@ def _has_gpu(story: Story) -> bool:
     config = (story.seen.start or {}).get("config")
     device = config.get("device") if isinstance(config, dict) else None
     return isinstance(device, dict) and device.get("platform") == "gpu"
+
+
+def page_of(path: Path, which: str | None) -> RunPage | ShelfPage:
+    """Return the page of a path: a run's, also of one that is named in a folder, or a folder's. Raises InputError."""
+    metrics = metrics_of(path)
+    if metrics is None:
+        if not path.is_dir() or not runs_in(path):
+            raise absent(path)
+        shelf = ShelfPage(path)
+        shelf.look()
+        if which is None:
+            return shelf
+        path = chosen(shelf.rows, which, path)
+        metrics = metrics_of(path)
+    elif which is not None:
+        raise InputError(f"{path}: is one run; leave {which!r} out, or give the folder that holds several")
+    if metrics is None:  # it was removed just now
+        raise absent(path)
+    return RunPage(path.resolve().name if path.is_dir() else str(path), metrics)
+
+
+def wait_for(path: Path, every: float) -> None:
+    """Wait until a path holds a run."""
+    told = False
+    while metrics_of(path) is None and not (path.is_dir() and runs_in(path)):
+        if not told:
+            print_error(f"waiting for a run in {path}; Ctrl-C stops waiting")
+            told = True
+        time.sleep(every)
 
 
 # ----- once ---------------------------------------------------------------------------------------------------------
@@ -214,7 +245,15 @@ def _obey(key: str, pages: list[Page]) -> None:
         pages.pop()
     elif isinstance(page, ShelfPage) and key.isdecimal() and 0 < int(key) <= len(page.rows):
         path = page.rows[int(key) - 1].path
-        pages.append(RunPage(path.name, path / "metrics.jsonl"))
+        pages.append(RunPage(path.name, path / METRICS))
+
+
+def as_json(page: RunPage | ShelfPage) -> object:
+    """Return all that a page shows, for JSON."""
+    look_all(page)
+    if isinstance(page, RunPage):
+        return plain({"name": page.name, **state_fields(page)})
+    return plain([{"name": row.path.name, **row.state._asdict()} for row in page.rows])
 
 
 def state_fields(page: RunPage) -> dict[str, Any]:

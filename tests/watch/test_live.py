@@ -19,10 +19,11 @@ import pytest
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.streams import takes_ascii_only
 from llmc_jax.logs import follow
+from llmc_jax.logs.files import runs_in
 from llmc_jax.logs.state import DIED, own_process
 from llmc_jax.report import command as report
 from llmc_jax.run.console import seconds_left
-from llmc_jax.watch.folder import ShelfPage, absent, chosen, metrics_of, runs_in, table
+from llmc_jax.watch.folder import ShelfPage, absent, chosen, metrics_of, table
 from llmc_jax.watch.live import RunPage, look_all, state_fields
 from llmc_jax.watch.view import Room
 
@@ -100,7 +101,7 @@ def test_another_users_run_hides_no_other_run(tmp_path: Path, monkeypatch: pytes
     closed.chmod(0)
     os.seteuid(user or 65534)  # root may look into every folder
     try:
-        found = [runs_in(Path()), report.runs_in(Path())]
+        found = [runs_in(Path()), report.runs_at(Path())]
     finally:
         os.seteuid(user)
         closed.chmod(0o755)
