@@ -70,7 +70,7 @@ class Child:
 
     def said(self) -> dict[str, Any]:
         """Return the newest object that it has written as a line of JSON on its output; an empty one before."""
-        for line in reversed(_end_of(self._output).split(b"\n")[:-1]):
+        for line in reversed(end_of(self._output).split(b"\n")[:-1]):
             with suppress(ValueError):
                 if isinstance(found := json.loads(line), dict):
                     return found
@@ -78,7 +78,7 @@ class Child:
 
     def last_words(self, lines: int = 1) -> str:
         """Return the last lines that it has written on standard error, in one."""
-        text = _end_of(self._errors).decode(errors="replace")
+        text = end_of(self._errors).decode(errors="replace")
         found = [line.strip() for line in text.splitlines() if line.strip()]
         return " / ".join(found[-lines:])[-300:] if found else "it said nothing"
 
@@ -95,6 +95,6 @@ class Child:
         self._errors.close()
 
 
-def _end_of(file: Any) -> bytes:
-    """Return the end of a file, of which the process shares the place: so this moves none."""
+def end_of(file: Any) -> bytes:
+    """Return the end of an open file, of which a process may share the place: so this moves none."""
     return os.pread(file.fileno(), LONGEST, max(0, os.fstat(file.fileno()).st_size - LONGEST))

@@ -11,8 +11,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from llmc_jax.base.errors import InputError
-from llmc_jax.base.files import refuse_irregular, write_atomic
+from llmc_jax.base.files import write_atomic
 from llmc_jax.base.streams import escaped
 
 # Okabe and Ito's colours for every kind of colour vision, in an order in which the first few lie far apart; their
@@ -21,17 +20,6 @@ PALETTE = ("#0072b2", "#d55e00", "#000000", "#e69f00", "#cc79a7", "#56b4e9", "#0
 # What a picture's file may end in, and what of its metadata must not be the time: the same picture has the same bytes.
 SUFFIXES: dict[str, dict[str, None]] = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 LONGEST_NAME = 48  # of a file, in a legend
-
-
-def check_picture(path: str | Path, flag: str) -> str:
-    """Return the suffix of a picture's file; raise InputError for one that cannot be drawn, or cannot be a file."""
-    path = Path(path)
-    suffix = path.suffix.lower()
-    if suffix not in SUFFIXES:
-        found = f"ends in {suffix}" if suffix else "has no ending"
-        raise InputError(f"{flag} {path}: the file {found}; end its name in {', '.join(SUFFIXES)}")
-    refuse_irregular(path)
-    return suffix
 
 
 def drawable(text: str) -> str:

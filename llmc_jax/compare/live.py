@@ -17,6 +17,7 @@ from itertools import batched, chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from llmc_jax.base.child import end_of
 from llmc_jax.base.errors import ExitCode, InputError
 from llmc_jax.base.files import reason
 from llmc_jax.base.options import own
@@ -246,9 +247,7 @@ def _run(command: Sequence[str], output: Path, place: Path | None, environment: 
 def _failed(status: int, output: Path) -> str:
     """Print the end of what a program printed on standard error; return how it ended, with its last line."""
     with output.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - (1 << 14)))
-        text = file.read(1 << 14).decode("utf-8", "replace")
+        text = end_of(file).decode("utf-8", "replace")
     lines = [escaped(line, instead=" ").rstrip() for line in text.splitlines()]
     lines = [line[:400] for line in lines if line.strip()][-LAST_LINES:]
     for line in lines:

@@ -21,12 +21,13 @@ from llmc_jax.base.progress import show_progress
 from llmc_jax.evaluate import report, subjects
 from llmc_jax.evaluate.command import USUAL_ROWS
 from llmc_jax.evaluate.picture import draw_positions
-from llmc_jax.evaluate.report import LETTERS, Subject
+from llmc_jax.evaluate.report import Subject
 from llmc_jax.evaluate.subjects import Cut, OnProgress, Questions, Reader, Result, Text
 from llmc_jax.generate.answer import until_ctrl_c
 from llmc_jax.generate.command import model_facts, say, say_model
 from llmc_jax.generate.model import open_model
 from llmc_jax.generate.scorer import Scorer, scorer_of
+from llmc_jax.logs.picture import LETTERS
 from llmc_jax.machine.device import describe_device, refusing_full_memory
 
 FULL_MEMORY = "compute fewer rows at a time (-b 1 is the least), lower -t, or write --dtype bf16"
@@ -106,7 +107,7 @@ def evaluate(flags: argparse.Namespace, asked: Job) -> Evaluated:
     """Open one model after the other, and ask it."""
     models, results = [], []
     began = time.monotonic()
-    total = sum(subjects.work_of(subject) for own in asked.subjects for subject in own)
+    total = sum(subject.scored for own in asked.subjects for subject in own)
     with refusing_full_memory(FULL_MEMORY), progress(total) as told:
         for path, own in zip(flags.checkpoints, asked.subjects, strict=True):
             model = open_model(
@@ -123,7 +124,7 @@ def evaluate(flags: argparse.Namespace, asked: Job) -> Evaluated:
 
 def tokens_at_once(rows: int | None, own: Sequence[Text | Questions], positions: int) -> int | None:
     """Return how many tokens -b has a device compute at a time, no more than there are; None: what suits it."""
-    return None if rows is None else min(rows, max(map(subjects.rows_of, own))) * positions
+    return None if rows is None else min(rows, max(subject.num_rows for subject in own)) * positions
 
 
 def result(scorer: Scorer, subject: Text | Questions, positions: int, told: OnProgress) -> Result:

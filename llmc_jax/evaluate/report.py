@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 from llmc_jax.base import text
 from llmc_jax.evaluate.figures import Figure, Mean, difference
 from llmc_jax.evaluate.subjects import Result
+from llmc_jax.logs.picture import LETTERS
 
-LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 DECIMALS = 4  # of a figure; perplexities, which may be anything, are shown with five digits
 
 

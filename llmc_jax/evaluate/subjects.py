@@ -60,6 +60,16 @@ class Text(NamedTuple):
     rows: Sequence[Span]
     bytes_of: np.ndarray | None
 
+    @property
+    def scored(self) -> int:
+        """Return how many tokens are scored: what `told` will have been told in the end."""
+        return sum(span.scored for span in self.rows)
+
+    @property
+    def num_rows(self) -> int:
+        """Return how many rows a model computes."""
+        return len(self.rows)
+
 
 class Questions(NamedTuple):
     """A task, as one model reads it."""
@@ -68,6 +78,16 @@ class Questions(NamedTuple):
     file: Path
     items: Sequence[Item]
     kind: str = "task"
+
+    @property
+    def scored(self) -> int:
+        """Return how many tokens are scored, as of a text."""
+        return sum(len(completion) for item in self.items for completion in item.completions)
+
+    @property
+    def num_rows(self) -> int:
+        """Return how many rows a model computes."""
+        return sum(len(item.completions) for item in self.items)
 
 
 class Result(NamedTuple):
@@ -263,17 +283,3 @@ def item_lines(checkpoint: str, asked: Questions, found: Sequence[choices.Answer
 
 def _chosen(answer: choices.Answer) -> dict[str, Any]:
     return {name: getattr(answer, name) for name in ("by_sum", "by_mean", "right", "right_norm")}
-
-
-def work_of(subject: Text | Questions) -> int:
-    """Return how many tokens are scored: what `told` will have been told in the end."""
-    if isinstance(subject, Text):
-        return sum(span.scored for span in subject.rows)
-    return sum(len(completion) for item in subject.items for completion in item.completions)
-
-
-def rows_of(subject: Text | Questions) -> int:
-    """Return how many rows a model computes."""
-    if isinstance(subject, Text):
-        return len(subject.rows)
-    return sum(len(item.completions) for item in subject.items)

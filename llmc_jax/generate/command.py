@@ -18,7 +18,6 @@ from llmc_jax.base.errors import ExitCode, InputError
 from llmc_jax.base.files import cache_folder, plain, refusing
 from llmc_jax.base.kit import command_line, print_json
 from llmc_jax.base.options import show_value
-from llmc_jax.base.pictures import check_picture
 from llmc_jax.base.streams import print_error
 from llmc_jax.base.text import wrapped
 from llmc_jax.data.documents import read_text
@@ -46,8 +45,6 @@ def main(words: Sequence[str]) -> int:
     from llmc_jax.generate.model import open_model
 
     sampling.check(sampling_of(asked))  # before a large model is read
-    if asked.attention is not None:
-        check_picture(asked.attention, "--attention")
     model = open_model(
         asked.checkpoint, dtype=asked.dtype, tokenizer=asked.tokenizer, attention=asked.model_attention,
         step=asked.step, v2_order=asked.v2_order,

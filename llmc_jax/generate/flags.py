@@ -66,7 +66,7 @@ QUESTIONS = (
         "probability, and the N likeliest (default 5)", 0, alone=5, excludes=f"{MODES} samples exact"),
     own("--perplexity", "", False, "loss and perplexity of the text; nothing is added", excludes=f"{MODES} {DRAWN}"),
     own("--attention", "FILE", None, "draw what a layer's heads attend to: .png, .svg, .pdf",
-        excludes=f"{MODES} {DRAWN} json"),
+        excludes=f"{MODES} {DRAWN} json", writes=".png .svg .pdf"),
     own("--layer", "N", 0, "with --attention: from 0 (default 0)", 0, needs="attention"),
     own("--interactive", "", False, "type and read in turns; /help there lists what else one can type",
         excludes=f"{MODES} samples exact json"),

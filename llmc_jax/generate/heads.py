@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from llmc_jax.base.errors import InputError
-from llmc_jax.base.pictures import check_picture, drawable, save_figure
+from llmc_jax.base.files import check_output
+from llmc_jax.base.pictures import SUFFIXES, drawable, save_figure
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.data.tokenizers import Tokenizer
 from llmc_jax.generate.engine import prompt_size
@@ -87,7 +88,7 @@ def draw_text_attention(path: str | Path, model: Model, ids: Sequence[int], laye
 
     Raises InputError as `attention_weights` and `draw_attention` do, before anything is computed.
     """
-    check_picture(path, "--attention")
+    check_output("--attention", Path(path), list(SUFFIXES))
     tokens = [model.end_of_text, *ids]
     weights = attention_weights(model, tokens, layer)
     kind = "" if model.attention == "softmax" else f"{model.attention} "
@@ -105,7 +106,6 @@ def draw_attention(path: str | Path, weights: np.ndarray, labels: Sequence[str],
     from matplotlib.colors import PowerNorm
     from matplotlib.figure import Figure
 
-    check_picture(path, "--attention")
     heads, T, _ = weights.shape
     columns, rows = grid(heads)
     panel = max(PANEL_INCHES, LABEL_INCHES * T) if T <= MOST_LABELS else PANEL_INCHES * 1.4

@@ -1,12 +1,13 @@
 """What a page shows as files for other programs: its curves as CSV, with all points and digits, and as a PNG."""
 
+import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from llmc_jax.base.files import complete_file, refuse_irregular, refusing
+from llmc_jax.base.files import write_atomic
 from llmc_jax.logs.picture import draw_curves
 from llmc_jax.report.content import BEFORE
 from llmc_jax.report.gather import Read
@@ -23,16 +24,12 @@ def write_csv(runs: Sequence[Read], path: Path) -> None:
     import csv
 
     keys = list(dict.fromkeys(key for run in runs for key in run.figures))
-    refuse_irregular(path)
-    with (
-        refusing(f"{path}: cannot be written", "write elsewhere or free space"),
-        complete_file(path) as temporary,
-        temporary.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file,
-    ):
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([*COLUMNS, *keys])
-        for run in runs:
-            writer.writerows(csv_rows(run, keys))
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*COLUMNS, *keys])
+    for run in runs:
+        writer.writerows(csv_rows(run, keys))
+    write_atomic(path, text.getvalue().encode(errors="backslashreplace"))
 
 
 def csv_rows(run: Read, keys: Sequence[str]) -> Iterator[tuple[Any, ...]]:

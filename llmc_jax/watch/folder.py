@@ -53,7 +53,7 @@ class Row(NamedTuple):
 class ShelfPage:
     """The table of the runs in a folder. What has not changed is not read again."""
 
-    plain_width = 1000  # a pipe has all columns
+    plain_width = 1000  # cells where there is no terminal: a pipe has all columns
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

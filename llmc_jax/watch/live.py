@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -29,22 +29,10 @@ EVERY = 1.0  # seconds between two looks
 QUIT = ("q", "Q", "\x1b")
 
 
-class Page(Protocol):
-    """What is on the screen."""
-
-    plain_width: int  # cells where there is no terminal
-
-    def look(self) -> bool:
-        """Read what is new, a piece of it; return whether there is more already."""
-
-    def lines(self, room: Room) -> list[Text]:
-        """Return what is shown."""
-
-
 class RunPage:
     """The view of one run."""
 
-    plain_width = 80
+    plain_width = 80  # cells where there is no terminal
 
     def __init__(self, name: str, metrics: Path) -> None:
         self.name = name
@@ -54,7 +42,7 @@ class RunPage:
         self._machine: Machine | None = None
 
     def look(self) -> bool:
-        """Read what is new. What cannot be read just now is said, and tried again."""
+        """Read what is new, a piece; return whether there is more. What cannot be read is said, and tried again."""
         try:
             events = self._follower.new()
             self._problem = None if self._follower.path.exists() else f"{self._follower.path}: no longer exists"
@@ -92,13 +80,16 @@ class RunPage:
         return view(self.moment(), room)
 
 
+Page = RunPage | ShelfPage  # what is on the screen
+
+
 def _has_gpu(story: Story) -> bool:
     config = (story.seen.start or {}).get("config")
     device = config.get("device") if isinstance(config, dict) else None
     return isinstance(device, dict) and device.get("platform") == "gpu"
 
 
-def page_of(path: Path, which: str | None) -> RunPage | ShelfPage:
+def page_of(path: Path, which: str | None) -> Page:
     """Return the page of a path: a run's, also of one that is named in a folder, or a folder's. Raises InputError."""
     metrics = metrics_of(path)
     if metrics is None:
@@ -248,7 +239,7 @@ def _obey(key: str, pages: list[Page]) -> None:
         pages.append(RunPage(path.name, path / METRICS))
 
 
-def as_json(page: RunPage | ShelfPage) -> object:
+def as_json(page: Page) -> object:
     """Return all that a page shows, for JSON."""
     look_all(page)
     if isinstance(page, RunPage):
