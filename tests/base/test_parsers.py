@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from llmc_jax.base.errors import InputError
-from llmc_jax.base.options import own, problems_together
+from llmc_jax.base.options import SCREEN, own, problems_together
 from llmc_jax.base.parsers import Parser
 from llmc_jax.config.flags import take_own
-from llmc_jax.evaluate import flags as evaluate
+from llmc_jax.evaluate import command as evaluate
 from llmc_jax.generate import flags as generate
 
 OPTIONS = (
@@ -19,6 +19,7 @@ OPTIONS = (
     own("--word", "TEXT", [], "words", excludes="file"),
     own("--kind", "a|b", "a", "one of two", needs="file word"),
     own("--quiet", "", False, "a switch"),
+    own("--out", "[FILE]", None, "a file to be written, or the screen", alone=SCREEN, writes=".png .svg"),
 )
 
 
@@ -31,10 +32,19 @@ def parsed(*words: str) -> dict[str, object]:
 def test_values_have_their_types_and_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     defaults: dict[str, object] = {"number": 7, "rate": None, "file": [], "word": [], "kind": "a", "quiet": False}
+    defaults["out"] = None
     assert parsed("x", "~/y") == {**defaults, "runs": [Path("x"), Path("/home/me/y")], "given": {"runs"}}
     found = parsed("x", "--file", "~/a", "b", "--file", "c", "--rate=1", "-n9", "--quiet", "--kind", "b")
     assert (found["file"], found["rate"], found["number"]) == (["/home/me/a", "b", "c"], 1.0, 9)
     assert (found["quiet"], found["kind"], parsed("x", "--word", "y", "--word", "z")["word"]) == (True, "b", ["y", "z"])
+
+
+def test_a_file_to_be_written_may_be_the_screen(tmp_path: Path) -> None:
+    assert [parsed("x", *words)["out"] for words in ([], ["--out"], ["--out", "-"])] == [None, SCREEN, SCREEN]
+    assert parsed("x", "--out", f"{tmp_path}/a.SVG")["out"] == f"{tmp_path}/a.SVG"
+    (tmp_path / "b.png").mkdir()
+    with pytest.raises(InputError, match=r"b\.png: cannot be written: it is a folder"):
+        parsed("x", "--out", f"{tmp_path}/b.png")
 
 
 @pytest.mark.parametrize(
@@ -47,6 +57,8 @@ def test_values_have_their_types_and_defaults(monkeypatch: pytest.MonkeyPatch) -
         (["--kind", "c"], "--kind c: "),
         (["--kind", "b"], "--kind needs --file or --word"),
         (["--word", "y", "--file", "z"], "--file and --word "),
+        (["--out", "a.log"], "--out a.log: the name must end in .png or .svg; for the screen put --out last"),
+        (["--out", "none/a.png"], "--out none/a.png: there is no folder none to write it into"),
         (["--wort", "y", "--kind", "b"], "--wort: unknown flag; did you mean --word?"),
     ],
 )
