@@ -176,8 +176,10 @@ def check_output(flag: str, path: Path, endings: Sequence[str] = (), hint: str =
     if endings and path.suffix.lower() not in endings:
         raise InputError(f"{flag} {path}: the name must end in {' or '.join(endings)}{hint}")
     folder = path.resolve().parent
-    if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
+    if not folder.is_dir():
         raise InputError(f"{flag} {path}: there is no folder {path.parent} to write it into")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise InputError(f"{flag} {path}: cannot be written: no file can be made in {path.parent}; name another folder")
     refuse_irregular(path)
 
 

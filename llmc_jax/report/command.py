@@ -137,16 +137,14 @@ def names_of(words: str | None, count: int) -> list[str]:
 
 
 def check_page(path: Path) -> None:
-    """Refuse a file that cannot be written or is hardly meant, before any work. Raises InputError."""
+    """Refuse a file that cannot be written, or is no earlier page of ours, before any work. Raises InputError."""
     check_output("--output", path)
-    if path.is_file() and not is_page(path):
-        raise InputError(f"{path}: exists and is no report of ours; choose another --output")
-
-
-def is_page(path: Path) -> bool:
-    """Return whether a file is a page of ours, an earlier one that a new one may replace."""
+    if not path.is_file():
+        return
     try:
         with path.open("rb") as file:
-            return MARK in file.read(1000)
+            is_ours = MARK in file.read(1000)
     except OSError as error:
         raise InputError(f"{path}: cannot read it: {reason(error)}") from error
+    if not is_ours:
+        raise InputError(f"{path}: exists and is no report of ours; choose another --output")
