@@ -9,7 +9,7 @@ from rich.text import Text
 from llmc_jax.base import text
 from llmc_jax.base.commands import typed
 from llmc_jax.base.errors import InputError
-from llmc_jax.base.numbers import number as figure
+from llmc_jax.base.numbers import number
 from llmc_jax.base.options import show_value
 from llmc_jax.base.streams import escaped
 from llmc_jax.logs.files import MAIN_LOG, METRICS, runs_in
@@ -17,7 +17,7 @@ from llmc_jax.logs.follow import recent
 from llmc_jax.logs.state import RUNNING, RunState, run_state
 from llmc_jax.logs.words import state_words
 from llmc_jax.run.console import duration
-from llmc_jax.watch.story import Story, number
+from llmc_jax.watch.story import Story, value_of
 from llmc_jax.watch.view import BAD, STYLES, Room
 
 LONGEST_NAME = 32  # characters of a run's name in the table
@@ -103,7 +103,7 @@ def chosen(rows: list[Row], which: str, folder: Path) -> Path:
 def table(rows: list[Row], room: Room, now: float) -> list[Text]:
     """Return the table of runs as lines: as many runs as there is room for."""
     most = len(rows) if room.height is None else max(1, room.height - 4)
-    cells = [_cells(number, row, now) for number, row in enumerate(rows[:most], start=1)]
+    cells = [_cells(place, row, now) for place, row in enumerate(rows[:most], start=1)]
     lines = [
         Text(line) for line in text.table(HEADINGS, cells, left=WORDS, optional=OPTIONAL, width=room.width).split("\n")
     ]
@@ -124,8 +124,8 @@ def _cells(place: int, row: Row, now: float) -> list[str]:
         escaped(state_words(state.state))[:12],
         "" if state.silent is None else f"{duration(state.silent)} ago",
         f"{state.step or 0}/{'?' if state.steps is None else state.steps}",
-        figure(number(train, "loss")),
-        figure(number(val, "loss")),
-        figure(speed, 0),
+        number(value_of(train, "loss")),
+        number(value_of(val, "loss")),
+        number(speed, 0),
         "" if left is None else duration(left),
     ]

@@ -117,12 +117,12 @@ class Story:
             self.pace, self.speed, self.seen = Pace(), Average(), self.seen._replace(time=None, longest=0.0)
 
     def _take_step(self, event: Mapping[str, Any]) -> None:
-        step, loss = step_of(event), number(event, "loss")
+        step, loss = step_of(event), value_of(event, "loss")
         if step is not None and loss is not None and not (step % self.every and math.isfinite(loss)):
             self.train.add(step, loss)
         if event.get("skipped"):
             self._take_skipped(event)
-        ms, speed = number(event, "ms"), number(event, "tokens_per_second")
+        ms, speed = value_of(event, "ms"), value_of(event, "tokens_per_second")
         if ms is not None and 0 <= ms < LARGEST:
             now = self.pace.last + ms / 1000 if self.seen.time is None else self.seen.time
             self.pace = advance(self.pace, ms / 1000, now)
@@ -139,7 +139,7 @@ class Story:
         self._tell(SKIPPED, event, words, steps)
 
     def _take_val(self, event: Mapping[str, Any]) -> None:
-        step, loss = step_of(event), number(event, "loss")
+        step, loss = step_of(event), value_of(event, "loss")
         if step is None or loss is None:
             return
         self.val.add(step, loss)
@@ -152,7 +152,7 @@ class Story:
     def tokens_per_second(self) -> float | None:
         """Return the speed as llm.c averages it; of the only step its own."""
         last = self.latest.get("train")
-        return self.speed.mean or (number(last, "tokens_per_second") if last else None)
+        return self.speed.mean or (value_of(last, "tokens_per_second") if last else None)
 
     def utilization(self) -> str:
         """Return how well the devices are used, in words; empty where it is not known."""
@@ -170,7 +170,7 @@ class Story:
         return None if left is None else max(0.0, left - max(0.0, now - self.pace.last))
 
 
-def number(event: Mapping[str, Any], name: str) -> float | None:
+def value_of(event: Mapping[str, Any], name: str) -> float | None:
     """Return a field that is a number, NaN and the infinities among them; None of another one."""
     value = event.get(name)
     return value if type(value) is float else finite_number(value, -LARGEST, LARGEST)

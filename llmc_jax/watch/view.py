@@ -21,7 +21,7 @@ from llmc_jax.machine.nvml import GpuReading, gpu_line
 from llmc_jax.run.console import BarState, Column, bar, duration, fitting
 from llmc_jax.watch.load import Load
 from llmc_jax.watch.plot import LABEL, LOWEST, NARROWEST, ends_of, plot, step_axis
-from llmc_jax.watch.story import Entry, Story, number
+from llmc_jax.watch.story import Entry, Story, value_of
 
 NARROWEST_VIEW, LOWEST_VIEW = 20, 6  # cells; a smaller terminal sees a part of the view
 STYLES = {RUNNING: "bold green", "done": "bold green", "stopped": "bold yellow", UNKNOWN: "bold yellow"}
@@ -129,8 +129,8 @@ def _bar(moment: Moment, room: Room, width: int) -> Text:
         total=total,
         elapsed=0.0 if state.started is None else max(0.0, until - state.started),
         left=None if left is None else min(left, LONGEST),
-        loss=number(train, "loss"),
-        val_loss=number(val, "loss"),
+        loss=value_of(train, "loss"),
+        val_loss=value_of(val, "loss"),
         tokens_per_second=story.tokens_per_second(),
         doing=doing,
     )
@@ -181,7 +181,7 @@ def _figures(moment: Moment, width: int) -> list[Text]:
     story = moment.story
     train, evaluated = story.latest.get("train", {}), story.latest.get("eval", {})
     best = story.best
-    tokens = number(train, "tokens")
+    tokens = value_of(train, "tokens")
     columns = [
         Column("" if best is None else f"best val {best.loss:.4f} at step {best.step}", 0, style=VAL),
         Column(_named("norm {:.2f}", train, "norm"), 1),
@@ -198,7 +198,7 @@ def _figures(moment: Moment, width: int) -> list[Text]:
 
 
 def _named(form: str, event: Mapping[str, Any], name: str) -> str:
-    value = number(event, name)
+    value = value_of(event, name)
     return "" if value is None else form.format(value)
 
 
