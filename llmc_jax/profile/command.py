@@ -13,7 +13,6 @@ OWN = (
     own("--steps", "N", 10, "steps to time, after two that are not counted"),
     own("--traced", "N", 3, "steps to record for the table"),
     own("--layers", "", False, "a line for each layer"),
-    own("--differences", "", False, "no trace: time programs that leave parts out, and subtract"),
     own("--trace", "DIR", None, "keep the trace there, for Perfetto and TensorBoard"),
     own("--read", "DIR", None, "only the table of a saved trace; takes --layers, --json and --picture"),
     own("--json", "FILE", None, "write everything to it as JSON", writes="*"),

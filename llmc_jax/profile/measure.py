@@ -11,7 +11,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,10 +32,9 @@ from llmc_jax.plan.plan import Plan, step_numbers
 from llmc_jax.run.record import slice_trace
 from llmc_jax.run.resume import repeated
 from llmc_jax.run.weights import first_state
-from llmc_jax.training.step import batch_gradient, evaluate_loss, train_step
+from llmc_jax.training.step import train_step
 from llmc_jax.trials import here
 
-DIFFERENCE_ROUNDS = 5
 PATIENCE = 1.0  # seconds for one product
 ROW = 4096  # elements that are summed to one
 SCHEDULE_STEPS = 1000  # of the learning rate's course, which costs the same for any number
@@ -274,49 +272,6 @@ def memory_rates(size: int, rounds: int = 15) -> MemoryRates:
     best = max(max(each) for each in found.values())
     read = found["read"]
     return MemoryRates(best, statistics.median(found["scale"]), max(read), statistics.median(read), 4 * count)
-
-
-# ----- differences --------------------------------------------------------------------------------------------------
-
-
-def differences(bench: Bench) -> dict[tuple[str, str], float]:
-    """Return the seconds of each phase, of its layers and of the rest, without a trace.
-
-    They are differences of programs that leave something out: the loss alone, loss and gradient, and the whole step,
-    each with all layers and, the loss and the gradient, with half of them. Each time is the least of some. Each program
-    is optimised as a whole, so a part may cost something else within the step; small parts may even come out negative.
-    """
-    L = bench.model.num_layers
-    fewer = max(1, L // 2)
-    loss, both = _loss_and_gradient_seconds(bench, bench.model)
-    whole = min(bench.steps(DIFFERENCE_ROUNDS, 1))
-    forward = backward = 0.0
-    if fewer < L:
-        small_loss, small_both = _loss_and_gradient_seconds(bench, replace(bench.model, num_layers=fewer))
-        forward = (loss - small_loss) * L / (L - fewer)
-        backward = (both - small_both) * L / (L - fewer) - forward
-    return {
-        ("forward", "layers"): forward,
-        ("forward", "rest"): loss - forward,
-        ("backward", "layers"): backward,
-        ("backward", "rest"): both - loss - backward,
-        ("update", "rest"): whole - both,
-    }
-
-
-def _loss_and_gradient_seconds(bench: Bench, model: ModelConfig) -> tuple[float, float]:
-    weights = bench.weights[: flat_size(model)]
-    execution = bench.plan.execution
-    options = execution.compiler_options
-
-    def losses() -> list[jax.Array]:
-        pairs = zip(bench.inputs, bench.targets, strict=True)
-        return [compiling.call(evaluate_loss, (weights, *pair), (model, execution), options) for pair in pairs]
-
-    gradient = jax.jit(batch_gradient, static_argnames=("config", "execution"))
-    batch = weights, bench.inputs, bench.targets
-    both = partial(compiling.call, gradient, batch, (model, execution), options)
-    return min(times_of(losses, DIFFERENCE_ROUNDS)), min(times_of(both, DIFFERENCE_ROUNDS))
 
 
 # ----- memory -------------------------------------------------------------------------------------------------------

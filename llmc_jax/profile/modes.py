@@ -181,8 +181,6 @@ def measure(config: TrainConfig, own: SimpleNamespace) -> int:
     """Compile, time and trace the step, and print the table: the default."""
     if own.trace:
         check_writable(Path(own.trace))
-    if own.picture and own.differences:
-        raise InputError(f"--picture {own.picture}: needs a trace; --differences has no timeline")
     notes = [*settle(steps=True), *configure(tf32=config.tf32)]
     jax.config.update("jax_enable_compilation_cache", False)  # the time of a compilation is to be measured
     from llmc_jax.profile import measure  # here, because the other modes do without
@@ -196,21 +194,23 @@ def measure(config: TrainConfig, own: SimpleNamespace) -> int:
     rates = measure.machine_rates(bench)
     place: Any = nullcontext(own.trace) if own.trace else tempfile.TemporaryDirectory()
     with place as folder:
-        if not own.differences:
-            bench.record(Path(folder), own.traced)
+        bench.record(Path(folder), own.traced)
         if rates.measured:
             rates = measure.better(rates, measure.machine_rates(bench))  # the machine may have been busy with others
         print(_summary(bench, times, used, rates))
-        rest = _table(bench, own, Path(folder), rates.roof)
+        report = _traced(bench, own, Path(folder), rates.roof)
     if own.json:
         work = products_flops(bench.model, bench.shape)
         _write_json(own.json, {
             "shape": bench.shape, "device": bench.device, "jax": jax.__version__, "kernels": bench.plan.choices,
             "seconds": times, "tokens": bench.tokens, "compile_seconds": bench.compile_seconds, "products_flops": work,
             "rates": rates, "memory_used": used, "traced_without_graphs": bench.traced is not bench.compiled,
-            "memory_bytes": memory_of.memory(bench.model, bench.shape, outliers.BYTES), **table.as_json(rest),
+            "memory_bytes": memory_of.memory(bench.model, bench.shape, outliers.BYTES), **table.as_json(report),
         })  # fmt: skip
-    print(table.as_text(rest))
+    if report.problem:
+        print_error(f"note: no table: {report.problem}")
+    else:
+        print(table.as_text(report))
     return ExitCode.DONE
 
 
@@ -269,23 +269,16 @@ def _summary(bench: Any, times: Any, used: Any, rates: Any) -> str:
     return format_table(sections)
 
 
-def _table(bench: Any, own: SimpleNamespace, folder: Path, roof: Any) -> Any:
-    """Return the table from the trace in a folder; from differences where it says nothing, or none is wanted."""
-    from llmc_jax.profile.measure import differences
-
-    if not own.differences:
-        keep_step(folder, bench.traced.as_text(), bench.model, bench.shape, roof)
-        if own.trace:
-            print(f"trace: {own.trace}")
-        if bench.traced is not bench.compiled:
-            other = "" if bench.alike else "; XLA chose other algorithms for it than for the timed step"
-            print(f"traced without CUDA graphs, which hide the names of kernels{other}")
-        title = f"{bench.plan.config.model}, B={bench.shape.batch} T={bench.shape.sequence}, "
-        report = _from_trace(folder, own, title)
-        if not report.problem:
-            return report
-        print(f"{report.problem}: by differences")
-    return table.report_from_differences(differences(bench), step_work(bench.model, bench.shape), roof)
+def _traced(bench: Any, own: SimpleNamespace, folder: Path, roof: Any) -> Any:
+    """Return the table of the trace that was recorded into a folder, and keep there what `--read` needs."""
+    keep_step(folder, bench.traced.as_text(), bench.model, bench.shape, roof)
+    if own.trace:
+        print(f"trace: {own.trace}")
+    if bench.traced is not bench.compiled:
+        other = "" if bench.alike else "; XLA chose other algorithms for it than for the timed step"
+        print(f"traced without CUDA graphs, which hide the names of kernels{other}")
+    title = f"{bench.plan.config.model}, B={bench.shape.batch} T={bench.shape.sequence}, "
+    return _from_trace(folder, own, title)
 
 
 # ----- comparing ----------------------------------------------------------------------------------------------------

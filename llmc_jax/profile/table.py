@@ -1,11 +1,11 @@
 """The table: each operation's time beside its work, and how far it is from what the machine could do.
 
-Takes the time from a trace or, where there is none, from differences; the work from models/gpt2/work.py, its floor from
-plan/efficiency.py. Leaves out how either is obtained.
+Takes the time from a trace, the work from models/gpt2/work.py, its floor from plan/efficiency.py. Leaves out how they
+are obtained.
 """
 
 from collections import defaultdict
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -16,12 +16,11 @@ from llmc_jax.plan.efficiency import CACHE, Roof, roofline
 from llmc_jax.plan.program import Place, Program
 from llmc_jax.profile.trace import Trace, shared_time
 
-TRACE, DIFFERENCE = "trace", "difference"
 NAMELESS = 0.2  # share of the time that may have no operation
 TOLERANCE = 0.05  # a line that is faster than its floor by more than this part of it shows that the floor is wrong
-ORDER = (OPERATIONS[0], "weights", *OPERATIONS[1:], "layers", "rest", "other")
+ORDER = (OPERATIONS[0], "weights", *OPERATIONS[1:], "other")
 # What stands outside the layers: 0 before them, 2 behind them, 3 after everything.
-OUTSIDE = {"embedding": 0, "lnf": 2, "head": 2, "classifier": 2, "gradient": 3, "other": 3, "rest": 3}
+OUTSIDE = {"embedding": 0, "lnf": 2, "head": 2, "classifier": 2, "gradient": 3, "other": 3}
 
 
 class Line(NamedTuple):
@@ -37,7 +36,6 @@ class Line(NamedTuple):
     floor: float  # seconds that the machine's rates allow
     bound: str  # what sets the floor: products, memory; CACHE: there is none; empty: no work that must be done
     mixed: float  # share of the time in instructions that also do other operations' work
-    source: str  # TRACE or DIFFERENCE
     beats_floor: bool = False  # by more than TOLERANCE: then the floor is none
 
     @property
@@ -50,7 +48,7 @@ class Report(NamedTuple):
     """All lines of a step, and what of its time none of them has."""
 
     lines: tuple[Line, ...]
-    step: float  # seconds of a step, where the lines' times come from
+    step: float  # seconds of a step in the trace
     idle: float  # seconds of a step in which nothing of the program ran
     unknown: float  # seconds of instructions that no operation owns
 
@@ -77,9 +75,7 @@ def _grouped(work: Iterable[Work], by_layer: bool) -> Groups:
     return groups
 
 
-def _line(
-    place: Place, seconds: float, calls: float, mixed: float, work: Sequence[Work], roof: Roof | None, source: str
-) -> Line:
+def _line(place: Place, seconds: float, calls: float, mixed: float, work: Sequence[Work], roof: Roof | None) -> Line:
     """Return a line; the floors of its work add up, and without a roof there are none."""
     floors = [roofline(each, roof) for each in work] if roof else []
     floor = sum((least for least, _ in floors), 0.0)
@@ -90,9 +86,9 @@ def _line(
         bound = CACHE if any(bound == CACHE for _, bound in floors) else ""
     # What a GPU's caches hold is not known, so what memory bounds may be faster there.
     certain = all(bound == "products" for _, bound in floors) or (roof is not None and roof.cache is not None)
-    beats = source == TRACE and certain and 0 < seconds < (1 - TOLERANCE) * floor
+    beats = certain and 0 < seconds < (1 - TOLERANCE) * floor
     flops, moved = sum(each.flops for each in work), sum(each.bytes for each in work)
-    return Line(*place, calls, seconds, flops, moved, floor, bound, mixed, source, beats)
+    return Line(*place, calls, seconds, flops, moved, floor, bound, mixed, beats)
 
 
 def _sorted(lines: Iterable[Line]) -> tuple[Line, ...]:
@@ -132,7 +128,7 @@ def report_from_trace(
     for place, found in ran.items():
         seconds, calls, mixed = map(sum, zip(*found, strict=True))
         share = mixed / seconds if seconds else 0.0
-        lines.append(_line(place, seconds / steps, calls / steps, share, groups.get(place, []), roof, TRACE))
+        lines.append(_line(place, seconds / steps, calls / steps, share, groups.get(place, []), roof))
     busy = sum(use.seconds for use in uses.values()) / steps
     step = sum(end - start for start, end in trace.steps) * 1e-9 / steps if trace.steps else busy
     return Report(_sorted(lines), step, max(0.0, step - busy), unknown / steps)
@@ -150,19 +146,6 @@ def _where_it_ran(groups: Groups, ran: Container[Place]) -> Groups:
     return placed
 
 
-# ----- from differences ---------------------------------------------------------------------------------------------
-
-
-def report_from_differences(parts: Mapping[tuple[str, str], float], work: Sequence[Work], roof: Roof | None) -> Report:
-    """Return the table of what differences can tell. parts: seconds of (phase, 'layers' or 'rest')."""
-    groups = _grouped((each._replace(operation="rest" if each.layer is None else "layers") for each in work), False)
-    lines = [
-        _line(Place(*part), seconds, 0, 0.0, groups.get(Place(*part), []), roof, DIFFERENCE)
-        for part, seconds in parts.items()
-    ]
-    return Report(_sorted(lines), sum(parts.values()), 0.0, 0.0)
-
-
 # ----- as text and JSON ---------------------------------------------------------------------------------------------
 
 
@@ -172,6 +155,7 @@ def as_json(report: Report) -> dict[str, Any]:
         "step_seconds": report.step,
         "idle_seconds": report.idle,
         "unknown_seconds": report.unknown,
+        "problem": report.problem,
         "operations": [line._asdict() | {"gap": line.gap} for line in report.lines],
     }
 
@@ -209,13 +193,13 @@ def _faster_than_floors(report: Report) -> list[str]:
 
 HEADINGS = (
     "", "operation", "layer", "calls", "ms", "share", "GFLOP", "MB", "floor ms", "bound by", "achieved", "x floor",
-    "mixed", "from",
+    "mixed",
 )  # fmt: skip
-LEFT = frozenset({"", "operation", "bound by", "from"})
+LEFT = frozenset({"", "operation", "bound by"})
 
 
 # What goes where a terminal is too narrow, the first one first.
-OPTIONAL = ("from", "calls", "mixed", "achieved", "floor ms", "MB", "GFLOP", "share", "bound by")
+OPTIONAL = ("calls", "mixed", "achieved", "floor ms", "MB", "GFLOP", "share", "bound by")
 
 
 def _percent(part: float, whole: float) -> str:
@@ -242,7 +226,6 @@ def _cells(line: Line, step: float, *, first: bool) -> list[str]:
         rate,
         f"{line.gap:.1f}" if line.gap else "",
         f"{100 * line.mixed:.0f}%" if line.mixed >= 0.005 else "",
-        line.source,
     ]
 
 
@@ -253,14 +236,14 @@ def _sum_cells(phase: str, lines: Sequence[Line], step: float) -> list[str]:
     seconds = total_of("seconds")
     total = Line(
         phase, "all", None, total_of("calls"), seconds, total_of("flops"), total_of("bytes"), total_of("floor"), "",
-        sum(line.mixed * line.seconds for line in lines) / seconds if seconds else 0.0, "",
+        sum(line.mixed * line.seconds for line in lines) / seconds if seconds else 0.0,
     )  # fmt: skip
     return _cells(total, step, first=False)
 
 
 def calculated(work: Sequence[Work], roof: Roof | None, *, by_layer: bool) -> list[Line]:
     """Return the work alone; with a roof also the floors that it sets."""
-    return [_line(place, 0.0, 0.0, 0.0, each, roof, "") for place, each in _grouped(work, by_layer).items()]
+    return [_line(place, 0.0, 0.0, 0.0, each, roof) for place, each in _grouped(work, by_layer).items()]
 
 
 def calculated_text(lines: Sequence[Line]) -> str:

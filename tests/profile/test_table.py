@@ -13,7 +13,6 @@ from llmc_jax.profile.table import (
     as_text,
     calculated,
     calculated_text,
-    report_from_differences,
     report_from_trace,
 )
 from llmc_jax.profile.trace import Span, Trace
@@ -134,19 +133,6 @@ def test_what_beats_its_floor_is_reported(changed: dict[str, Any], beating: set[
         beating
     )
     assert as_text(report).splitlines()[-1].startswith("Faster than the floor") == bool(beating)
-
-
-def test_differences_say_that_they_are_differences() -> None:
-    parts = {("forward", "layers"): 5e-3, ("forward", "rest"): -1e-3, ("backward", "layers"): 4e-3}
-    report = report_from_differences(parts, WORK, RATES)
-    lines = found(report.lines)
-    assert {line.source for line in report.lines} == {"difference"}
-    assert lines["forward", "layers", None].flops == 4_000_000
-    assert lines["forward", "layers", None].floor == pytest.approx(4e-3)
-    assert lines["forward", "rest", None].gap is None
-    assert "difference" in as_text(report)
-    (fast,) = report_from_differences({("backward", "layers"): 1e-3}, WORK, RATES).lines
-    assert fast.gap is not None and fast.gap < 0.5 and not fast.beats_floor  # too coarse to beat a floor
 
 
 def test_the_text() -> None:
