@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from llmc_jax.config.model import ModelConfig
-from llmc_jax.models.gpt2.memory import temporaries
 from llmc_jax.models.gpt2.operations import row_of
 from llmc_jax.models.gpt2.tensors import flat_size, letters
 from llmc_jax.models.gpt2.work import COMPUTE_BYTES as ELEMENT
@@ -121,9 +120,3 @@ def parts_of(work: Work, forward: bool, model: ModelConfig, shape: Shape) -> Ite
         yield part(COPY, N)
     elif work.phase == "update":
         yield part(NORM if name == "norm" else UPDATE, N // shape.devices if shape.stage else N)
-
-
-def fresh_bytes(model: ModelConfig, shape: Shape) -> int:
-    """Return the bytes of a step's temporaries that are taken from the system in each step: none if they are few."""
-    needed = temporaries(model, shape).peak
-    return needed if needed > KEPT else 0

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from llmc_jax.machine.cards import CARDS
 from llmc_jax.machine.gpus import MIB, multiprocessors_of
 from llmc_jax.machine.jax_setup import MEMORY_SHARE
-from llmc_jax.plan.moments import moments, state_kinds
+from llmc_jax.plan.moments import largest_moment, state_kinds
 
 if TYPE_CHECKING:  # it imports JAX, which whoever reads what was kept does without
     from llmc_jax.plan.plan import Plan
@@ -90,7 +90,7 @@ def computed(plan: "Plan", available: int | None = None, card: int | None = None
     available: bytes that the program may take; None: as the plan has it, or JAX's share of the card. card: bytes of
     the whole card; None: as machine/cards.py has it.
     """
-    moment, temporary = max(moments(plan).items(), key=lambda each: each[1].total())
+    moment, temporary = largest_moment(plan)
     found = state_kinds(plan.model, plan.shape) + temporary
     row = CARDS.get(plan.machine.kind)
     card = row.memory if card is None and row is not None else card

@@ -64,6 +64,11 @@ def moments(plan: "Plan") -> dict[str, Kinds]:
     return min(found, key=lambda order: max(each.total() for each in order.values()))
 
 
+def largest_moment(plan: "Plan") -> tuple[str, Kinds]:
+    """Return the moment that needs most beside the arguments, and its bytes by kind."""
+    return max(moments(plan).items(), key=lambda each: each[1].total())
+
+
 def orders(plan: "Plan") -> tuple[str, ...]:
     """Return the orders that XLA chooses from.
 
@@ -193,6 +198,10 @@ def work_of_a_layer(plan: "Plan") -> Kinds:
     """
     config, shape = plan.model, plan.shape
     row, several = kept_in_a_layer(config, shape, 0), plan.parallel.devices > 1
+    if on_cpu(plan):
+        kept = 0 if shape.recompute_blocks else sum(kept_in_a_layer(config, shape, shape.recompute).values())
+        again = stretch(plan) * sum(row.values()) - kept
+        return Kinds({"working arrays": max(again + row["att"], 4 * row["fch"])})
     hidden, ws = row["fch_gelu"], (32 if hopper(plan) else 4) * MIB  # what XLA gives cuBLASLt to work in
     spent = 0 if shape.recompute or shape.recompute_blocks else hidden
     gelu = 2 * hidden - spent + shape.element * 4 * config.channels**2

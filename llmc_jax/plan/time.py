@@ -26,7 +26,7 @@ from llmc_jax.models.gpt2.tensors import letters
 from llmc_jax.models.gpt2.work import Shape, Work, array_bytes, flops_per_token, rows_at_once, step_work
 from llmc_jax.models.tensors import sizes
 from llmc_jax.plan.calibrate import calibration as calibrated
-from llmc_jax.plan.cpu import Calibration, fresh_bytes, parts_of
+from llmc_jax.plan.cpu import KEPT, Calibration, parts_of
 from llmc_jax.plan.efficiency import (
     ATTENTION,
     ATTENTION_BACKWARD,
@@ -40,6 +40,7 @@ from llmc_jax.plan.efficiency import (
     roofline,
 )
 from llmc_jax.plan.interval import Interval, certain, total
+from llmc_jax.plan.moments import largest_moment
 from llmc_jax.plan.network import Compute, Network, collective_seconds, network_of, step_of
 from llmc_jax.plan.plan import Plan
 from llmc_jax.training.parallel.traffic import Sent, of_update
@@ -156,9 +157,10 @@ def _on_cpu(plan: Plan, here: Calibration) -> StepTime:
 
 
 def _times_on_cpu(plan: Plan, here: Calibration) -> Iterator[OperationTime]:
-    """Yield every operation of a step, and taking the memory for its temporaries."""
+    """Yield every operation of a step, and taking the memory for its temporaries anew, unless they are few."""
     roof, model, shape = here.roof, plan.model, plan.shape
-    fresh = fresh_bytes(model, shape)
+    _, needed = largest_moment(plan)
+    fresh = needed.total() if needed.total() > KEPT else 0
     taken = Work("forward", FRESH, None, 0, 0), True
     for work, forward in (taken, *works_of(plan)):
         seconds = sum((part.seconds(here) for part in parts_of(work, forward, model, shape)), 0.0)

@@ -29,7 +29,8 @@ from llmc_jax.models.gpt2.tensors import num_parameters
 from llmc_jax.models.gpt2.work import Shape, flops_per_token, products_flops, step_work
 from llmc_jax.plan.asked import model_of
 from llmc_jax.plan.efficiency import gpu
-from llmc_jax.plan.plan import make_plan
+from llmc_jax.plan.moments import largest_moment
+from llmc_jax.plan.plan import Plan, make_plan
 from llmc_jax.profile import table
 from llmc_jax.profile.picture import draw_layer
 from llmc_jax.profile.trace import keep_step, kept_step, newest_trace, read_trace
@@ -66,13 +67,10 @@ def memory_rows(model: ModelConfig, shape: Shape) -> list[tuple[str, Any]]:
     ]
 
 
-def temporary_rows(model: ModelConfig, shape: Shape) -> list[tuple[str, Any]]:
-    """Return what the compiled step would need beside its arguments on a CPU, which is what there is an estimate of."""
-    if shape.flash or shape.dtype != "fp32":
-        return []
-    needed = memory_of.temporaries(model, shape)
-    moment = max(needed._fields, key=lambda name: getattr(needed, name))
-    return [("temporaries on a CPU", f"about {gib(needed.peak)}, most at: {moment}")]
+def temporary_rows(plan: Plan) -> list[tuple[str, Any]]:
+    """Return what the compiled step needs beside its arguments, and when it needs most."""
+    moment, needed = largest_moment(plan)
+    return [("temporaries", f"about {gib(needed.total())}, most at: {moment}")]
 
 
 def flops_rows(model: ModelConfig, shape: Shape) -> list[tuple[str, Any]]:
@@ -111,14 +109,14 @@ def calculate(config: TrainConfig, own: SimpleNamespace) -> int:
     device = own.device if own.device in (None, *GPUS) else named(own.device).device_kind
     config = replace(config, strict_kernels=False)  # nothing runs
     plan = make_plan(config, model, machine_of(device) if device else Machine("cpu", "cpu"))
-    shape = plan.shape
     if device is None and config.attention in ("flash", "cudnn"):  # as asked, where no machine says that it cannot be
-        shape = shape._replace(flash=True)
+        plan = plan._replace(shape=plan.shape._replace(flash=True))
+    shape = plan.shape
     attention = "without the T x T matrix" if shape.flash else "with the T x T matrix"
     sections = [
         [*shape_rows(config, model, shape), ("attention", attention)],
         flops_rows(model, shape),
-        [*memory_rows(model, shape), *temporary_rows(model, shape)],
+        [*memory_rows(model, shape), *temporary_rows(plan)],
         llmc_rows(model, shape),
     ]
     roof = None

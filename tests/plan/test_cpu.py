@@ -17,9 +17,10 @@ from llmc_jax.config.flags import parse_args
 from llmc_jax.config.model import parse_descriptor
 from llmc_jax.machine.target import Machine
 from llmc_jax.models.gpt2.work import products_flops
-from llmc_jax.plan import calibrate, cpu
+from llmc_jax.plan import calibrate
 from llmc_jax.plan.cpu import Calibration, Rates
 from llmc_jax.plan.interval import Interval
+from llmc_jax.plan.moments import largest_moment
 from llmc_jax.plan.plan import Plan, make_plan
 from llmc_jax.plan.time import StepTime, step_time
 
@@ -87,8 +88,8 @@ def test_memory_is_taken_anew_only_where_there_is_much() -> None:
     fresh = [
         next(each.seconds.typical for each in step.operations if "fresh" in each.operation) for step in (few, many)
     ]
-    assert fresh[0] == 0 and fresh[1] == pytest.approx(1e-9 * cpu.fresh_bytes(parse_descriptor("d6"), plan_of(
-        "-e d6 -b 2 -t 256").shape))  # fmt: skip
+    _, needed = largest_moment(plan_of("-e d6 -b 2 -t 256"))
+    assert fresh[0] == 0 and fresh[1] == pytest.approx(1e-9 * needed.total())
 
 
 def test_it_is_measured_and_has_no_peak() -> None:

@@ -53,6 +53,34 @@ def test_the_compiler_s_total_is_split_as_computed(words: str) -> None:
     assert found.program == compiled.compile_step(plan, CPU).memory.total == quick.program + found.unexplained
 
 
+OF_LENGTH = "-e L4-NH4-C128-V257-T512 -b 8 -t 512"
+ON_A_CPU = {
+    OF_LENGTH: "last layer",  # activations are most of it
+    "-e L4-NH4-C128-T128 -b 8 -t 128 --logit-rows 128": "head",
+    "-e L4-NH4-C512-V257-T64 -b 1 -t 64": "gradient",
+    f"{OF_LENGTH} -r 0": "head",
+    f"{OF_LENGTH} -r 2": "last layer",
+    f"{OF_LENGTH} -d 16384": "last layer",
+    f"{OF_LENGTH} --recompute-blocks 1": "last layer",
+    f"{OF_LENGTH} --recompute-blocks 2": "last layer",  # those of two blocks at a time
+    "-e L8-NH4-C256-V257-T512 -b 4 -t 512": "head",
+    "-e d12 -b 4 -t 64": "gradient",
+    "-e d12 -b 2 -t 256": "head",
+    "-e d12 -b 4 -t 1024": "head",
+}
+QUICK = list(ON_A_CPU)[:3]
+
+
+@pytest.mark.usefixtures("quick_compilation")
+@pytest.mark.parametrize("flags", [each if each in QUICK else pytest.param(each, marks=pytest.mark.slow)
+                                   for each in ON_A_CPU])  # fmt: skip
+def test_a_processor_s_program_within_five_percent(flags: str) -> None:
+    plan = compiled.plan_for(CPU, flags)
+    found = computed(plan)
+    assert found.moment == ON_A_CPU[flags]
+    assert found.program == pytest.approx(compiled.compile_step(plan, CPU).memory.total, rel=0.05)
+
+
 def memory_of(program: int, available: int | None, card: int | None = None, beside: int = 0) -> Memory:
     kinds = dict.fromkeys(KINDS, 0) | {"parameters": program}
     return Memory("computed", "head", kinds, 0, (Part("context", beside, "a guess"),), available, card)

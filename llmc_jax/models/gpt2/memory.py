@@ -1,12 +1,11 @@
 """Memory of a training step from its shape alone, by the table of activations.
 
-Three questions, one table (`tensors.ACTIVATIONS`), counted in C elements a token and layer:
+Two questions, one table (`tensors.ACTIVATIONS`), counted in C elements a token and layer:
 
     memory                  what a step keeps by kind: 16 C at -r 0, 12 C at -r 1, 10 C at -r 2, and the statistics
     required_memory_bytes   what it needs at least, whatever is computed again: the 10 C of -r 2, without statistics
-    temporaries             what the compiled step needs beside its arguments: 16 C again for a block computed anew
 
-Leaves out compiling a step to learn its exact memory.
+Leaves out what the compiled step needs beside its arguments (plan/moments.py).
 
     B batch, T sequence length, C channels, L layers, NH heads, Vp padded vocabulary, n = B T rows of a micro-batch
 """
@@ -69,43 +68,6 @@ def activations(config: ModelConfig, shape: Shape) -> dict[str, int]:
             size = array_bytes(row.name, config, shape) if shape.recompute < row.kept_below else 0
             kept[name] = kept.get(name, 0) + times * size
     return kept | {"dlnf": kept["residual"]}  # the head goes backwards at once
-
-
-class Temporaries(NamedTuple):
-    """Bytes that the compiled step needs beside its arguments, at the three moments that may need most."""
-
-    head: int  # the logits and their gradient, the head's gradient, all activations
-    block: int  # backward through the last block: all activations and what that block works with
-    gradient: int  # the pieces of the gradient, and the flat one that they are joined to
-
-    @property
-    def peak(self) -> int:
-        return max(self)
-
-
-def temporaries(config: ModelConfig, shape: Shape) -> Temporaries:
-    """Estimate the compiled step's temporaries, for attention with its T x T matrix, computed by XLA on a CPU.
-
-    All through the forward pass and until a block's backward is done there is a second copy of its weights: XLA slices
-    them out of the flat buffer once. What one block works with is taken as the larger of attention's (one more matrix,
-    and what is computed again) and the MLP's (four arrays of its hidden layer). Where the buffers come to lie is XLA's
-    affair and adds up to a tenth; in bf16 a CPU also keeps wide copies, which are not counted.
-    """
-    e = shape.element
-    weights = flat_size(config) * e
-    sums = 4 * flat_size(config) if shape.micro_batches > 1 else 0
-    dwte = 4 * config.padded_vocab_size * config.channels
-    kept = sum(activations(config, shape).values())
-    all_of_it = kept_in_a_layer(config, shape, 0)
-    if shape.recompute_blocks:
-        again = min(shape.recompute_blocks, config.num_layers) * sum(all_of_it.values())
-    else:
-        again = sum(all_of_it.values()) - sum(kept_in_a_layer(config, shape, shape.recompute).values())
-    return Temporaries(
-        head=sums + weights + kept + 2 * e * rows_at_once(shape) * config.padded_vocab_size + dwte,
-        block=sums + weights + kept + max(again + all_of_it["att"], 4 * all_of_it["fch"]),
-        gradient=sums + 2 * weights,
-    )
 
 
 # ----- whether it fits ----------------------------------------------------------------------------------------------
