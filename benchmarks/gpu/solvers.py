@@ -1,17 +1,17 @@
 """Who solves a problem of llmc_jax/trials/problems.py: implementations by name, and which promise the same bits."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from llmc_jax import kernels
 from llmc_jax.config.train import ATTENTIONS
 from llmc_jax.kernels import cudnn, ours
 from llmc_jax.kernels.choice import implementations
-from llmc_jax.kernels.findings import Variant
-from llmc_jax.kernels.plain import frozen
 from llmc_jax.ops import attention as jnp_attention
 from llmc_jax.trials.figures import NotMeasured
 from llmc_jax.trials.problems import WAYS, Function, plain_twin
+from pallas_kernels.tuning import Tuned
 
 # What there is a problem of: each kernel; of attention the pair of them.
 FUNCTIONS = {name.rpartition("_")[0] if "attention" in name else name for name in ours.FILES}
@@ -44,10 +44,11 @@ def implementation(
         return _attention_pair(function, name, interpret)
     if name == "xla":
         return plain_twin(function)
-    variant = Variant(sizes=frozen(list((tuning or {}).items())))
-    if problem := ours.variant_problem(variant):
-        raise NotMeasured(problem)
-    return ours.pallas_kernel(function, target(), interpret, variant, **({"form": form} if form else {}))
+    kernel = ours.pallas_kernel(function, target(), interpret, **({"form": form} if form else {}))
+    if not tuning:
+        return kernel
+    changes = {name: tuple(value) if isinstance(value, list) else value for name, value in tuning.items()}
+    return partial(kernel, target=Tuned(target(), tuple(changes.items())))
 
 
 def _attention_pair(function: str, name: str, interpret: bool) -> tuple[Function, Function]:
@@ -57,8 +58,8 @@ def _attention_pair(function: str, name: str, interpret: bool) -> tuple[Function
         return getattr(jnp_attention, f"{function}_forward"), getattr(jnp_attention, f"{function}_backward")
     if name == "wgmma" and target() != "sm_90":
         raise NotMeasured(f"wgmma exists on Hopper alone, and this is {target()}")
-    variant = Variant("" if name == "pallas" else name)
-    forward, backward = (ours.pallas_kernel(f"{function}_{way}", target(), interpret, variant) for way in WAYS)
+    version = "" if name == "pallas" else name
+    forward, backward = (ours.pallas_kernel(f"{function}_{way}", target(), interpret, version) for way in WAYS)
     return forward, backward
 
 

@@ -12,7 +12,7 @@ Leaves out the kernels themselves and their tile sizes (pallas_kernels/).
 """
 
 from llmc_jax.kernels.choice import MEASURED_HERE, Choice, Preferences, Selection, Setting, makes_matrix
-from llmc_jax.kernels.findings import Finding, Findings, Variant
+from llmc_jax.kernels.findings import Finding, Findings
 from llmc_jax.kernels.functions import GROUPS, assembled
 from llmc_jax.kernels.ours import pallas_functions
 from llmc_jax.kernels.record import MadeFor, Resolved
@@ -32,7 +32,6 @@ __all__ = [
     "Resolved",
     "Selection",
     "Setting",
-    "Variant",
     "assembled",
     "makes_matrix",
     "pallas_functions",

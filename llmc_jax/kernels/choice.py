@@ -11,7 +11,7 @@ from typing import NamedTuple
 from llmc_jax.base.errors import InputError
 from llmc_jax.config.train import ATTENTIONS
 from llmc_jax.kernels import cudnn, ours
-from llmc_jax.kernels.findings import Findings, Sizes, Variant
+from llmc_jax.kernels.findings import Findings
 from llmc_jax.kernels.functions import GROUPS, PLAIN, assembled
 from llmc_jax.machine.target import Machine, measured_on
 from llmc_jax.ops import attention, gelu
@@ -64,7 +64,7 @@ class Setting(NamedTuple):
     spread: bool = False  # the optimizer's state is split over devices, or sums are in a fixed order
 
 
-Maker = Callable[[str, Setting, Variant], Function]  # of a function in ops/ its implementation, by its name
+Maker = Callable[[str, Setting, str], Function]  # of a function in ops/ its implementation, by name; in a version
 
 
 class Implementation(NamedTuple):
@@ -79,11 +79,11 @@ class Implementation(NamedTuple):
     makes_matrix: bool = False  # attention's T x T matrix, which then counts in memory
     repeats_bits: bool = False  # promised: the same inputs give the same bits. cuDNN and XLA may sum in any order
 
-    def functions(self, setting: Setting, variant: Variant) -> dict[str, Function]:
-        """Return its functions, by their names in GROUPS."""
+    def functions(self, setting: Setting, version: str = "") -> dict[str, Function]:
+        """Return its functions, by their names in GROUPS. version: of our attention; empty: the usual one."""
         computed = ATTENTIONS.get(self.kind, "attention")
         names = GROUPS[self.operation]
-        return {name: self.maker(name.replace("attention", computed), setting, variant) for name in names}
+        return {name: self.maker(name.replace("attention", computed), setting, version) for name in names}
 
 
 class Choice(NamedTuple):
@@ -96,21 +96,12 @@ class Choice(NamedTuple):
     fell_back: bool = False  # it is not what was asked for
     makes_matrix: bool = False  # attention's T x T matrix
     backward: str = ""  # the name of the row whose backward runs, where that is another one
-    version: str = ""  # which form of it runs; empty: the one that pallas_kernels/tuning.py names
-    sizes: Sizes = ()  # what is other than in pallas_kernels/tuning.py
-    measured: bool = False  # it was the fastest of what was timed on this card
-    ratio: float = 0.0  # of the time of the best other implementation there to its own; 0: no other was timed
-    beside: str = ""  # the name of that other row
-
-    @property
-    def variant(self) -> Variant:
-        """Return which form of the row runs."""
-        return Variant(self.version, self.sizes)
+    version: str = ""  # of our attention: mma, wgmma; empty: the one that pallas_kernels/tuning.py names
 
     @property
     def text(self) -> str:
         """Return what runs, in words."""
-        return " ".join(filter(None, [self.implementation, self.variant.text]))
+        return f"{self.implementation} {self.version}".rstrip()
 
 
 class Selection(NamedTuple):
@@ -196,8 +187,8 @@ def _triton_problem(setting: Setting) -> str:
 # ----- the rows -----------------------------------------------------------------------------------------------------
 
 
-def _pallas_kernel(name: str, setting: Setting, variant: Variant) -> Function:
-    return ours.pallas_kernel(name, str(setting.machine.target), setting.interpret, variant)
+def _pallas_kernel(name: str, setting: Setting, version: str) -> Function:
+    return ours.pallas_kernel(name, str(setting.machine.target), setting.interpret, version)
 
 
 BY: dict[str, tuple[Maker, Callable[[Setting], str]]] = {
@@ -219,9 +210,9 @@ def _by_softmax(by: str) -> Implementation:
     """Return attention with the T x T matrix, whose softmaxes are kernels of ours."""
     kernel, problem = BY[by]
 
-    def make(name: str, setting: Setting, variant: Variant) -> Function:
+    def make(name: str, setting: Setting, version: str) -> Function:
         way = name.removeprefix("attention_")
-        softmax = kernel(f"softmax_{way}", setting, variant)
+        softmax = kernel(f"softmax_{way}", setting, version)
         return partial(getattr(attention, f"attention_by_softmax_{way}"), softmax=softmax)
 
     return Implementation("attention", f"naive, softmax {by}", by, make, problem, "naive", makes_matrix=True)
@@ -285,10 +276,7 @@ def choose_one(operation: str, asked: Preferences, setting: Setting, findings: F
     row = implementations("gelu")[IN_PRODUCT]
     if problem := row.problem(setting) or findings.problem("gelu", row.name):
         return choice._replace(why=f"not {row.name}: {problem}", fell_back=True)
-    return Choice(
-        "gelu", row.name, row.by, "as asked", choice.fell_back,
-        backward=choice.implementation, version=choice.version, sizes=choice.sizes,
-    )  # fmt: skip
+    return Choice("gelu", row.name, row.by, "as asked", choice.fell_back, backward=choice.implementation)
 
 
 def select(choices: Sequence[Choice], setting: Setting, strict: bool = False) -> Selection:
@@ -298,10 +286,10 @@ def select(choices: Sequence[Choice], setting: Setting, strict: bool = False) ->
     by_name: dict[str, Function] = {}
     for choice in choices:
         rows = implementations(choice.operation)
-        by_name |= rows[choice.implementation].functions(setting, choice.variant)
+        by_name |= rows[choice.implementation].functions(setting, choice.version)
         if choice.backward:
             backward = GROUPS[choice.operation][-1]
-            by_name[backward] = rows[choice.backward].functions(setting, choice.variant)[backward]
+            by_name[backward] = rows[choice.backward].functions(setting)[backward]
     in_product = any(choice.implementation == IN_PRODUCT for choice in choices)
     return Selection(*assembled(by_name), tuple(choices), int(in_product))
 
@@ -365,16 +353,14 @@ def _first(found: Candidates, setting: Setting, findings: Findings) -> Choice:
     if not found.asked and fastest is not None and fastest.implementation in rows and len(found.rows) > 1:
         row, (ratio, beside) = rows[fastest.implementation], findings.ratio(fastest)
         why = f"{ratio:.2f} x {beside}, {MEASURED_HERE}" if beside else MEASURED_HERE
-        return Choice(
-            operation, row.name, row.by, why, False, row.makes_matrix, "", *fastest.variant, True, ratio, beside
-        )
+        return Choice(operation, row.name, row.by, why, False, row.makes_matrix, version=fastest.version)
     row = next(iter(rows.values()))
     why = found.why if row is first else problem(first)
     fell_back = found.asked and row is not first
     if fell_back:
         why = f"not {first.by if first.kind == row.kind else first.kind}: {why}"
-    variant = findings.variant(operation, row.name)
-    return Choice(operation, row.name, row.by, why, fell_back, row.makes_matrix, "", *variant)
+    version = findings.version(operation, row.name)
+    return Choice(operation, row.name, row.by, why, fell_back, row.makes_matrix, version=version)
 
 
 def _refuse_fallbacks(choices: Sequence[Choice]) -> None:

@@ -3,24 +3,9 @@
 Leaves out how it is found out (llmc_jax/trials/) and where it is kept.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from llmc_jax.machine.compiling import Options
-
-Sizes = tuple[tuple[str, Any], ...]  # fields of pallas_kernels/tuning.py's Sizes with another value; hashable
-
-
-class Variant(NamedTuple):
-    """Which form of an implementation: its default where nothing is said."""
-
-    version: str = ""  # of attention: mma, wgmma, …
-    sizes: Sizes = ()
-
-    @property
-    def text(self) -> str:
-        """Return the variant in words; empty for the default."""
-        sizes = [f"{name}={value}".replace(" ", "") for name, value in self.sizes]
-        return " ".join(filter(None, [self.version, *sizes]))
 
 
 class Finding(NamedTuple):
@@ -28,20 +13,25 @@ class Finding(NamedTuple):
 
     operation: str  # a key of GROUPS
     implementation: str  # the name of a row
-    variant: Variant = Variant()
+    version: str = ""  # of our attention: mma, wgmma; empty: the one that pallas_kernels/tuning.py names
     problem: str = ""  # what is wrong with it; empty: nothing
     us: float = 0.0  # of the operation in a whole step; 0: it was not timed
     unjudged: str = ""  # why nobody knows whether it is right; what is not wrong may be used
 
     @property
-    def key(self) -> tuple[str, str, Variant]:
+    def key(self) -> tuple[str, str, str]:
         """Return what tells it from others."""
-        return self.operation, self.implementation, self.variant
+        return self.operation, self.implementation, self.version
+
+    @property
+    def form(self) -> str:
+        """Return which implementation it is, in words."""
+        return f"{self.implementation} {self.version}".rstrip()
 
     @property
     def label(self) -> str:
         """Return the name of what was tried."""
-        return f"{self.operation}: {' '.join(filter(None, [self.implementation, self.variant.text]))}"
+        return f"{self.operation}: {self.form}"
 
 
 class Findings(NamedTuple):
@@ -52,8 +42,6 @@ class Findings(NamedTuple):
     options: Options = ()  # of XLA, which that step had to be compiled with
     steps: tuple[tuple[str, float], ...] = ()  # seconds of the whole steps that were timed, by what ran them
     notes: tuple[str, ...] = ()  # what a user should know, a line each
-    starts: int = 0  # of the program in which it was searched
-    complete: bool = False  # nothing is left to be tried
 
     def right(self, operation: str) -> list[Finding]:
         """Return what is not wrong of an operation: the fastest first, what was not timed last."""
@@ -65,10 +53,10 @@ class Findings(NamedTuple):
         known = [each for each in self.found if each.key[:2] == (operation, implementation)]
         return known[0].problem if known and all(each.problem for each in known) else ""
 
-    def variant(self, operation: str, implementation: str) -> Variant:
-        """Return the form of a row that was the fastest of those that are right; its default if nothing is known."""
+    def version(self, operation: str, implementation: str) -> str:
+        """Return the version of a row that was the fastest of those that are right; empty if nothing is known."""
         forms = (*self.fastest, *self.right(operation))
-        return next((each.variant for each in forms if each.key[:2] == (operation, implementation)), Variant())
+        return next((each.version for each in forms if each.key[:2] == (operation, implementation)), "")
 
     def ratio(self, finding: Finding) -> tuple[float, str]:
         """Return how many times faster a finding is than the best other implementation, and that one's name.

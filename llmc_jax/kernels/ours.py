@@ -5,11 +5,9 @@ from functools import cache, partial
 from typing import Any
 
 from llmc_jax.config.train import ATTENTIONS
-from llmc_jax.kernels.findings import Variant
 from llmc_jax.kernels.functions import GROUPS, PLAIN
 from llmc_jax.ops.table import Function
 
-DEFAULT = Variant()
 BY_FILE = {  # of pallas_kernels/; of some there is one in triton/ too, in a file of that name
     "layernorm": GROUPS["layernorm"],
     "gelu": GROUPS["gelu"],
@@ -22,21 +20,18 @@ BY_FILE = {  # of pallas_kernels/; of some there is one in triton/ too, in a fil
 FILES = {name: file for file, names in BY_FILE.items() for name in names}  # of each kernel
 
 
-def pallas_kernel(name: str, target: str, interpret: bool = False, variant: Variant = DEFAULT, **more: Any) -> Function:
+def pallas_kernel(name: str, target: str, interpret: bool = False, version: str = "", **more: Any) -> Function:
     """Return a kernel for an architecture ("sm_90"), with its twin's signature. more: what else the kernel takes.
 
-    interpret: simulated on the CPU, slowly, for tests and for whoever wants to look.
+    interpret: simulated on the CPU, slowly, for tests and for whoever wants to look. version: of attention.
     """
-    from pallas_kernels import tuning
-
-    if variant.version and "attention" in name:
-        more["version"] = variant.version
-    tuned = tuning.Tuned(target, variant.sizes) if variant.sizes else target
-    return _bound(name, tuned, interpret, tuple(more.items()))
+    if version and "attention" in name:
+        more["version"] = version
+    return _bound(name, target, interpret, tuple(more.items()))
 
 
 @cache  # the same function for the same arguments: what calls it is compiled once
-def _bound(name: str, target: Any, interpret: bool, more: tuple[tuple[str, Any], ...]) -> Function:
+def _bound(name: str, target: str, interpret: bool, more: tuple[tuple[str, Any], ...]) -> Function:
     return partial(_late(name), target=target, interpret=interpret, **dict(more))
 
 
@@ -57,20 +52,11 @@ def pallas_functions(target: str, interpret: bool = False) -> dict[str, Function
     return {name: pallas_kernel(name, target, interpret) for name in PLAIN if name in FILES}
 
 
-def variant_problem(variant: Variant) -> str:
-    """Return why there is no such form of our kernels; empty where there is."""
+def version_problem(version: str) -> str:
+    """Return why there is no such version of our attention; empty where there is."""
     from pallas_kernels import tuning
 
-    if variant.version and variant.version not in tuning.VERSIONS:
-        return f"this version has no {variant.version!r}"
-    usual = tuning.SIZES[tuning.TARGETS[0]]._asdict()
-    for name, value in variant.sizes:
-        if name not in usual:
-            return f"this version has no size {name!r}"
-        found, known = (each if isinstance(each, tuple) else (each,) for each in (value, usual[name]))
-        if len(found) != len(known) or not all(type(each) is int and each > 0 for each in found):
-            return f"{name}={value!r} is not a size"
-    return ""
+    return f"this version has no {version!r}" if version and version not in tuning.VERSIONS else ""
 
 
 def triton_kernel(name: str) -> Function:

@@ -23,8 +23,6 @@ def from_json(kind: Any, value: Any, name: str = "") -> Any:
 
     name: of the value, for errors. Raises ValueError for a value of another type.
     """
-    if kind is Any:
-        return frozen(value)
     parts = typing.get_args(kind)
     if typing.get_origin(kind) is tuple and isinstance(value, list):
         if parts[-1] is ...:
@@ -40,11 +38,6 @@ def from_json(kind: Any, value: Any, name: str = "") -> Any:
     elif type(value) is kind:
         return value
     raise ValueError(f"{name or 'it'} is {repr(value)[:60]}")
-
-
-def frozen(value: Any) -> Any:
-    """Return lists as tuples, all the way down: what JSON has made lists of is hashable again."""
-    return tuple(frozen(each) for each in value) if isinstance(value, list | tuple) else value
 
 
 def _read_fields(kind: Any, value: Mapping[str, Any], name: str) -> Any:

@@ -25,12 +25,13 @@ from llmc_jax.kernels.choice import (
 )
 from llmc_jax.kernels.findings import Findings
 from llmc_jax.kernels.functions import GROUPS
-from llmc_jax.kernels.ours import variant_problem
+from llmc_jax.kernels.ours import version_problem
 from llmc_jax.machine.compiling import Options, of_one_device
 from llmc_jax.machine.target import Machine
 
 FORMAT = 1
-FOR_PEOPLE = ("why", "fell_back", "measured", "ratio", "beside")  # fields of a choice on which no bit depends
+FOR_PEOPLE = ("why", "fell_back")  # fields of a choice on which no bit depends
+FORMER = ("sizes", "measured", "ratio", "beside")  # as these, which older records have
 FOLDERS = ("pallas_kernels", "llmc_jax/kernels/triton")  # where our kernels' sources are
 
 
@@ -90,16 +91,22 @@ def from_json(data: Any, place: str) -> Resolved:
     try:
         if isinstance(data, Mapping) and type(data.get("format")) is int and data["format"] != FORMAT:
             raise ValueError(f"format {data['format']}; this version reads format {FORMAT}")
-        resolved: Resolved = plain.from_json(Resolved, data)
-        hash(resolved)  # a size that is an object, for example, has none
+        resolved: Resolved = plain.from_json(Resolved, _without_former(data))
         operations = [choice.operation for choice in resolved.choices]
         if len(set(operations)) < len(operations):
             raise ValueError("choices: an operation is in it twice")
         if resolved.logit_rows < 0 or resolved.gelu_fusion not in (0, 1):
             raise ValueError("logit_rows or gelu_fusion is out of range")
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise FormatError(f"{place}: is not a choice of kernels ({error})") from None
     return resolved
+
+
+def _without_former(data: Any) -> Any:
+    """Return a record, or any part of one, without the fields that a choice no longer has."""
+    if isinstance(data, Mapping):
+        return {name: _without_former(each) for name, each in data.items() if name not in FORMER}
+    return [_without_former(each) for each in data] if isinstance(data, list) else data
 
 
 # ----- repeating a choice -------------------------------------------------------------------------------------------
@@ -178,7 +185,7 @@ def _problem(choice: Choice | None, setting: Setting, findings: Findings) -> str
             return f"this version has no {name!r}"
         problem = rows[name].problem(setting) or findings.problem(choice.operation, name)
         if not problem and rows[name].by == "pallas":
-            problem = variant_problem(choice.variant)
+            problem = version_problem(choice.version)
         if problem:
             return f"{name}: {problem}"
     return ""

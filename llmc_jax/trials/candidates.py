@@ -1,26 +1,17 @@
-"""What is tried for a run, as plain data: each operation's implementations, versions and tile sizes, and its shapes."""
+"""What is tried for a run, as plain data: each operation's implementations, and its shapes."""
 
 import math
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from llmc_jax import kernels
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.config.train import ATTENTIONS
 from llmc_jax.kernels.choice import Implementation, Preferences, Setting, candidates, implementations
-from llmc_jax.kernels.findings import Finding, Variant
+from llmc_jax.kernels.findings import Finding
 from llmc_jax.machine.compiling import Options
 from llmc_jax.machine.target import Machine
 from llmc_jax.models.gpt2.tensors import flat_size
 
-# Tile sizes that are tried beside those of pallas_kernels/tuning.py, whose own are left out.
-TILES: dict[str, dict[str, tuple[int, ...]]] = {
-    "layernorm": {"layernorm_blocks": (2, 3, 4)},
-    "gelu": {"gelu_blocks": (4, 6, 8), "gelu_block": (1024, 2048, 4096)},
-    "classifier": {"classifier_warpgroups": (1, 2), "classifier_rows": (1, 2, 8)},  # 8: long rows are read twice
-    "embedding backward": {"embedding_rows": (16, 32, 64)},
-    "adamw": {"adamw_vector": (2, 4, 8)},
-}
 LAYERS = 6  # of the step that is compared: a deeper model repeats them, and its compilation takes as much longer
 
 
@@ -54,26 +45,24 @@ class Case(NamedTuple):
 # ----- what is tried ------------------------------------------------------------------------------------------------
 
 
-def listed(case: Case) -> list[Finding]:
-    """Return what is to be tried, the most important first: what would run, what it is compared with, other forms.
+def by_operation(case: Case) -> dict[str, list[Finding]]:
+    """Return what is to be tried for each operation, in order of preference: the first would run unmeasured.
 
-    Where only one implementation is possible, there is nothing to try.
+    An operation with only one possible implementation is left out.
     """
-    default, others, forms = [], [], []
-    for operation in kernels.GROUPS:
-        rows = _rows(case, operation)
-        if all(row.by == "xla" for row in rows):
-            continue
-        default.append(Finding(operation, rows[0].name))
-        others += [Finding(operation, row.name) for row in rows[1:]]
-        forms += [
-            Finding(operation, row.name, variant)
-            for row in rows
-            if row.by == "pallas" and not row.makes_matrix
-            for variant in _variants(case, row)
-        ]
-    versions = [each for each in forms if each.variant.version]
-    return default + others + versions + [each for each in forms if not each.variant.version]
+    rows = {operation: _rows(case, operation) for operation in kernels.GROUPS}
+    return {
+        operation: [Finding(operation, row.name, version) for row in each for version in _versions(case, row)]
+        for operation, each in rows.items()
+        if any(row.by != "xla" for row in each)
+    }
+
+
+def listed(case: Case) -> list[Finding]:
+    """Return all of it, the most important first: what would run, what that is compared with, other versions of it."""
+    found = by_operation(case).values()
+    others = [finding for each in found for finding in each[1:]]
+    return [each[0] for each in found] + sorted(others, key=lambda finding: bool(finding.version))
 
 
 def _rows(case: Case, operation: str) -> list[Implementation]:
@@ -85,23 +74,10 @@ def _rows(case: Case, operation: str) -> list[Implementation]:
     return [row for row in rows if row.by == "xla" or not row.makes_matrix]
 
 
-def _variants(case: Case, row: Implementation) -> Iterator[Variant]:
-    """Yield the forms of a row of our kernels beside its default one."""
-    from pallas_kernels import tuning
-
-    target = str(case.machine.target)
-    if row.operation == "attention":
-        padded = math.ceil(case.model.head_size / 16) * 16
-        default = tuning.attention_sizes(target, padded, None).version
-        for version in tuning.VERSIONS:
-            if version != default and (version == "mma" or target == "sm_90"):
-                yield Variant(version)
-        return
-    table = tuning.sizes(target)._asdict()
-    for name, values in TILES.get(row.operation, {}).items():
-        for value in values:
-            if name in table and table[name] != value:
-                yield Variant(sizes=((name, value),))
+def _versions(case: Case, row: Implementation) -> tuple[str, ...]:
+    """Return the versions of a row: its usual one, and of our attention on Hopper, where that is wgmma, the other."""
+    ours = row.operation == "attention" and row.by == "pallas"
+    return ("", "mma") if ours and case.machine.target == "sm_90" else ("",)
 
 
 # ----- its shapes ---------------------------------------------------------------------------------------------------

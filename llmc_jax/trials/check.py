@@ -55,7 +55,7 @@ def measure_candidate(case: Case, finding: Finding) -> Finding:
     XLA's are what the others are compared with in the end, so they are only timed.
     """
     row = candidates.row_of(finding)
-    by_name = row.functions(case.setting, finding.variant)
+    by_name = row.functions(case.setting, finding.version)
     total, wrong = 0.0, []
     for part in candidates.parts(case, finding.operation):
         if row.makes_matrix and matrix_bytes(case) > MATRIX_BYTES:
@@ -132,7 +132,7 @@ def chosen_functions(case: Case, chosen: Sequence[Finding]) -> dict[str, Functio
     """Return the functions of what was chosen, by name."""
     by_name: dict[str, Function] = {}
     for finding in chosen:
-        by_name |= candidates.row_of(finding).functions(case.setting, finding.variant)
+        by_name |= candidates.row_of(finding).functions(case.setting, finding.version)
     if case.gelu_fusion:  # -ge 1
         by_name["gelu_forward"] = gelu_forward_in_product
     return by_name

@@ -78,18 +78,18 @@ def file_of(facts: Mapping[str, Any]) -> Path:
     return folder() / f"{digest[:24]}.json"
 
 
-def read(facts: Mapping[str, Any], say: Callable[[str], None]) -> Findings:
-    """Return what is known of a combination; of a damaged file nothing, and that is said."""
+def read(facts: Mapping[str, Any], say: Callable[[str], None]) -> Findings | None:
+    """Return what is known of a combination; None where nothing is. A damaged file counts as none, and that is said."""
     path = file_of(facts)
     try:
         known = _parsed(path)
     except FileNotFoundError:
-        return Findings()
+        return None
     except (OSError, ValueError) as error:
         why = reason(error) if isinstance(error, OSError) else "it is damaged"
         say(f"{path}: cannot be used ({why}); what it held is measured again")
-        return Findings()
-    return known.found if known.facts == facts else Findings()
+        return None
+    return known.found if known.facts == facts else None
 
 
 def write(facts: Mapping[str, Any], found: Findings, say: Callable[[str], None]) -> None:
@@ -101,6 +101,12 @@ def write(facts: Mapping[str, Any], found: Findings, say: Callable[[str], None])
         write_bytes(path, json.dumps(content, indent=1).encode())
     except OSError as error:
         say(f"{path}: cannot be written ({reason(error)}); the kernels are checked again next time")
+
+
+def forget(facts: Mapping[str, Any]) -> None:
+    """Delete what is kept of a combination, if that is possible."""
+    with suppress(OSError):
+        file_of(facts).unlink()
 
 
 def all_known() -> list[Known]:

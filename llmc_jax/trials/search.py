@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 from llmc_jax.base.commands import typed
-from llmc_jax.kernels import GROUPS, Finding, Findings, Variant, choice
+from llmc_jax.kernels import GROUPS, Finding, Findings, choice
 from llmc_jax.machine.compiling import Options
 from llmc_jax.trials import candidates
 from llmc_jax.trials.candidates import Case, row_of
@@ -18,14 +18,11 @@ from llmc_jax.trials.children import Outcome, Task
 MODULE = "llmc_jax.trials.check"
 CANDIDATE_SECONDS = 40.0  # that one implementation may take to compile, and then to run
 STEP_SECONDS = 100.0
-SHARE = 0.5  # of the time, that implementations by themselves may take
+SHARE = 0.5  # of the time, that implementations by themselves may take which would not run unmeasured
 NO_FUSION = (("xla_gpu_enable_dynamic_slice_fusion", False),)  # the second try, where a step on kernels is wrong
-UNCOMPARED = "there was not enough time or memory to compare a whole step"
 HANGS = CANDIDATE_SECONDS / 2  # seconds of running after which what time was up for hangs: it takes milliseconds
-STARTS = 3  # over which a search that runs out of time continues; what is not known then stays unknown
 
-DEFAULT = Variant()
-Set = tuple[Finding, ...]
+Set = tuple[Finding, ...]  # one of each operation, as it is listed
 Try = Callable[[Task, float], Outcome]  # a task, and the time of the clock by which it must be done
 
 
@@ -38,32 +35,25 @@ class Search(NamedTuple):
     say: Callable[[str], None]  # a line for the user
 
 
-def search(how: Search, seconds: float, known: Findings) -> Findings:
-    """Return what is found out within so many seconds, beginning with what is known.
+def search(how: Search, seconds: float) -> Findings:
+    """Return what is found out within so many seconds; what is not runs as shipped. Raises what `attempt` raises.
 
-    What time does not suffice for is left to the next start. Raises what `attempt` raises.
+    No whole step is compared before all that would run unmeasured has been tried.
     """
-    start = how.clock()
-    known = known._replace(starts=known.starts + 1, notes=())
-    listed = candidates.listed(how.case)
+    until = how.clock() + seconds
+    groups, listed = candidates.by_operation(how.case), candidates.listed(how.case)
     if not listed:
-        return known._replace(complete=True)
-    # what would run unmeasured: without having tried these, no whole step is compared
-    needed = [each[0] for each in _by_operation(how.case).values()]
-    found = try_each(how, [each for each in listed if each in needed], known.found, start + seconds)
-    if known.starts == 1 or known.steps:  # else a whole step comes first, for which there was no time before
-        found = try_each(how, [each for each in listed if each not in needed], found, start + SHARE * seconds)
-    known = known._replace(found=found)
-    tried = {each.key for each in known.found}
-    left = [each for each in listed if each.key not in tried and not _hopeless(each, known.found)]
-    if any(each in needed for each in left) and known.starts < STARTS:
-        return _told(how, known, f"time ran out with {len(left)} of {len(listed)} not tried; the next start continues")
-    whole = compare_steps(how, known, start + seconds)
-    if not left or not whole.complete:
-        return whole
-    go_on = any(each.variant == DEFAULT for each in left) and known.starts < STARTS
-    then = "the next start continues" if go_on else f"{typed('kernels')} --measure tries them"
-    return _told(how, whole._replace(complete=not go_on), f"{len(left)} of {len(listed)} not tried yet; {then}")
+        return Findings()
+    known = Findings(found=try_each(how, listed, needed=len(groups), seconds=seconds))
+    if len(known.found) >= len(groups):
+        known = compare_steps(how, known, until)
+    left = len(listed) - len(known.found)
+    lacking = [f"{left} of {len(listed)} were not tried in time"] if left else []
+    lacking += [] if known.fastest else ["no whole step could be compared"]
+    if lacking:
+        rest = f"what is not known runs as shipped; {typed('kernels')} --measure tries it"
+        known = _told(how, known, f"{' and '.join(lacking)}; {rest}")
+    return known
 
 
 def _told(how: Search, known: Findings, note: str) -> Findings:
@@ -74,12 +64,14 @@ def _told(how: Search, known: Findings, note: str) -> Findings:
 # ----- each by itself -----------------------------------------------------------------------------------------------
 
 
-def try_each(how: Search, listed: Sequence[Finding], known: Sequence[Finding], until: float) -> Set:
-    """Return what is known and what was found out about each that was not; of some nothing if the time was up."""
-    found = list(known)
+def try_each(how: Search, listed: Sequence[Finding], needed: int, seconds: float) -> Set:
+    """Return what was found out about each, in their order, until time was up: of the first few, that are needed, all.
+
+    The others get a share of it, so that some is left for whole steps.
+    """
+    start, found = how.clock(), list[Finding]()
     for number, finding in enumerate(listed):
-        if finding.key in {each.key for each in found} or _hopeless(finding, found):
-            continue
+        until = start + (seconds if number < needed else SHARE * seconds)
         if how.clock() >= until:
             break
         how.say(f"{number + 1}/{len(listed)} {finding.label}")
@@ -92,12 +84,6 @@ def try_each(how: Search, listed: Sequence[Finding], known: Sequence[Finding], u
         if why := tried.problem or tried.unjudged:
             how.say(f"{finding.label} is not {'used' if tried.problem else 'judged'}: {why}")
     return tuple(found)
-
-
-def _hopeless(finding: Finding, found: Sequence[Finding]) -> bool:
-    """Return whether these are other tile sizes of a wrong kernel; another version of attention is another kernel."""
-    default = finding._replace(variant=DEFAULT).key
-    return bool(finding.variant.sizes) and any(each.key == default and each.problem for each in found)
 
 
 def task(name: str, seconds: float, what: str, case: Case, **arguments: Any) -> Task:
@@ -123,34 +109,54 @@ class Step(NamedTuple):
     name: str
     sets: Set  # nothing: XLA's, with which the others are compared
     options: Options = ()  # of XLA
-    guilty: tuple[str, ...] = ()  # operations whose kernels are wrong where this one is right
     seconds: float = 0.0  # 0: not known
     problem: str = ""  # what is wrong with it
 
 
 def compare_steps(how: Search, known: Findings, until: float) -> Findings:
-    """Return the findings with the set whose whole step is right and the fastest; if time suffices, complete."""
+    """Return the findings with the set whose whole step is right and the fastest, if time and memory suffice for it."""
     by_xla = _tried(how, Step("xla", ()), until, "a whole step by XLA")
-    if by_xla is None or by_xla.problem:
-        return _undecided(how, known, UNCOMPARED if by_xla is None else f"XLA's step: {by_xla.problem}")
+    if by_xla is None:
+        return known
+    if by_xla.problem:
+        return _told(how, known, f"XLA's step: {by_xla.problem}")
     by_xla = by_xla._replace(sets=_by_xla(how.case), options=how.case.other_options)
     attempts = _attempts(how.case, known)
     for step in attempts:
         tried = _tried(how, step, until, f"a whole step on {step.name}")
         if tried is None:
-            return _undecided(how, known, UNCOMPARED)
+            return known
         if not tried.problem:
-            known = known._replace(found=_spoilt(known.found, step.guilty))
-            return _decided(how, known, [by_xla._replace(options=step.options), tried], until)
+            spoilt = {each.operation for each in set(attempts[0].sets) - set(step.sets)}
+            # where XLA is faster, the kernels that a flag names still run, and so need these options
+            right = [by_xla._replace(options=step.options), tried]
+            break
         known = _told(how, known, f"a whole step on {step.name}: {tried.problem}")
-    if attempts:
-        known = _told(how, known, "no whole step with kernels is correct, so XLA runs everything")
-        known = known._replace(found=_spoilt(known.found, GROUPS))
-    return _decided(how, known, [by_xla], until)
+    else:
+        right, spoilt = [by_xla], set(GROUPS) if attempts else set()
+        if attempts:
+            known = _told(how, known, "no whole step with kernels is correct, so XLA runs everything")
+    return _decided(how, known._replace(found=_spoilt(known.found, spoilt)), right, until)
 
 
-def _undecided(how: Search, known: Findings, why: str) -> Findings:
-    return _told(how, known._replace(complete=known.starts >= STARTS), f"{why}; the kernels are used as shipped")
+def _attempts(case: Case, known: Findings) -> list[Step]:
+    """Return what may be right, the best first: all kernels, compiled otherwise too, or without the classifier's.
+
+    Where XLA is the fastest at each operation by itself, the kernels as shipped still may be in a whole step.
+    """
+    name, sets = "the fastest", proposed(case, known)
+    if _is_xla(sets):
+        name, sets = "the kernels as shipped", shipped(case, known)
+    if _is_xla(sets):
+        return []
+    fewer = tuple(Finding("classifier", "xla") if each.operation == "classifier" else each for each in sets)
+    options = case.other_options
+    found = [
+        Step(name, sets, options),
+        Step(f"{name} without XLA's dynamic-slice fusion", sets, (*options, *NO_FUSION)),
+        Step(f"{name} with XLA's classifier", fewer, options),
+    ]
+    return found if fewer != sets else found[:2]
 
 
 def _decided(how: Search, known: Findings, right: list[Step], until: float) -> Findings:
@@ -172,33 +178,11 @@ def _decided(how: Search, known: Findings, right: list[Step], until: float) -> F
         if tried is not None and not tried.problem and 0 < tried.seconds < best.seconds:
             best = tried
             right.append(best)
-    named = {each.key: each for each in known.found}
-    fastest = tuple(named.get(each.key, each) for each in best.sets)
-    steps = tuple((step.name, step.seconds) for step in right)
-    return known._replace(fastest=fastest, options=best.options, steps=steps, complete=True)
-
-
-def _attempts(case: Case, known: Findings) -> list[Step]:
-    """Return what may be right, the best first: all kernels, compiled otherwise too, or without the classifier's.
-
-    Where XLA is the fastest at each operation by itself, the kernels as shipped still may be in a whole step.
-    """
-    name, sets = "the fastest", proposed(case, known)
-    if _is_xla(sets):
-        name, sets = "the kernels as shipped", shipped(case, known)
-    if _is_xla(sets):
-        return []
-    fewer = tuple(
-        each._replace(implementation="xla", variant=DEFAULT) if each.operation == "classifier" else each
-        for each in sets
-    )  # fmt: skip
-    options = case.other_options
-    found = [
-        Step(name, sets, options),
-        Step(f"{name} without XLA's dynamic-slice fusion", sets, (*options, *NO_FUSION)),
-        Step(f"{name} with XLA's classifier", fewer, options, ("classifier",)),
-    ]
-    return found if fewer != sets else found[:2]
+    timed = {each.key: each for each in known.found}
+    fastest = tuple(timed.get(each.key, each) for each in best.sets)
+    return known._replace(
+        fastest=fastest, options=best.options, steps=tuple((step.name, step.seconds) for step in right)
+    )
 
 
 def _is_xla(sets: Set) -> bool:
@@ -212,27 +196,20 @@ def proposed(case: Case, known: Findings) -> Set:
         asked = choice.candidates(default.operation, case.asked, case.setting)
         name = asked.rows[0].name if asked.asked else ""
         right = [each for each in known.right(default.operation) if (each.implementation == name if name else each.us)]
-        chosen.append([*right, default][0])
+        chosen.append(Finding(*right[0].key) if right else default)
     return tuple(chosen)
 
 
 def shipped(case: Case, known: Findings) -> Set:
     """Return what runs where nothing has been measured, without what is wrong."""
-    return tuple(
-        next((each for each in listed if not known.problem(operation, each.implementation)), listed[-1])
-        for operation, listed in _by_operation(case).items()
-    )
-
-
-def _by_operation(case: Case) -> dict[str, list[Finding]]:
-    """Return the default forms that are tried, in order of preference."""
-    listed = [each for each in candidates.listed(case) if each.variant == DEFAULT]
-    found = {name: [each for each in listed if each.operation == name] for name in GROUPS}
-    return {name: each for name, each in found.items() if each}
+    wrong = {each.key for each in known.found if each.problem}
+    groups = candidates.by_operation(case).values()
+    return tuple(next(each for each in listed if each.key not in wrong) for listed in groups)
 
 
 def _by_xla(case: Case) -> Set:
-    return tuple(next(each for each in listed if row_of(each).by == "xla") for listed in _by_operation(case).values())
+    groups = candidates.by_operation(case).values()
+    return tuple(next(each for each in listed if row_of(each).by == "xla") for listed in groups)
 
 
 def _spoilt(found: Sequence[Finding], operations: Collection[str]) -> Set:

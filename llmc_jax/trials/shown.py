@@ -38,7 +38,7 @@ def rows(found: Findings) -> list[list[str]]:
     runs = {each.key for each in found.fastest}
     return [
         [
-            each.operation, " ".join(filter(None, [each.implementation, each.variant.text])),
+            each.operation, each.form,
             f"{each.us:,.0f}" if each.us else "",
             each.problem or (f"not judged: {each.unjudged}" if each.unjudged else "right"),
             "runs" if each.key in runs else "",
@@ -54,8 +54,7 @@ def rest_of(found: Findings) -> list[str]:
     """Return what is not in the table: whole steps, options of XLA, what a user should know."""
     steps = [f"{name} {1e3 * seconds:.2f} ms" for name, seconds in found.steps if seconds]
     lines = [f"whole steps: {', '.join(steps)}"] if steps else []
-    lines += [f"compiled with {name}={str(value).lower()}" for name, value in found.options]
-    return [*lines, *found.notes, *([] if found.complete else ["not complete: the next start continues"])]
+    return [*lines, *(f"compiled with {name}={str(value).lower()}" for name, value in found.options), *found.notes]
 
 
 def shown(each: Known) -> str:

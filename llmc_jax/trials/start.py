@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
+from llmc_jax.base.commands import typed
 from llmc_jax.base.streams import print_error
 from llmc_jax.kernels import Findings
 from llmc_jax.trials import candidates, card, known, search
@@ -35,42 +36,43 @@ def find_out(
     seconds: float = SECONDS,
     say: Callable[[str], None] = say,
 ) -> Findings:
-    """Return what is known of a case's kernels on a card, with notes for the user; tries what is not known yet.
+    """Return what is known of a case's kernels on a card, with notes for the user; tries them if nothing is known yet.
 
     Where nothing is found, the table that is shipped decides. again: what is known does not count.
     """
     if not candidates.listed(case):
         return Findings()
     facts = known.facts_of(case, here)
-    found = Findings() if again else known.read(facts, say)
-    if found.complete:
+    found = None if again else known.read(facts, say)
+    if found is not None and found.found:  # else a check is under way, or has ended with its process
         return found
     if card.jax_has_begun():
-        return _shipped("this process uses the GPU already", found)
+        return _shipped("this process uses the GPU already")
     with known.locked(here, say) as waited:
         if waited is None:
-            return _shipped("another process has been checking them for too long", found)
-        if waited and (found := known.read(facts, say)).complete:
+            return _shipped("another process has been checking them for too long")
+        if waited or found is not None:
+            found = known.read(facts, say)
+        if found is not None and (found.found or not again):
             return found
-        if found.starts >= search.STARTS:  # the last one of these would have completed it
-            return _shipped("earlier checks did not finish", found)
         if problem := _in_use(here):  # by now not by another check, whose processes would count
-            return _shipped(problem, found)
+            return _shipped(problem)
         say(
             f"new combination of {here.name}, versions and shapes; at most {seconds:.0f} s (--no-kernel-check skips "
             "this)"
         )
-        known.write(facts, found._replace(starts=found.starts + 1), say)  # one that takes this process down counts
+        unfinished = f"an earlier check did not finish ({typed('kernels')} --measure begins another)"
+        known.write(facts, _shipped(unfinished), say)  # what remains of one that takes this process down
         try:
-            found = _searched(case, found, seconds, say)
+            found = _searched(case, seconds, say)
         except KeyboardInterrupt:
-            known.write(facts, found, say)
+            known.forget(facts)
             raise
         except Stuck as stuck:
-            return _shipped(f"{stuck}, and occupies the card", found)
+            return _shipped(f"{stuck}, and occupies the card")
         except NoCard as reason:  # says nothing of the kernels
-            known.write(facts, found, say)
-            return _shipped(f"the processes that check them cannot get the card ({reason})", found)
+            known.forget(facts)
+            return _shipped(f"the processes that check them cannot get the card ({reason})")
         known.write(facts, found, say)
     return found
 
@@ -88,18 +90,18 @@ def _in_use(here: Card) -> str:
     return problem
 
 
-def _shipped(why: str, found: Findings) -> Findings:
-    """Return what is known, untried: kernels run as shipped, but for what is known to be wrong."""
-    return found._replace(notes=(f"the kernels are not checked: {why}; they are used as shipped",))
+def _shipped(why: str) -> Findings:
+    """Return that nothing is known, and why: the kernels run as shipped."""
+    return Findings(notes=(f"the kernels are not checked: {why}; they are used as shipped",))
 
 
-def _searched(case: Case, found: Findings, seconds: float, say: Callable[[str], None]) -> Findings:
+def _searched(case: Case, seconds: float, say: Callable[[str], None]) -> Findings:
     """Return what a search finds, in processes of its own. Raises Stuck and NoCard."""
     with tempfile.TemporaryDirectory() as folder, closing(Children(child_environment(), Path(folder))) as running:
         if not case.interpret:
             task = search.task("device", search.CANDIDATE_SECONDS, "device", case)
             _check_device(case, running.measure(task, time.monotonic() + seconds))
-        found = search.search(search.Search(case, running.measure, time.monotonic, say), seconds, found)
+        found = search.search(search.Search(case, running.measure, time.monotonic, say), seconds)
     if running.stuck is not None:
         raise Stuck(f"process {running.stuck} cannot be ended")
     return found

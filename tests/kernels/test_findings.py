@@ -5,23 +5,28 @@ import json
 import pytest
 
 from llmc_jax.base.errors import InputError
-from llmc_jax.kernels import Choice, Finding, Findings, Machine, Preferences, Variant
+from llmc_jax.kernels import Choice, Finding, Findings, Machine, Preferences
 from llmc_jax.kernels.plain import from_json, to_json
 from tests.kernels.test_choice import choose, made_by
 
 AUTO = Preferences()
 H200 = Machine("gpu", "NVIDIA H200", "9.0")
-WGMMA, MMA = Variant("wgmma"), Variant("mma")
-FLASH = Finding("attention", "flash, pallas", WGMMA, us=1000.0)
+FLASH = Finding("attention", "flash, pallas", "wgmma", us=1000.0)
 CUDNN = Finding("attention", "cudnn", us=1310.0)
-BLOCKS = Finding("layernorm", "pallas", Variant(sizes=(("layernorm_blocks", 3),)), us=90.0)
+LAYERNORM = Finding("layernorm", "pallas", us=90.0)
 WRONG = Finding("classifier", "pallas", problem="output 1: error 0.5")
 FINDINGS = Findings(
-    found=(FLASH, FLASH._replace(variant=MMA, us=2000.0), CUDNN, BLOCKS, WRONG, Finding("layernorm", "xla", us=120.0)),
-    fastest=(FLASH, BLOCKS),
+    found=(
+        FLASH,
+        FLASH._replace(version="mma", us=2000.0),
+        CUDNN,
+        LAYERNORM,
+        WRONG,
+        Finding("layernorm", "xla", us=120),
+    ),
+    fastest=(FLASH, LAYERNORM),
     options=(("xla_gpu_enable_dynamic_slice_fusion", False),),
     steps=(("xla", 0.2), ("proposed", 0.1)),
-    complete=True,
 )
 
 
@@ -32,12 +37,11 @@ def choice_of(operation: str, asked: Preferences = AUTO, findings: Findings = FI
 
 def test_auto_is_what_was_the_fastest() -> None:
     found = choice_of("attention")
-    assert (found.implementation, found.version, found.measured) == ("flash, pallas", "wgmma", True)
-    assert (found.ratio, found.beside) == (1.31, "cudnn")
+    assert (found.implementation, found.version) == ("flash, pallas", "wgmma")
     assert found.text == "flash, pallas wgmma" and found.why == "1.31 x cudnn, measured here"
-    assert choice_of("layernorm").sizes == (("layernorm_blocks", 3),)
+    assert choice_of("layernorm").why == "1.33 x xla, measured here"
     other = choice_of("attention", findings=FINDINGS._replace(fastest=(CUDNN,)))
-    assert (other.implementation, other.ratio) == ("cudnn", 1000 / 1310)
+    assert (other.implementation, other.why) == ("cudnn", "0.76 x flash, pallas, measured here")
 
 
 def test_what_is_wrong_does_not_run() -> None:
@@ -47,13 +51,13 @@ def test_what_is_wrong_does_not_run() -> None:
     assert (named.implementation, named.fell_back) == ("xla", True)
     with pytest.raises(InputError, match="output 1: error"):
         choose(Preferences(kernels="pallas"), H200, "bf16", 64, FINDINGS, strict=True)
-    both = FINDINGS._replace(found=(*FINDINGS.found, WRONG._replace(variant=Variant("other"), problem="")))
+    both = FINDINGS._replace(found=(*FINDINGS.found, WRONG._replace(version="other", problem="")))
     assert (choice_of("classifier", findings=both).version) == "other"  # one form of it is right
 
 
 def test_what_was_asked_for_runs_in_its_fastest_form() -> None:
     asked = choice_of("attention", Preferences(attention="flash"))
-    assert (asked.implementation, asked.version, asked.measured) == ("flash, pallas", "wgmma", False)
+    assert (asked.implementation, asked.version, asked.why) == ("flash, pallas", "wgmma", "as asked")
     assert choice_of("attention", Preferences(attention="cudnn")).implementation == "cudnn"
 
 
@@ -66,7 +70,6 @@ def test_nothing_is_known() -> None:
 def test_functions_have_the_form() -> None:
     op = choose(AUTO, H200, "bf16", 64, FINDINGS).op
     assert op.attention_forward.keywords == {"target": "sm_90", "interpret": False, "version": "wgmma"}  # type: ignore[attr-defined]
-    assert op.layernorm_backward.keywords["target"] == ("sm_90", (("layernorm_blocks", 3),))  # type: ignore[attr-defined]
     assert made_by(op.gelu_forward) == ("pallas_kernels.gelu", "sm_90")
 
 

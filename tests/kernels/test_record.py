@@ -14,7 +14,7 @@ from llmc_jax import kernels
 from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.config.train import TrainConfig
-from llmc_jax.kernels import Choice, Finding, Findings, Machine, Variant, choice, record
+from llmc_jax.kernels import Choice, Finding, Findings, Machine, choice, record
 from llmc_jax.kernels.functions import GROUPS
 from llmc_jax.kernels.plain import to_json
 from llmc_jax.kernels.record import MadeFor, Preferences, Resolved, differences, from_json
@@ -30,11 +30,7 @@ IN_PRODUCT, TRITON_OFF = TrainConfig(gelu_fusion=1, recompute=0), ((TRITON_GEMM,
 
 names = st.text(max_size=8)
 counts = st.integers(0, 2**31)
-sizes = st.lists(st.tuples(names, counts | st.tuples(counts, counts)), max_size=2).map(tuple)
-a_choice = st.builds(
-    Choice, names, names, names, names, st.booleans(), st.booleans(), names, names, sizes, st.booleans(),
-    st.floats(allow_nan=False, allow_infinity=False), names,
-)  # fmt: skip
+a_choice = st.builds(Choice, names, names, names, names, st.booleans(), st.booleans(), names, names)
 records = st.builds(
     Resolved,
     made_for=st.builds(MadeFor, names, names, *[counts] * 6),
@@ -89,13 +85,14 @@ def test_there_and_back(found: Resolved) -> None:
     hash(again)
 
 
-def test_a_field_with_a_default_may_be_missing() -> None:
+def test_of_older_records_fields_are_missing_and_others_do_not_count() -> None:
     found = resolved(TrainConfig(), H200)
     older = to_json(found)
     del older["sources"], older["format"]
     for each in older["choices"]:
-        for name in ("fell_back", "makes_matrix", "backward", "version", "sizes", "measured", "ratio", "beside"):
+        for name in ("fell_back", "makes_matrix", "backward", "version"):
             del each[name]
+        each |= {"sizes": [["gelu_block", 1024]], "measured": True, "ratio": 1.31, "beside": "cudnn"}
     again = from_json(older, "here")
     assert chosen(again) == chosen(found) and again.logit_rows == found.logit_rows and again.sources == ""
 
@@ -121,9 +118,9 @@ DAMAGES: dict[str, Any] = {
     "an option that is text": spoiled(options=[[TRITON_GEMM, "on"]]),
     "an option that is no whole number": spoiled(options=[[TRITON_GEMM, 1.5]]),
     "an operation twice": spoiled(choices=[to_json(Choice("gelu", "xla", "xla", ""))] * 2),
-    "400 digits": spoiled(choices=[to_json(Choice("gelu", "xla", "xla", "")) | {"ratio": 10**400}]),
+    "400 digits": spoiled(choices=[to_json(Choice("gelu", "xla", "xla", "")) | {"version": 10**400}]),
     "null": spoiled(made_for=None),
-    "an object for a size": spoiled(choices=[to_json(Choice("gelu", "xla", "xla", "", sizes=(("a", {}),)))]),
+    "an object for a version": spoiled(choices=[to_json(Choice("gelu", "xla", "xla", "")) | {"version": {}}]),
 }
 
 
@@ -149,12 +146,8 @@ def test_any_other_value_is_read_or_refused(found: Resolved, name: str, value: A
 # --- repeated --------------------------------------------------------------------------------------------------------
 
 SLOWER = with_choice(
-    with_choice(
-        resolved(TrainConfig(), H200), "attention",
-        version="mma", why="1.31 x cudnn, measured here", measured=True, ratio=1.31, beside="cudnn",
-    ),
-    "gelu", sizes=(("gelu_block", 1024),),
-)._replace(logit_rows=1000, options=((TRITON_GEMM, True),))  # fmt: skip
+    resolved(TrainConfig(), H200), "attention", version="mma", why="1.31 x cudnn, measured here"
+)._replace(logit_rows=1000, options=((TRITON_GEMM, True),))
 
 
 def test_a_record_wins_over_what_would_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +164,6 @@ def test_a_record_wins_over_what_would_be_chosen(monkeypatch: pytest.MonkeyPatch
 def test_the_functions_are_those_of_the_record() -> None:
     selection = record.choose_again(SLOWER, Preferences(), False, kernels.Setting(H200, "bf16", 64))
     assert selection.op.attention_forward.keywords["version"] == "mma"  # type: ignore[attr-defined]
-    assert selection.op.gelu_forward.keywords["target"].changes == (("gelu_block", 1024),)  # type: ignore[attr-defined]
     assert selection.op.classifier.keywords["target"] == "sm_90"  # type: ignore[attr-defined]
 
 
@@ -248,9 +240,6 @@ CANNOT: dict[str, tuple[str, dict[str, Any]]] = {
     "an unknown row": ("gelu", {"implementation": "by hand"}),
     "an unknown backward": ("gelu", {"backward": "by hand"}),
     "an unknown version": ("attention", {"version": "wgmma9"}),
-    "an unknown size": ("gelu", {"sizes": (("gelu_colour", 1),)}),
-    "a size that is none": ("gelu", {"sizes": (("gelu_block", "large"),)}),
-    "sizes of another number": ("layernorm", {"sizes": (("layernorm_forward", (1, 2)),)}),
     "an operation that there is not any more": ("layernorm", {"operation": "batchnorm"}),
 }
 
@@ -268,7 +257,7 @@ def test_what_cannot_run_is_chosen_anew_and_named(what: str) -> None:
 
 def test_what_another_precision_or_a_finding_rules_out_cannot_run() -> None:
     assert problems(SLOWER, TrainConfig(), H200, "fp32") == ["attention"]
-    wrong = Findings(found=(Finding("gelu", "pallas", Variant(), "its numbers are wrong"),))
+    wrong = Findings(found=(Finding("gelu", "pallas", problem="its numbers are wrong"),))
     assert problems(SLOWER, TrainConfig(), H200, findings=wrong) == ["gelu"]
     choices = planned(TrainConfig(), H200, before=SLOWER, findings=wrong).choices
     assert next(each.implementation for each in choices if each.operation == "gelu") == "xla"
@@ -287,7 +276,7 @@ def test_strict_still_refuses_what_was_asked_for_and_cannot_run() -> None:
     "now",
     [
         with_choice(SLOWER, "attention", version="wgmma"),
-        with_choice(SLOWER, "gelu", sizes=()),
+        with_choice(SLOWER, "gelu", backward="xla"),
         SLOWER._replace(logit_rows=0),
         SLOWER._replace(gelu_fusion=1),
         SLOWER._replace(options=()),
@@ -300,7 +289,7 @@ def test_each_thing_that_decides_bits_is_a_difference(now: Resolved) -> None:
 
 
 def test_what_is_for_people_is_none() -> None:
-    told = with_choice(SLOWER, "attention", why="as asked", measured=False, ratio=0.0, beside="", fell_back=True)
+    told = with_choice(SLOWER, "attention", why="as asked", fell_back=True)
     assert differences(SLOWER, told._replace(asked=Preferences("pallas"))) == []
 
 

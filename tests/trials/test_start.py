@@ -13,14 +13,14 @@ from typing import Any, NoReturn
 
 import pytest
 
-from llmc_jax.kernels import Finding, Findings, Variant
+from llmc_jax.kernels import Finding, Findings
 from llmc_jax.trials import candidates, card, children, known, search, start
 from llmc_jax.trials.card import Card
 from tests.trials.test_check import D12, TINY
 
 ROOT = Path(__file__).resolve().parents[2]
 H200 = Card("NVIDIA H200", "0123456789abcdef0123456789abcdef", "9.0", 150_000_000_000, "580.1")
-FOUND = Findings(found=(Finding("gelu", "pallas", us=3.0),), notes=("a note",), complete=True)
+FOUND = Findings(found=(Finding("gelu", "pallas", us=3.0),), notes=("a note",))
 
 # Stands for check.py: all is right, or there is no card, or every implementation ends its process.
 FAKE = """
@@ -74,7 +74,7 @@ def find_out(
 
 def test_a_check_and_what_is_kept(find_out: Callable[..., Findings], said: list[str], tmp_path: Path) -> None:
     first = find_out()
-    assert first.complete and not first.notes
+    assert first.fastest and not first.notes
     assert any("at most" in line for line in said) and any("1/" in line for line in said)
     assert {path.suffix for path in tmp_path.glob("kernels/*")} == {".json", ".lock"}
     said.clear()
@@ -88,9 +88,8 @@ def test_a_check_and_what_is_kept(find_out: Callable[..., Findings], said: list[
 def test_processes_that_do_not_get_the_card_say_nothing_of_kernels(find_out: Callable[..., Findings]) -> None:
     found = find_out(bad="no card")
     assert not found.found and len(found.notes) == 1
-    assert [each.found for each in known.all_known()] == [Findings()]
-    again = find_out()  # with the card
-    assert again.complete
+    assert known.all_known() == []
+    assert find_out().fastest  # with the card
 
 
 @pytest.mark.slow
@@ -99,29 +98,32 @@ def test_with_kernels(tmp_path: Path, said: list[str], monkeypatch: pytest.Monke
     monkeypatch.setenv("LLMC_JAX_CACHE", str(tmp_path))
     monkeypatch.setattr(card, "jax_has_begun", lambda: False)
     monkeypatch.setattr(card, "busy", lambda _: "")
-    tried = [Finding("gelu", "pallas"), Finding("gelu", "xla")]
-    tried += [Finding("gelu", "pallas", Variant(sizes=((name, 1024),))) for name in ("gelu_block", "no_such_size")]
-    monkeypatch.setattr(candidates, "listed", lambda _: tried)
+    groups = {
+        "gelu": [Finding("gelu", "pallas"), Finding("gelu", "xla")],
+        "attention": [Finding("attention", "flash, pallas", "no_such_version"), Finding("attention", "naive, xla")],
+    }
+    monkeypatch.setattr(candidates, "by_operation", lambda _: groups)
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     found = start.find_out(TINY, H200, seconds=300.0, say=said.append)
-    assert found.complete and not found.notes
-    assert [bool(each.problem) for each in found.found] == [False, False, False, True]
-    assert "no_such_size" in found.found[3].problem and all(each.us for each in found.found[:3])
+    assert found.fastest and not found.notes
+    problems = {each.label: each.problem for each in found.found if each.problem}
+    assert list(problems) == ["attention: flash, pallas no_such_version"]
+    assert "no_such_version" in problems["attention: flash, pallas no_such_version"]
+    assert len(found.found) == 4 and all(each.us for each in found.found if not each.problem)
     assert [name for name, _ in found.steps] == ["xla", "the kernels as shipped"]
 
 
 def test_time_is_kept(find_out: Callable[..., Findings]) -> None:
     found = find_out(seconds=0.0)
-    assert found == Findings(starts=1, notes=found.notes) and len(found.notes) == 1
-    second = find_out()
-    assert second.fastest and not second.complete  # a whole step first
-    assert find_out().complete
+    assert found == Findings(notes=found.notes) and len(found.notes) == 1
+    assert find_out() == found  # it is not repeated
+    assert find_out(again=True).fastest
 
 
-def test_checks_that_take_their_process_down_come_to_an_end(
+def test_a_check_that_takes_its_process_down_is_not_repeated(
     find_out: Callable[..., Findings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the system for want of memory, for example: a run that is started again and again must train some day."""
+    """By the system for want of memory, for example: a run that is started again must train."""
 
     def killed(*_: Any) -> NoReturn:
         raise SystemExit
@@ -132,25 +134,24 @@ def test_checks_that_take_their_process_down_come_to_an_end(
     facts = known.facts_of(D12, H200)
     with monkeypatch.context() as patch:
         patch.setattr(start, "_searched", killed)
-        for count in range(1, search.STARTS + 1):
-            with pytest.raises(SystemExit):
-                find_out()
-            assert known.read(facts, print) == Findings(starts=count)
+        with pytest.raises(SystemExit):
+            find_out()
         found = find_out()
+        assert not found.found and len(found.notes) == 1 and "--measure" in found.notes[0]
+        assert known.read(facts, print) == found
         patch.setattr(start, "_searched", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            find_out(again=True)  # by the user, which does not count
-    assert not found.found and len(found.notes) == 1
-    assert known.read(facts, print).starts == 0
-    assert find_out(again=True).complete
-    assert not find_out().notes
+            find_out(again=True)
+    assert known.read(facts, print) is None  # by the user, which does not count
+    first = find_out()
+    assert first.fastest and find_out() == first and not first.notes
 
 
 def test_a_card_that_becomes_free_is_used(find_out: Callable[..., Findings], monkeypatch: pytest.MonkeyPatch) -> None:
     """As after a start that was killed, whose process was still there."""
     looks = iter(["other processes use the card (17)"] * 2)
     monkeypatch.setattr(card, "busy", lambda _: next(looks, ""))
-    assert find_out().complete
+    assert find_out().fastest
 
 
 def test_a_lock_that_is_never_given_back(find_out: Callable[..., Findings], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +169,7 @@ def test_a_lock_that_fails_lets_the_check_run(
         raise OSError(errno.EIO, "")
 
     monkeypatch.setattr(fcntl, "flock", fails)
-    assert find_out().complete
+    assert find_out().fastest
 
 
 def test_processes_that_may_be_killed_do_not_write_into_the_cache_of_the_runs(
@@ -191,14 +192,19 @@ def test_what_means_the_shipped_table(
         monkeypatch.setattr(children._Child, "end", lambda self: not self.process.kill())
     found = find_out(bad="all")
     assert not found.found and len(found.notes) == 1 and "as shipped" in found.notes[0]
-    assert not any(each.found.found or each.found.complete for each in known.all_known())
+    assert not any(each.found.found for each in known.all_known())
 
 
-def test_two_at_once(find_out: Callable[..., Findings], said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second one waits, says so, and takes what the first one found."""
+@pytest.mark.parametrize("begun", [Findings(notes=("a check did not finish",)), None])
+def test_two_at_once(
+    begun: Findings | None, find_out: Callable[..., Findings], said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one waits, says so, and takes what the first one found, which has said that it began."""
     monkeypatch.setattr(card, "busy", lambda _: "other processes use the card (17)")  # the first one's
     facts = known.facts_of(D12, H200)
     waiting, result = threading.Event(), list[Findings]()
+    if begun is not None:
+        known.write(facts, begun, said.append)
     monkeypatch.setattr(known, "WAIT", 0.01)
     with known.locked(H200, said.append):
         monkeypatch.setattr(start, "_searched", lambda *_: pytest.fail("it tries again"))
@@ -233,7 +239,16 @@ def test_another_combination_is_another_file(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{", b"[1]", b'{"facts": {}}', b"\xff\xfe", b'{"facts": 1, "found": 2, "date": 3}', b"[" * 100_000],
+    [
+        b"",
+        b"{",
+        b"[1]",
+        b'{"facts": {}}',
+        b"\xff\xfe",
+        b'{"facts": 1, "found": 2, "date": 3}',
+        b"[" * 100_000,
+        b'{"facts": {}, "found": {"found": [], "starts": 1, "complete": true}, "date": "2026-11-01"}',
+    ],
 )
 def test_a_damaged_file_is_a_miss(
     content: bytes, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
@@ -243,7 +258,7 @@ def test_a_damaged_file_is_a_miss(
     known.write(facts, FOUND, said.append)
     assert known.read(facts, said.append) == FOUND and not said
     known.file_of(facts).write_bytes(content)
-    assert known.read(facts, said.append) == Findings() and len(said) == 1
+    assert known.read(facts, said.append) is None and len(said) == 1
     assert known.all_known() == []
 
 
