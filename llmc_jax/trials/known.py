@@ -20,7 +20,6 @@ from llmc_jax.machine.versions import installed
 from llmc_jax.trials.candidates import Case
 from llmc_jax.trials.card import Card
 
-FORMAT = 1
 PACKAGE = Path(__file__).resolve().parents[1]
 SOURCES = ("../pallas_kernels", "kernels", "kernels/triton", "ops", "training", "trials")  # folders, from llmc_jax/
 FILES = ("models/gpt2/model.py", "machine/compiling.py")
@@ -55,7 +54,6 @@ def run_programs() -> Path:
 def facts_of(case: Case, card: Card) -> dict[str, Any]:
     """Return all that the findings depend on, as JSON has it. Of the machine, nothing but the card and its driver."""
     return {
-        "format": FORMAT,
         "card": card.name,
         "capability": card.capability,
         "driver": card.driver,

@@ -25,9 +25,8 @@ def errors(found: Sequence[jax.Array], given: Problem, kind: Any) -> list[tuple[
         compared: list[list[Compared]] = [[] for _ in found]
         wholes, vectors = dict[int, jax.Array](), dict[int, list[jax.Array]]()
         for here, wanted in parts(given, kind):
-            summed = set(range(len(found))) if here is None else _summed(given, kind)
             for k, part in enumerate(wanted):
-                if k in summed:
+                if here is None or part.shape == found[k].shape:  # the whole, or a sum over rows
                     wholes[k] = wholes[k] + part if k in wholes else part
                 elif part.ndim == 1:
                     vectors.setdefault(k, []).append(part)
@@ -57,20 +56,6 @@ def parts(given: Problem, kind: Any) -> Iterator[tuple[slice | None, tuple[jax.A
     for start in range(0, length, step):
         here = slice(start, min(start + step, length))
         yield here, run(*[array[here] if k in given.cut else array for k, array in enumerate(given.arrays)])
-
-
-def _summed(given: Problem, kind: Any) -> set[int]:
-    """Return the outputs that are sums over rows: their shape does not depend on how many there are."""
-
-    def shapes(length: int) -> list[tuple[int, ...]]:
-        arrays = [
-            jax.ShapeDtypeStruct((length, *array.shape[1:]) if k in given.cut else array.shape, array.dtype)
-            for k, array in enumerate(given.arrays)
-        ]
-        found = jax.eval_shape(lambda *arrays: problems.expected(given._replace(arrays=arrays), kind), *arrays)
-        return [each.shape for each in found]
-
-    return {k for k, (one, two) in enumerate(zip(shapes(1), shapes(2), strict=True)) if one == two}
 
 
 Compared = tuple[float, float, float]  # squares of what is off, squares of what is wanted, the worst element
