@@ -10,10 +10,10 @@ import jax
 
 from benchmarks.gpu import solvers
 from llmc_jax.trials import problems
+from llmc_jax.trials.check import pace, time_of
 from llmc_jax.trials.clock import queued, timing
 from llmc_jax.trials.figures import Figures
 from llmc_jax.trials.problems import Problem
-from llmc_jax.trials.times import pace, time_of
 
 SETS_BYTES = 12e9  # of inputs at most
 PROGRAM_BYTES = 2e9  # that one program moves at least: more than a cache holds, and longer than it takes to start

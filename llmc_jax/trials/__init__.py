@@ -7,9 +7,9 @@ problems.py   each operation as a problem: random inputs, who solves it, the ans
 reference.py  that answer in parts, and how far off an output is
 attention.py  attention's answer, by blocks of rows
 numerics.py   errors beside float64, and whether the bits repeat
-times.py      times
+clock.py      how long a call takes on the device
 candidates.py what is tried for a run, at its own shapes
-check.py      one of them tried, and a whole step on several beside XLA's
+check.py      one of them tried and timed, and a whole step on several beside XLA's
 search.py     what follows from it: which implementation of each operation is right and the fastest
 card.py       the GPU, before JAX has it
 known.py      what was found out before
