@@ -5,7 +5,6 @@ children.py   the measuring processes, for their parent
 worker.py     the measuring process
 problems.py   each operation as a problem: random inputs, who solves it, the answer in float64
 reference.py  that answer in parts, and how far off an output is
-attention.py  attention's answer, by blocks of rows
 numerics.py   errors beside float64, and whether the bits repeat
 clock.py      how long a call takes on the device
 candidates.py what is tried for a run, at its own shapes

@@ -27,8 +27,8 @@ from llmc_jax.ops import attention as jnp_attention
 from llmc_jax.ops import softmax as jnp_softmax
 from llmc_jax.training.adamw import ADAMW, AdamWNumbers
 from llmc_jax.training.state import DTYPES
-from llmc_jax.trials import attention as by_blocks
 
+SCORES = 2**27  # of attention by blocks, that exist at a time
 SCALE = 0.125  # of the softmax's scores: heads of 64 channels
 NUMBERS = AdamWNumbers(beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1)
 WAYS = ("forward", "backward")
@@ -192,9 +192,10 @@ def plain_twin(function: str) -> Any:
 
     That of softmax attention is by blocks of rows, without the T x T matrix.
     """
+    if function == "attention":
+        return by_blocks_forward, by_blocks_backward
     if "attention" in function:
-        module = by_blocks if hasattr(by_blocks, f"{function}_forward") else jnp_attention
-        return tuple(getattr(module, f"{function}_{way}") for way in WAYS)
+        return tuple(getattr(jnp_attention, f"{function}_{way}") for way in WAYS)
     return getattr(jnp_softmax, function, None) or PLAIN[function]
 
 
@@ -234,3 +235,47 @@ def random_weights(model: ModelConfig) -> jax.Array:
         if BY_NAME[spec.name].start == "one":
             values = values.at[spec.offset : spec.offset + spec.size].add(1.0)
     return values
+
+
+# ----- attention without the T x T matrix: ops/attention.py by blocks of query rows ----------------------------------
+
+
+def by_blocks_forward(qkv: jax.Array, num_heads: int) -> tuple[jax.Array, None]:
+    """Compute causal attention from packed qkv (B, T, 3C), by blocks of query rows, in at least float32.
+
+    Returns out (B, T, C), and nothing that is kept.
+    """
+    return _attended(_wide(qkv), num_heads).astype(qkv.dtype), None
+
+
+def by_blocks_backward(
+    dout: jax.Array, qkv: jax.Array, _out: jax.Array, _saved: None, num_heads: int
+) -> tuple[jax.Array, jax.Array]:
+    """Return the gradients of `by_blocks_forward` for qkv (B, T, 3C), and for the bias before it (3C,)."""
+    _, pulled_back = jax.vjp(lambda qkv: _attended(qkv, num_heads), _wide(qkv))
+    (dqkv,) = pulled_back(_wide(dout))
+    return dqkv.astype(qkv.dtype), jnp.sum(dqkv, axis=(0, 1)).astype(qkv.dtype)
+
+
+def _wide(x: jax.Array) -> jax.Array:
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+def _attended(qkv: jax.Array, num_heads: int) -> jax.Array:
+    """Return out (B, T, C), computed in as few blocks of rows as hold SCORES scores at most."""
+    B, T, C3 = qkv.shape
+    q, k, v = qkv.reshape(B, T, 3, num_heads, -1).transpose(2, 0, 3, 1, 4)  # (B, NH, T, HS) each
+    HS = q.shape[-1]
+    most = max(1, SCORES // (B * num_heads * T))
+    R = max(rows for rows in range(1, min(T, most) + 1) if T % rows == 0)
+
+    @jax.checkpoint  # the backward computes a block's weights again
+    def block(rows: tuple[jax.Array, jax.Array]) -> jax.Array:
+        q, start = rows
+        scores = q @ k.swapaxes(-1, -2) / math.sqrt(HS)
+        past = jnp.arange(T) <= start + jnp.arange(R)[:, None]
+        return jax.nn.softmax(jnp.where(past, scores, -jnp.inf), axis=-1) @ v  # (B, NH, R, HS)
+
+    blocks = q.reshape(B, num_heads, T // R, R, HS).transpose(2, 0, 1, 3, 4)
+    out = jax.lax.map(block, (blocks, jnp.arange(0, T, R)))  # (blocks, B, NH, R, HS)
+    return out.transpose(1, 0, 3, 2, 4).reshape(B, T, C3 // 3)

@@ -8,21 +8,20 @@ import numpy as np
 import pytest
 
 from llmc_jax.ops import attention
-from llmc_jax.trials import attention as by_blocks
 from llmc_jax.trials import problems, reference
 
 
 def test_attention_by_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a few rows at a time: values and gradients in float64 as with the whole matrix."""
-    monkeypatch.setattr(by_blocks, "SCORES", 2 * 2 * 12 * 3)  # three rows at a time
+    monkeypatch.setattr(problems, "SCORES", 2 * 2 * 12 * 3)  # three rows at a time
     with jax.enable_x64(True):
         rng = np.random.default_rng(0)
         qkv, dout = (jnp.asarray(rng.standard_normal((2, 12, width))) for width in (48, 16))
         out, att = attention.attention_forward(qkv, 2)
         wanted = [out, *attention.attention_backward(dout, qkv, out, att, 2)]
-        out, _ = by_blocks.attention_forward(qkv, 2)
-        found = [out, *by_blocks.attention_backward(dout, qkv, out, None, 2)]
-        assert "length=4" in str(jax.make_jaxpr(by_blocks.attention_forward, static_argnums=1)(qkv, 2))
+        out, _ = problems.by_blocks_forward(qkv, 2)
+        found = [out, *problems.by_blocks_backward(dout, qkv, out, None, 2)]
+        assert "length=4" in str(jax.make_jaxpr(problems.by_blocks_forward, static_argnums=1)(qkv, 2))
         for one, other in zip(found, wanted, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)
 
