@@ -65,9 +65,10 @@ def _told(how: Search, known: Findings, note: str) -> Findings:
 
 
 def try_each(how: Search, listed: Sequence[Finding], needed: int, seconds: float) -> Set:
-    """Return what was found out about each, in their order, until time was up: of the first few, that are needed, all.
+    """Return what was found out about each, in their order, as far as time sufficed.
 
-    The others get a share of it, so that some is left for whole steps.
+    needed: so many come first that would run unmeasured. The others get a share of the time, so that whole steps have
+    the rest.
     """
     start, found = how.clock(), list[Finding]()
     for number, finding in enumerate(listed):
