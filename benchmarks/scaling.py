@@ -31,7 +31,7 @@ sys.path.insert(0, str(ROOT))
 
 from llmc_jax.plan.compiled import plan_for  # noqa: E402
 from llmc_jax.plan.efficiency import gpu  # noqa: E402
-from llmc_jax.plan.network import Compute, Network, Step, collective_seconds, step_of  # noqa: E402
+from llmc_jax.plan.network import Compute, Network, collective_seconds, step_of  # noqa: E402
 from llmc_jax.plan.plan import Plan  # noqa: E402
 from llmc_jax.plan.time import computes_of, sent_by, step_time, times_of  # noqa: E402
 from llmc_jax.training.parallel.traffic import Sent  # noqa: E402
@@ -50,9 +50,21 @@ class Row(NamedTuple):
     sent: list[Sent]
 
     @property
-    def step(self) -> Step:
-        """Return an update of it."""
-        return step_of(self.compute, self.sent, self.plan.parallel.devices, self.plan.shape.micro_batches)
+    def seconds(self) -> float:
+        """Return how long an update takes."""
+        return step_of(self.compute, self.sent, self.plan.parallel.devices, self.plan.shape.micro_batches).seconds
+
+    @property
+    def computing(self) -> float:
+        """Return how long one GPU computes in an update."""
+        each = self.compute
+        return self.plan.shape.micro_batches * (each.before + sum(each.layers) + each.end) + each.update
+
+    @property
+    def sending(self) -> float:
+        """Return how long all collectives take, if nothing else happens."""
+        n = self.plan.parallel.devices
+        return sum(each.times * collective_seconds(each.kind, each.bytes, n, Network()) for each in self.sent)
 
 
 def row_of(name: str, micro_batches: int = 1, devices: int = 1, stage: int = 0) -> Row:
@@ -75,7 +87,7 @@ def efficiency(one: float, seconds: float) -> float:
 def rows(micro_batches: int) -> Iterator[str]:
     """Yield the table's lines for so many micro-batches of each GPU."""
     for name in BATCHES:
-        one = row_of(name, micro_batches).step.overlapped
+        one = row_of(name, micro_batches).seconds
         for stages in ((0,), (1, 2)) if micro_batches == 1 else ((0,), (1,), (2,)):
             for devices in DEVICES:
                 yield line(name, row_of(name, micro_batches, devices, stages[0]), ", ".join(map(str, stages)), one)
@@ -83,16 +95,17 @@ def rows(micro_batches: int) -> Iterator[str]:
 
 def line(name: str, row: Row, stages: str, one: float) -> str:
     """Return a line. one: seconds of an update on one GPU."""
-    shape, n, step = row.plan.shape, row.plan.parallel.devices, row.step
+    shape, n = row.plan.shape, row.plan.parallel.devices
     known = {
         each.about: each.times * collective_seconds(each.kind, each.bytes, n, Network())
         for each in row.sent if each.about in ("wte", "weights")
     }  # fmt: skip
     tail = [f"{1e3 * known.get(about, 0):.1f}" for about in ("wte", "weights")]
     cells = [
-        name, str(shape.batch), stages, str(n), f"{sent_by_each(row.sent, n) / 1e9:.2f}", f"{1e3 * step.compute:.1f}",
-        f"{1e3 * step.sending:.1f}", f"{1e3 * step.left:.1f}", *tail, percent(efficiency(one, step.alone)),
-        percent(efficiency(one, step.overlapped)), f"{row.plan.config.tokens_per_step / step.overlapped / 1e6:.2f}",
+        name, str(shape.batch), stages, str(n), f"{sent_by_each(row.sent, n) / 1e9:.2f}", f"{1e3 * row.computing:.1f}",
+        f"{1e3 * row.sending:.1f}", f"{1e3 * (row.seconds - row.computing):.1f}", *tail,
+        percent(efficiency(one, row.computing + row.sending)),
+        percent(efficiency(one, row.seconds)), f"{row.plan.config.tokens_per_step / row.seconds / 1e6:.2f}",
     ]  # fmt: skip
     return f"| {' | '.join(cells)} |"
 

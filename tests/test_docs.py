@@ -272,7 +272,7 @@ def parsed(words: list[str]) -> Any:
     from llmc_jax.data import command as data
     from llmc_jax.evaluate import command as evaluate_command
     from llmc_jax.generate import flags as generate_flags
-    from llmc_jax.plan.flags import OWN as PLAN
+    from llmc_jax.plan.command import OWN as PLAN
     from llmc_jax.profile.command import OWN
     from llmc_jax.report import command as report
     from llmc_jax.trials import command as kernels

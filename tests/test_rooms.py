@@ -41,7 +41,7 @@ WITHOUT_JAX = ("base", "config", "logs", "trackers", "cluster", "data", "checkpo
 AND = (
     "compare/command.py", "compare/logs.py", "evaluate/command.py",
     "generate/command.py", "generate/flags.py", "machine/device.py", "machine/jax_setup.py", "plan/command.py",
-    "plan/flags.py", "profile/command.py", "run/command.py", "run/beside.py",
+    "profile/command.py", "run/command.py", "run/beside.py",
     "run/console.py", "run/folder.py", "run/place.py", "run/trackers.py", "trials/command.py",
 )  # fmt: skip
 

@@ -26,7 +26,7 @@ from llmc_jax.data.documents import refuse_utf16
 from llmc_jax.data.tokenfile import open_token_file
 from llmc_jax.evaluate import command as evaluate_command
 from llmc_jax.generate import flags as generate_flags
-from llmc_jax.plan import flags as plan_flags
+from llmc_jax.plan import command as plan
 from llmc_jax.profile import command as profile_command
 from llmc_jax.trials import command as kernels
 from tests.metrics import read_metrics
@@ -145,7 +145,7 @@ def test_all_flags_of_paths_take_a_home_folder() -> None:
     paths = [action for action in taken if action.metavar in PATHS and action.type is not int]
     assert len(paths) > 50
     assert [action.metavar for action in paths if action.type not in (Path, "path")] == []
-    own = [*plan_flags.OWN, *profile_command.OWN, *kernels.OWN]
+    own = [*plan.OWN, *profile_command.OWN, *kernels.OWN]
     options = [about for about in (*OPTIONS, *own) if about.value in PATHS or about.name in ("model", "tokenizer")]
     assert len(options) > 12
     assert [about.name for about in options if not about.is_path] == []

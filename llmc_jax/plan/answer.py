@@ -16,13 +16,13 @@ from llmc_jax.models.gpt2.tensors import num_parameters
 from llmc_jax.plan.asked import checked_model
 from llmc_jax.plan.calibrate import is_measured
 from llmc_jax.plan.course import Course, course, data_of, forward_of, price_of
-from llmc_jax.plan.memory import Memory
+from llmc_jax.plan.memory import Memory, computed
 from llmc_jax.plan.network import GBIT, Network, network_of
 from llmc_jax.plan.plan import Plan
 from llmc_jax.plan.planner import Place, Planner, Say
 from llmc_jax.plan.search import Largest, mark_fastest
 from llmc_jax.plan.separate import Problem
-from llmc_jax.plan.time import StepTime
+from llmc_jax.plan.time import StepTime, step_time
 
 
 class Setting(NamedTuple):
@@ -74,19 +74,13 @@ class Wishes(NamedTuple):
 
 
 def answer(
-    config: TrainConfig,
-    place: Place,
-    wishes: Wishes | None = None,
-    told: Say = lambda words: None,
-    *,
-    largest: bool = True,
+    config: TrainConfig, place: Place, wishes: Wishes, told: Say = lambda words: None, *, largest: bool = True
 ) -> Answer:
     """Return memory and time of a configuration on a device.
 
     config: `asked_config` of train.py's flags. told: is told of what takes seconds before it begins. largest:
     look for the largest -b of each way too. Raises InputError for what cannot run there.
     """
-    wishes = wishes or Wishes()
     asked = replace(config, devices=config.devices or place.devices)
     validate(asked)
     planner = Planner(checked_model(asked), place, network_of(place.machine.kind, wishes.network), told)
@@ -94,7 +88,8 @@ def answer(
     plan = planner.plan(config)
     if place.machine.platform == "cpu" and not is_measured(plan.dtype):
         told("measuring this CPU once, which takes some twelve seconds")
-    memory, step, rows = planner.memory(plan), planner.time(plan), planner.largest(config) if largest else ()
+    memory, step = computed(plan), step_time(plan, network=planner.network)
+    rows = planner.largest(config) if largest else ()
     found, rows, problem = (memory, rows, None) if wishes.quick else compiled(planner, config, memory, rows)
     return Answer(
         setting=setting_of(plan, auto_batch=config != asked),
@@ -105,10 +100,13 @@ def answer(
         not_compiled=problem,
         step=step,
         network=planner.network if step.exchanges else None,
-        course=course_of(plan, place, step, wishes),
+        course=course(
+            step.seconds, config, forward=forward_of(step, config.grad_accumulation), tokens=wishes.tokens,
+            data=data_of(config), card=place.card, price=price_of(place.name, wishes.price),
+        ),
         largest=rows,
         not_known=tuple(not_known(planner, config, step, found, problem)),
-    )
+    )  # fmt: skip
 
 
 def compiled(
@@ -128,15 +126,6 @@ def compiled(
         return own, largest, None
     checked = planner.checked(wanted[1], best, rest[0])
     return own, mark_fastest([checked if row is best else row for row in largest]), None
-
-
-def course_of(plan: Plan, place: Place, step: StepTime, wishes: Wishes) -> Course | None:
-    """Return the course of a run; None where nothing says how many steps it makes."""
-    config = plan.config
-    return course(
-        step.seconds, config, forward=forward_of(step, config.grad_accumulation), tokens=wishes.tokens,
-        data=data_of(config), card=place.card, price=price_of(place.name, wishes.price),
-    )  # fmt: skip
 
 
 def not_known(

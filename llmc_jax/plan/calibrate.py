@@ -40,8 +40,6 @@ PATIENCE, RUNS = 0.012, 20  # seconds and runs for one size of one operation in 
 MORE = 16  # times of one operation in a program, to tell the operation from the program
 BLOCK = 2**24  # elements of an array that is too large for memory that is there already
 
-Axis = tuple[int, ...]
-Made = tuple[Callable[..., Any], tuple[Any, ...]]  # a function and its arguments
 ROWS, COLUMNS = (64, 256, 1024), (128, 768, 3072)
 LINEAR = (ROWS, (128, 768), COLUMNS)
 ATTENTION = ((4,), ROWS, (32, 128))  # B NH, T, HS
@@ -52,102 +50,74 @@ BUFFER = ((2**16, 2**19, 2**22),)
 class Case(NamedTuple):
     """An operation to be measured: over the product of some axes."""
 
-    axes: tuple[Axis, ...]
-    make: Callable[..., Made]  # of the sizes
-    amount: Callable[..., float] = lambda *sizes: float(math.prod(sizes))  # of the sizes, what its rate counts
+    axes: tuple[tuple[int, ...], ...]
+    make: Callable[..., tuple[Any, ...]]  # of the sizes: a function and its arguments
 
 
 def _cases(dtype: str) -> dict[str, Case]:
     """Return what is measured. dtype: that the model computes in."""
     import jax.numpy as jnp
 
+    from llmc_jax.ops import attention, classifier, embedding, gelu, layernorm, linear
+    from llmc_jax.training.optimizer import global_norm
     from llmc_jax.training.state import DTYPES
 
-    full = partial(jnp.full, fill_value=0.5, dtype=DTYPES[dtype])
-    wide = partial(jnp.full, fill_value=0.5, dtype=jnp.float32)
-    return _products(full) | _rows(full, wide) | _buffers(full, wide)
+    def full(*shape: int) -> Any:
+        return jnp.full(shape, 0.5, DTYPES[dtype])
 
+    def wide(*shape: int) -> Any:
+        return jnp.full(shape, 0.5, jnp.float32)
 
-def _products(full: Callable[..., Any]) -> dict[str, Case]:
-    """Return the cases of matrix products. full: makes an array of a shape."""
-    from llmc_jax.ops import attention, linear
+    def attended(heads: int, T: int, size: int) -> tuple[Any, ...]:
+        y, qkv, att = full(1, T, heads * size), full(1, T, 3 * heads * size), full(1, heads, T, T)
+        return partial(attention.attention_backward, num_heads=heads), y, qkv, y, att
 
-    def matrices(heads: int, T: int, size: int) -> tuple[Any, ...]:
-        y = full((1, T, heads * size))
-        return y, full((1, T, 3 * heads * size)), y, full((1, heads, T, T))
+    def normed(n: int, C: int) -> tuple[Any, ...]:
+        x = full(n, C)
+        return layernorm.residual_layernorm_backward, x, x, x, full(C), wide(n), wide(n)
 
-    def forward(heads: int, T: int, size: int) -> Made:
-        return partial(attention.attention_forward, num_heads=heads), matrices(heads, T, size)[1:2]
-
-    def backward(heads: int, T: int, size: int) -> Made:
-        return partial(attention.attention_backward, num_heads=heads), matrices(heads, T, size)
-
-    def scores(heads: int, T: int, size: int) -> float:
-        return float(heads * T * T)
+    def embedded(n: int, C: int) -> tuple[Any, ...]:
+        tokens = (jnp.arange(n, dtype=jnp.int32) * 7919 % VOCABULARY).reshape(1, n)
+        return embedding.embedding_backward, full(1, n, C), tokens, wide(VOCABULARY, C)
 
     return {
-        cpu.LINEAR[0]: Case(LINEAR, lambda n, i, o: (linear.linear_forward, (full((n, i)), full((o, i)), full((o,))))),
-        cpu.LINEAR[1]: Case(
-            LINEAR, lambda n, i, o: (linear.linear_backward, (full((n, o)), full((n, i)), full((o, i))))
-        ),
-        cpu.ATTENTION[0]: Case(ATTENTION, forward, scores),
-        cpu.ATTENTION[1]: Case(ATTENTION, backward, scores),
-    }
+        cpu.LINEAR[0]: Case(LINEAR, lambda n, i, o: (linear.linear_forward, full(n, i), full(o, i), full(o))),
+        cpu.LINEAR[1]: Case(LINEAR, lambda n, i, o: (linear.linear_backward, full(n, o), full(n, i), full(o, i))),
+        cpu.ATTENTION[0]: Case(ATTENTION, lambda heads, T, size: (
+            partial(attention.attention_forward, num_heads=heads), full(1, T, 3 * heads * size))),
+        cpu.ATTENTION[1]: Case(ATTENTION, attended),
+        cpu.LAYERNORM[0]: Case(WIDTH, lambda n, C: (
+            layernorm.residual_layernorm_forward, full(n, C), full(n, C), full(C), full(C))),
+        cpu.LAYERNORM[1]: Case(WIDTH, normed),
+        cpu.GELU[0]: Case(WIDTH, lambda n, C: (gelu.gelu_forward, full(n, C))),
+        cpu.GELU[1]: Case(WIDTH, lambda n, C: (gelu.gelu_backward, full(n, C), full(n, C))),
+        cpu.CLASSIFIER: Case(((64, 512), (512, 8192)), lambda n, V: (
+            partial(classifier.classifier, vocab_size=V - 47), full(n, V), jnp.zeros(n, jnp.int32), wide(n))),
+        cpu.EMBEDDING: Case(WIDTH, embedded),
+        cpu.NORM: Case(BUFFER, lambda size: (global_norm, wide(size))),
+        cpu.COPY: Case(BUFFER, lambda size: (_joined, full(size))),
+        cpu.UPDATE: Case(BUFFER, lambda size: (_updated, *(wide(size) for _ in range(4)))),
+    }  # fmt: skip
 
 
-def _rows(full: Callable[..., Any], wide: Callable[..., Any]) -> dict[str, Case]:
-    """Return the cases of what works on rows of activations. wide: makes an array of float32."""
+def _joined(x: Any) -> Any:
+    """Return an array as its two halves, joined again: a copy."""
     import jax.numpy as jnp
 
-    from llmc_jax.ops import classifier, embedding, gelu, layernorm
-
-    def norm_forward(n: int, C: int) -> Made:
-        return layernorm.residual_layernorm_forward, (full((n, C)), full((n, C)), full((C,)), full((C,)))
-
-    def norm_backward(n: int, C: int) -> Made:
-        x = full((n, C))
-        return layernorm.residual_layernorm_backward, (x, x, x, full((C,)), wide((n,)), wide((n,)))
-
-    def losses(n: int, V: int) -> Made:
-        function = partial(classifier.classifier, vocab_size=V - 47)
-        return function, (full((n, V)), jnp.zeros(n, jnp.int32), wide((n,)))
-
-    def embedded(n: int, C: int) -> Made:
-        tokens = (jnp.arange(n, dtype=jnp.int32) * 7919 % VOCABULARY).reshape(1, n)
-        return embedding.embedding_backward, (full((1, n, C)), tokens, wide((VOCABULARY, C)))
-
-    return {
-        cpu.LAYERNORM[0]: Case(WIDTH, norm_forward),
-        cpu.LAYERNORM[1]: Case(WIDTH, norm_backward),
-        cpu.GELU[0]: Case(WIDTH, lambda n, C: (gelu.gelu_forward, (full((n, C)),))),
-        cpu.GELU[1]: Case(WIDTH, lambda n, C: (gelu.gelu_backward, (full((n, C)), full((n, C))))),
-        cpu.CLASSIFIER: Case(((64, 512), (512, 8192)), losses),
-        cpu.EMBEDDING: Case(WIDTH, embedded),
-    }
+    return jnp.concatenate([x[: x.size // 2], x[x.size // 2 :]])
 
 
-def _buffers(full: Callable[..., Any], wide: Callable[..., Any]) -> dict[str, Case]:
-    """Return the cases of what works on flat buffers."""
+def _updated(params: Any, m: Any, v: Any, gradient: Any) -> Any:
+    """Return the parameters, m and v after an update."""
     import jax.numpy as jnp
 
     from llmc_jax.training.adamw import AdamWNumbers, adamw_update
-    from llmc_jax.training.optimizer import global_norm
 
-    def joined(x: Any) -> Any:
-        return jnp.concatenate([x[: x.size // 2], x[x.size // 2 :]])
-
-    def update(params: Any, m: Any, v: Any, gradient: Any) -> Any:
-        one = jnp.ones(())
-        return adamw_update(
-            params, m, v, gradient, scale=one, learning_rate=1e-3 * one, update=one, apply=one > 0,
-            numbers=AdamWNumbers(0.9, 0.95, 1e-8, 0.1), decay=((0, params.size // 2),),
-        )[:3]  # fmt: skip
-
-    return {
-        cpu.NORM: Case(BUFFER, lambda size: (global_norm, (wide((size,)),))),
-        cpu.COPY: Case(BUFFER, lambda size: (joined, (full((size,)),))),
-        cpu.UPDATE: Case(BUFFER, lambda size: (update, tuple(wide((size,)) for _ in range(4)))),
-    }
+    one = jnp.ones(())
+    return adamw_update(
+        params, m, v, gradient, scale=one, learning_rate=1e-3 * one, update=one, apply=one > 0,
+        numbers=AdamWNumbers(0.9, 0.95, 1e-8, 0.1), decay=((0, params.size // 2),),
+    )[:3]  # fmt: skip
 
 
 # ----- measuring ------------------------------------------------------------------------------------------------------
@@ -158,11 +128,11 @@ def measure(dtype: str) -> Calibration:
     import jax
     import jax.numpy as jnp
 
-    found = _cases(dtype)
-    grids = {
-        (name, sizes): found[name].make(*sizes) for name in found for sizes in itertools.product(*found[name].axes)
-    }
-    runs = {key: partial(jax.jit(function), *arguments) for key, (function, arguments) in grids.items()}
+    cases, runs = _cases(dtype), dict[Any, Callable[[], Any]]()
+    for name, case in cases.items():
+        for sizes in itertools.product(*case.axes):
+            function, *arguments = case.make(*sizes)
+            runs[name, sizes] = partial(jax.jit(function), *arguments)
     block, added = jnp.zeros(BLOCK), jax.jit(lambda x: x + 1)
     written = jax.jit(lambda x: x + 1, donate_argnums=0)
     state = [jnp.zeros(BLOCK)]
@@ -178,11 +148,11 @@ def measure(dtype: str) -> Calibration:
 
     def rate(name: str, sizes: tuple[int, ...]) -> float:
         took = least[name, sizes]  # of it what any program takes is not its own
-        return found[name].amount(*sizes) / max(took - program, took / 3)
+        return cpu.amount_of(name, sizes) / max(took - program, took / 3)
 
     rates = {
         name: Rates(case.axes, tuple(rate(name, sizes) for sizes in itertools.product(*case.axes)))
-        for name, case in found.items()
+        for name, case in cases.items()
     }
     fresh = max(0.0, least["anew"] - least["kept"]) / (4 * BLOCK)
     spread = Interval(LOW, 1.0, max(HIGH, _usual(turns)))

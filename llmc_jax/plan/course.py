@@ -5,10 +5,9 @@ Leaves out saves, samples, HellaSwag and compiling, which a few minutes hold as 
 
 import math
 import tomllib
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import matching
@@ -28,7 +27,7 @@ class Data(NamedTuple):
     """How many tokens the training data has. source: its files' headers, or what is published of files not here."""
 
     tokens: int
-    source: Literal["files", "published"]
+    source: str
     note: str  # which files, or who says so
 
 
@@ -47,7 +46,7 @@ class Length(NamedTuple):
     steps: int
     tokens: int
     epochs: float | None  # None: how much data there is is not known
-    source: Literal["--tokens", "-x", "files", "published"]
+    source: str  # --tokens, -x, files, published
     note: str
 
 
@@ -127,27 +126,20 @@ def length_of(config: TrainConfig, tokens: float | None = None, data: Data | Non
     """Return how many steps a run makes, by --tokens, -x or one epoch of its data; None where nothing says it."""
     each = config.tokens_per_step
     if tokens is not None:
-        steps = _steps(tokens, each)
-        return _length(steps, each, data, "--tokens", f"--tokens {tokens:,.0f}")
-    if config.max_steps >= 0:
-        return _length(config.max_steps, each, data, "-x", f"-x {config.max_steps}")
-    if data is None:
+        if not each <= tokens < math.inf:
+            raise InputError(f"--tokens {tokens:g}: expected at least one update's tokens, which are {each}")
+        steps, source, note = int(tokens // each), "--tokens", f"--tokens {tokens:,.0f}"
+    elif config.max_steps >= 0:
+        steps, source, note = config.max_steps, "-x", f"-x {config.max_steps}"
+    elif data is None:
         return None
-    if data.tokens < each:
+    elif data.tokens < each:
         raise InputError(
             f"-d {each}: one update takes more tokens than the training data holds ({data.tokens}); lower -d, give "
             "more data, or say how many steps to make with -x"
         )
-    return _length(data.tokens // each, each, data, data.source, data.note)
-
-
-def _steps(tokens: float, each: int) -> int:
-    if not each <= tokens < math.inf:
-        raise InputError(f"--tokens {tokens:g}: expected at least one update's tokens, which are {each}")
-    return int(tokens // each)
-
-
-def _length(steps: int, each: int, data: Data | None, source: Any, note: str) -> Length:
+    else:
+        steps, source, note = data.tokens // each, data.source, data.note
     return Length(steps, steps * each, None if data is None else steps * each / data.tokens, source, note)
 
 
@@ -162,19 +154,17 @@ def data_of(config: TrainConfig) -> Data | None:
     if name in (TrainConfig().train_data, TrainConfig().val_data) and not config.preset:
         return None
     if name == "stdlib":
-        return _built_in(flag) if config.max_steps < 0 else None
+        if config.max_steps >= 0:
+            return None
+        from llmc_jax.data.corpora import stdlib_corpus  # here, because no other data needs it
+
+        corpus = stdlib_corpus()
+        return Data(_tokens_of(corpus.val if config.overfit else corpus.train), "files", corpus.description)
     if matching(name):
         paths = expand_pattern(name, flag)
         return Data(sum(map(_tokens_of, paths)), "files", f"{flag} {name}")
     found = (Data(tokens, "published", said) for part, (tokens, said) in PUBLISHED.items() if part in name)
     return next(found, None)
-
-
-def _built_in(flag: str) -> Data:
-    from llmc_jax.data.corpora import stdlib_corpus
-
-    corpus = stdlib_corpus()
-    return Data(_tokens_of(corpus.train if flag == "-i" else corpus.val), "files", corpus.description)
 
 
 def _tokens_of(path: Path) -> int:
@@ -183,14 +173,6 @@ def _tokens_of(path: Path) -> int:
 
 
 # ----- money and energy -----------------------------------------------------------------------------------------------
-
-
-class Power(NamedTuple):
-    """What shares of power are taken to be; prices.toml says why."""
-
-    gpu: Interval  # of its limit, while it trains
-    host: Interval  # the rest of the machine, for each watt of its GPUs
-    pue: Interval  # of the data centre
 
 
 def energy(gpu_hours: Interval, card: Card) -> Interval:
@@ -212,11 +194,14 @@ def price_of(name: str | None, own: float | None = None) -> Price | None:
 
 
 @cache
-def tables() -> tuple[dict[str, Price], Power]:
-    """Return prices by short name, and the shares of power, as prices.toml has them."""
+def tables() -> tuple[dict[str, Price], tuple[Interval, Interval, Interval]]:
+    """Return prices by short name, and the shares of power, as prices.toml has them.
+
+    Of a GPU's limit, while it trains; of the rest of the machine, for each watt of its GPUs; of the data centre.
+    """
     read = tomllib.loads(Path(__file__).with_name("prices.toml").read_text("utf-8"))
     prices = {
         row["name"]: Price(row["usd"], row["provider"], row["date"].isoformat(), row["source"]) for row in read["gpu"]
     }
-    shares: dict[str, Sequence[float]] = read["power"]
-    return prices, Power(**{name: Interval(*values) for name, values in shares.items()})
+    gpu, host, pue = (Interval(*read["power"][name]) for name in ("gpu", "host", "pue"))
+    return prices, (gpu, host, pue)

@@ -36,24 +36,20 @@ class Rates(NamedTuple):
 
     def at(self, *sizes: float) -> float:
         """Return the rate between the sizes that were measured, straight in logarithms; beyond them the edge's."""
-        places = [_place(axis, size) for axis, size in zip(self.axes, sizes, strict=True)]
+        measured = dict(zip(itertools.product(*self.axes), self.rates, strict=True))
         total = 0.0
-        for corner in itertools.product((0, 1), repeat=len(places)):
-            weight, index = 1.0, 0
-            for (low, share), up, axis in zip(places, corner, self.axes, strict=True):
-                weight *= share if up else 1 - share
-                index = index * len(axis) + min(low + up, len(axis) - 1)
-            total += weight * math.log(self.rates[index])
+        for corner in itertools.product(*map(_around, self.axes, sizes)):
+            weight = math.prod(share for _, share in corner)
+            total += weight * math.log(measured[tuple(size for size, _ in corner)])
         return math.exp(total)
 
 
-def _place(axis: tuple[int, ...], size: float) -> tuple[int, float]:
-    """Return where the last size of an axis stands that is not above one, and how far it is to the next, 0 to 1."""
+def _around(axis: tuple[int, ...], size: float) -> tuple[tuple[int, float], tuple[int, float]]:
+    """Return the sizes of an axis that are next to one, each with the weight that it has there."""
     size = min(max(size, axis[0]), axis[-1])
-    low = max(at for at, each in enumerate(axis) if each <= size)
-    if low == len(axis) - 1:
-        return low, 0.0
-    return low, math.log(size / axis[low]) / math.log(axis[low + 1] / axis[low])
+    low, high = max(each for each in axis if each <= size), min(each for each in axis if each >= size)
+    share = math.log(size / low) / math.log(high / low) if low < high else 0.0
+    return (low, 1 - share), (high, share)
 
 
 class Calibration(NamedTuple):
@@ -74,49 +70,50 @@ class Calibration(NamedTuple):
         return Roof(2 * max(self.rates[LINEAR[0]].rates), bandwidth, bandwidth, None)
 
 
-class Part(NamedTuple):
-    """An operation that was measured, at some sizes."""
+Part = tuple[str, tuple[int, ...], int]  # an operation that was measured, its sizes, and how often it runs
 
-    name: str
-    sizes: tuple[int, ...]
-    amount: float
-    times: int
 
-    def seconds(self, calibration: Calibration) -> float:
-        """Return what it takes, all times together."""
-        return self.times * self.amount / calibration.rates[self.name].at(*self.sizes)
+def seconds_of(part: Part, calibration: Calibration) -> float:
+    """Return what an operation takes, all times together."""
+    name, sizes, times = part
+    return times * amount_of(name, sizes) / calibration.rates[name].at(*sizes)
+
+
+def amount_of(name: str, sizes: tuple[int, ...]) -> float:
+    """Return what the rate of an operation counts: the product of its sizes, of attention the scores B NH T T."""
+    if name in ATTENTION:
+        heads, T, _ = sizes
+        return float(heads * T * T)
+    return float(math.prod(sizes))
 
 
 def parts_of(work: Work, forward: bool, model: ModelConfig, shape: Shape) -> Iterator[Part]:
     """Yield what one work of a step consists of. forward: also one that the backward computes again."""
     C, n, N = model.channels, shape.rows, flat_size(model)
     backward = work.phase == "backward" and not forward
+    again = shape.recompute if backward and not shape.recompute_blocks else 0
     name, times = work.operation, work.times
-
-    def part(name: str, *sizes: int, times: int = times) -> Part:
-        return Part(name, sizes, float(math.prod(sizes)), times)
-
     if name in ("qkv", "attproj", "fc", "fcproj", "head"):
         outputs, inputs = sizes(row_of("wte" if name == "head" else f"{name}w").shape, letters(model))
-        yield part(LINEAR[backward], rows_at_once(shape) if name == "head" else n, inputs, outputs)
+        rows = rows_at_once(shape) if name == "head" else n
+        yield LINEAR[backward], (rows, inputs, outputs), times
     elif name == "attention":
-        heads, T = shape.batch * model.num_heads, shape.sequence
-        yield Part(ATTENTION[backward], (heads, T, model.head_size), heads * T * T, times)
+        yield ATTENTION[backward], (shape.batch * model.num_heads, shape.sequence, model.head_size), times
     elif name in ("ln1", "ln2", "lnf"):
-        yield part(LAYERNORM[backward], n, C)
-        if backward and name != "lnf" and shape.recompute >= 2 and not shape.recompute_blocks:
-            yield part(LAYERNORM[0], n, C)
+        yield LAYERNORM[backward], (n, C), times
+        if again >= 2 and name != "lnf":
+            yield LAYERNORM[0], (n, C), times
     elif name == "gelu":
-        yield part(GELU[backward], n, 4 * C)
-        if backward and shape.recompute and not shape.recompute_blocks:
-            yield part(GELU[0], n, 4 * C)
+        yield GELU[backward], (n, 4 * C), times
+        if again:
+            yield GELU[0], (n, 4 * C), times
     elif name == "classifier":
-        yield part(CLASSIFIER, rows_at_once(shape), model.padded_vocab_size)
+        yield CLASSIFIER, (rows_at_once(shape), model.padded_vocab_size), times
     elif name == "embedding":
-        yield part(EMBEDDING if backward else COPY, *((n, C) if backward else (n * C,)))
+        yield (EMBEDDING, (n, C), times) if backward else (COPY, (n * C,), times)
     elif name == "gradient":
-        yield part(COPY, N, times=times * (2 if shape.micro_batches > 1 else 1))
+        yield COPY, (N,), times * (2 if shape.micro_batches > 1 else 1)
     elif name == "weights":
-        yield part(COPY, N)
+        yield COPY, (N,), times
     elif work.phase == "update":
-        yield part(NORM if name == "norm" else UPDATE, N // shape.devices if shape.stage else N)
+        yield NORM if name == "norm" else UPDATE, (N // shape.devices if shape.stage else N,), times

@@ -56,23 +56,19 @@ def check_fits(plan: Plan) -> None:
         f"-t {config.sequence_length}: {gib(need.state)} for parameters, gradient, the optimizer's state and the "
         f"step's copies, {gib(need.total - need.state)} more for activations; this machine has {gib(available)}"
     )
-    raise refusal(plan, words, room(plan, available))
+    raise refusal(plan, words, limit_of(plan.machine.platform, available))
 
 
 def check_program(plan: Plan, taken: int) -> None:
     """Raise DoesNotFit where the compiled step of a plan takes more bytes than there are."""
-    if plan.available is not None and taken > plan.available:
-        words = f"-b {plan.config.batch_size}: the compiled step takes {gib(taken)}, and there are"
-        raise refusal(plan, f"{words} {gib(plan.available)}", room(plan, plan.available), taken)
-
-
-def room(plan: Plan, available: int) -> int:
-    """Return the bytes that what is offered may take of those that there are: as many as a search may fill."""
-    return limit_of(plan.machine.platform, available)
+    available = plan.available
+    if available is not None and taken > available:
+        words = f"-b {plan.config.batch_size}: the compiled step takes {gib(taken)}, and there are {gib(available)}"
+        raise refusal(plan, words, limit_of(plan.machine.platform, available), taken)
 
 
 def refusal(plan: Plan, words: str, available: int, taken: int | None = None) -> DoesNotFit:
-    """Return the error for a plan whose step does not fit into so many bytes: words on that, and what would fit.
+    """Return the error for a plan whose step does not fit: words on that, and what would fit into so many bytes.
 
     taken: bytes that the step takes by its compiler, where that is known. Estimates count as much more, or less.
     """

@@ -84,18 +84,13 @@ class Memory(NamedTuple):
 # ----- computed -------------------------------------------------------------------------------------------------------
 
 
-def computed(plan: "Plan", available: int | None = None, card: int | None = None) -> Memory:
-    """Return a step's memory from shapes alone.
-
-    available: bytes that the program may take; None: as the plan has it, or JAX's share of the card. card: bytes of
-    the whole card; None: as machine/cards.py has it.
-    """
+def computed(plan: "Plan") -> Memory:
+    """Return a step's memory from shapes alone; it may take what the plan has, or JAX's share of the card."""
     moment, temporary = largest_moment(plan)
     found = state_kinds(plan.model, plan.shape) + temporary
-    row = CARDS.get(plan.machine.kind)
-    card = row.memory if card is None and row is not None else card
-    available = plan.available if available is None else available
-    if available is None and card:
+    row, available = CARDS.get(plan.machine.kind), plan.available
+    card = None if row is None else row.memory
+    if available is None and card is not None:
         available = int(MEMORY_SHARE * card)
     return Memory("computed", moment, {kind: found[kind] for kind in KINDS}, 0, outside(plan), available, card)
 

@@ -1,14 +1,19 @@
 """Configurations near one, or along one option: a row of figures for each; and llm.c's four reproductions.
 
-All computed, nothing compiled. Leaves out the figures of one configuration (answer.py), and how rows are shown.
+All computed, nothing compiled; as tables of text, and a sweep as a picture: speed, memory and cost beside each other,
+with the ends of each estimate. matplotlib is imported when it is drawn, without pyplot. Leaves out the figures of one
+configuration (answer.py).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
+from llmc_jax.base import text
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.options import Option
+from llmc_jax.base.pictures import PALETTE, drawable, save_figure
 from llmc_jax.config.flags import given_options
 from llmc_jax.config.model import divisors
 from llmc_jax.config.train import AUTO_BATCH, OPTIONS, TrainConfig
@@ -17,12 +22,13 @@ from llmc_jax.machine.gpus import TARGETS
 from llmc_jax.plan.answer import Wishes, answer
 from llmc_jax.plan.asked import asked_config
 from llmc_jax.plan.course import Course
-from llmc_jax.plan.interval import Interval
+from llmc_jax.plan.interval import Interval, certain
 from llmc_jax.plan.planner import place_here, place_named
+from llmc_jax.plan.report import amount, three
+from llmc_jax.plan.search import STAGES
 
 GPU = "gpu"  # what differs, or is swept, where it is no option
 LEVELS = (0, 1, 2)  # of -r
-STAGES = (0, 1, 2)  # of -z
 MOST_VALUES = 64  # of a sweep
 
 
@@ -107,26 +113,20 @@ def wishes(config: TrainConfig, gpu: str | None) -> Iterator[Wish]:
     One GPU asks for no -z, since it has nothing to split the state with: several in its place take -z 1.
     """
     yield "", "", config, gpu
-    for name in TARGETS:
-        if name != gpu:
-            yield GPU, name, config, name
-    several = replace(config, zero_stage=max(1, config.zero_stage)) if config.devices == 1 else config
-    for devices in _powers(config.devices) if gpu is not None else ():
-        yield _wish(several, gpu, "devices", devices)
-    for size in (config.batch_size // 2, 2 * config.batch_size):
-        if size and fitted(changed := replace(config, batch_size=size)) == changed:
-            yield _wish(config, gpu, "batch_size", size)
-    for level in LEVELS:
-        if level != config.recompute and not config.recompute_blocks:
-            yield _wish(config, gpu, "recompute", level)
-    for stage in STAGES if config.devices > 1 else ():
-        if stage != config.zero_stage:
-            yield _wish(config, gpu, "zero_stage", stage)
-
-
-def _powers(devices: int) -> list[int]:
-    """Return numbers of devices near one: powers of two from 1 to its double, at least to 8, without itself."""
-    return [power for power in (2**n for n in range(16)) if power <= max(8, 2 * devices) and power != devices]
+    yield from ((GPU, name, config, name) for name in TARGETS if name != gpu)
+    alone, most = config.devices == 1, max(8, 2 * config.devices)
+    sizes = [size for size in (config.batch_size // 2, 2 * config.batch_size) if size]
+    near: dict[str, Iterable[int]] = {
+        "devices": [power for power in (2**n for n in range(16)) if power <= most] if gpu is not None else (),
+        "batch_size": [size for size in sizes if fitted(replace(config, batch_size=size)).batch_size == size],
+        "recompute": LEVELS if not config.recompute_blocks else (),
+        "zero_stage": STAGES if not alone else (),
+    }
+    several = replace(config, zero_stage=max(1, config.zero_stage)) if alone else config
+    for name, values in near.items():
+        for value in values:
+            if value != getattr(config, name):
+                yield _wish(several if name == "devices" else config, gpu, name, value)
 
 
 def _wish(config: TrainConfig, gpu: str | None, name: str, value: object, text: str = "") -> Wish:
@@ -192,6 +192,118 @@ def _valued(config: TrainConfig, gpu: str | None, name: str, text: str) -> Wish:
     return _wish(config, gpu, name, given_options([_option(name).flags[-1], text]).flags[name], text)
 
 
+# ----- as a table -----------------------------------------------------------------------------------------------------
+
+HEADINGS = ("", "GPU", "GPUs", "-b", "-r", "-z", "fits", "GiB", "step ms", "tok/s", "hours", "kWh", "USD")
+OPTIONAL = ("-z", "kWh", "GiB", "step ms")
+
+
+def rows_table(rows: Sequence[Row], width: int | None = None) -> str:
+    """Return rows as a table, what was asked marked, with what could not be and why below it."""
+    cells = [_cells(row) for row in rows]
+    lines = [text.table(HEADINGS, cells, left=("", "GPU", "fits"), optional=OPTIONAL, width=width)]
+    notes = [f"{row.differs} {row.value}: {row.problem}" for row in rows if row.problem]
+    notes.append(f"Typical values{_of_days(rows)}; --json has the low and the high ones too.")
+    return "\n".join([*lines, "", *(text.wrapped(each, width) for each in notes)])
+
+
+def _of_days(rows: Sequence[Row]) -> str:
+    """Return from when the prices are that the rows were computed with."""
+    runs = [row.figures.course for row in rows if row.figures is not None and row.figures.course is not None]
+    days = sorted({run.price.date for run in runs if run.price is not None and run.price.date})
+    return f", at prices of {' to '.join(dict.fromkeys((days[0], days[-1])))}" if days else ""
+
+
+def _cells(row: Row) -> list[str]:
+    what = f"{row.differs} {row.value}" if row.differs else "asked"
+    begin = [what, row.gpu or "here", str(row.devices), str(row.batch_size), str(row.recompute), str(row.zero_stage)]
+    found = row.figures
+    if found is None:
+        return [*begin, "cannot be"]
+    run = found.course
+    return [
+        *begin, {True: "yes", False: "no", None: "?"}[found.fits], _in_gib(found.program),
+        three(1e3 * found.step.typical), amount(found.tokens_per_second.typical),
+        "" if run is None else three(run.seconds.typical / 3600), _typical(run and run.kwh),
+        _typical(run and run.usd),
+    ]  # fmt: skip
+
+
+def _in_gib(size: int) -> str:
+    return f"{size / 2**30:,.1f}" if size >= 2**30 else three(size / 2**30)
+
+
+def _typical(value: Interval | None) -> str:
+    return "" if value is None else three(value.typical)
+
+
+# ----- a sweep as a picture -------------------------------------------------------------------------------------------
+
+FITS, TOO_LARGE, LIMIT = PALETTE[0], PALETTE[1], PALETTE[2]
+MEMORY = "memory of a step, GiB"
+# The pictures that stand beside each other: heading, scale of the values, values.
+Panel = tuple[str, float, Callable[[Figures], Interval | None]]
+PANELS: tuple[Panel, ...] = (
+    ("tokens a second, thousands", 1e-3, lambda each: each.tokens_per_second),
+    (MEMORY, 2**-30, lambda each: certain(each.program)),
+    ("the run, hours", 1 / 3600, lambda each: each.course and each.course.seconds),
+    ("the run, USD", 1, lambda each: each.course and each.course.usd),
+)
+
+
+def title_of(over: str, model: str, gpu: str | None) -> str:
+    """Return what all of a sweep has in common: its model and its GPU, without the one that it is over."""
+    common = {"model": model, "gpu": gpu or "the device at hand"}
+    return " on ".join(value for name, value in common.items() if name != over)
+
+
+def draw_sweep(rows: Sequence[Row], path: Path, title: str) -> None:
+    """Draw the rows of a sweep into a PNG, SVG or PDF. Raises InputError where none of them can be."""
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    bars = [(drawable(row.value), row.figures) for row in rows if row.figures is not None]
+    if not bars:
+        raise InputError(f"--picture {path}: none of the sweep can run; {rows[0].problem}")
+    panels = [panel for panel in PANELS if any(panel[2](figures) for _, figures in bars)]
+    figure = Figure(figsize=(max(7.5, 3.4 * len(panels) + 0.25 * len(bars)), 4.4), dpi=110, layout="constrained")
+    for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        _draw_panel(axes, bars, panel)
+        axes.set_xlabel(rows[0].differs)
+    unfit = [Patch(color=TOO_LARGE, label="does not fit")] if any(each.fits is False for _, each in bars) else []
+    handles: list[Any] = [
+        Patch(color=FITS, label="typical"), *unfit,
+        Line2D([], [], color=LIMIT, marker="|", ms=9, lw=0, label="from low to high"),
+        Line2D([], [], color=LIMIT, lw=1.6, label="memory that JAX may take"),
+    ]  # fmt: skip
+    figure.legend(handles=handles, loc="outside lower center", ncol=len(handles), frameon=False, fontsize=8.5)
+    figure.suptitle(drawable(title), fontsize=11, fontweight="bold")
+    save_figure(figure, path)
+
+
+def _draw_panel(axes: Any, bars: Sequence[tuple[str, Figures]], panel: Panel) -> None:
+    heading, scale, value = panel
+    for at, (_, figures) in enumerate(bars):
+        if (found := value(figures)) is None:
+            continue
+        low, typical, high = found.times(scale)
+        axes.bar(at, typical, width=0.62, color=TOO_LARGE if figures.fits is False else FITS)
+        if low < high:
+            ends = [[typical - low], [high - typical]]
+            axes.errorbar(at, typical, yerr=ends, color=LIMIT, capsize=3.5, lw=1.1)
+        if heading == MEMORY and figures.available is not None:
+            axes.hlines(scale * figures.available, at - 0.42, at + 0.42, color=LIMIT, lw=1.6)
+    axes.set_title(heading, fontsize=10)
+    names = [name for name, _ in bars]
+    tilted = {"rotation": 45, "ha": "right"} if max(map(len, names)) * len(names) > 24 else {}
+    axes.set_xticks(range(len(names)), names, fontsize=8.5, **tilted)
+    axes.set_ylim(bottom=0)
+    axes.grid(axis="y", color="#dddddd", lw=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
 # ----- llm.c's reproductions ------------------------------------------------------------------------------------------
 
 
@@ -218,15 +330,27 @@ REPRODUCTIONS = (
 )
 
 
-class Reproduction(NamedTuple):
-    """One of llm.c's launches: as it says, and as this program would do it."""
-
-    published: Published
-    row: Row
-
-
-def reproductions() -> Iterator[Reproduction]:
-    """Yield llm.c's launches on the GPUs that it had."""
+def reproductions() -> Iterator[tuple[Published, Row]]:
+    """Yield what llm.c says of each of its launches, on the GPUs that it had, and what this program would take."""
     for each in REPRODUCTIONS:
         config = replace(asked_config(["--preset", each.preset]), devices=each.devices)
-        yield Reproduction(each, look(("preset", each.preset, config, each.gpu), each.gpu, Wishes()))
+        yield each, look(("preset", each.preset, config, each.gpu), each.gpu, Wishes())
+
+
+def reproductions_table(found: Sequence[tuple[Published, Row]], width: int | None = None) -> str:
+    """Return llm.c's launches as a table: what it says beside what this program would take, and what says so."""
+    headings = ("preset", "on", "steps", "step s", "llm.c's", "hours", "llm.c's ", "USD", "llm.c's  ", "-b", "GiB")
+    table = text.table(headings, [_reproduction(*each) for each in found], left=("preset", "on"), width=width)
+    sources = dict.fromkeys(f"{said.preset} on {said.gpu}: {said.source}" for said, _ in found)
+    return "\n".join([table, "", "llm.c's figures:", *(text.wrapped(source, width) for source in sources)])
+
+
+def _reproduction(said: Published, row: Row) -> list[str]:
+    found = row.figures
+    assert found is not None and found.course is not None  # a preset's steps are known
+    run = found.course
+    return [
+        said.preset, f"{said.devices} x {said.gpu}", f"{run.length.steps:,}", f"{found.step.typical:.3f}",
+        f"{said.step:.3f}", three(run.seconds.typical / 3600), three(said.hours), _typical(run.usd),
+        "" if said.usd is None else three(said.usd), str(row.batch_size), f"{found.program / 2**30:,.1f}",
+    ]  # fmt: skip

@@ -71,28 +71,12 @@ class Compute(NamedTuple):
     end: float  # of the backward: the embedding
     update: float
 
-    @property
-    def micro_batch(self) -> float:
-        return self.before + sum(self.layers) + self.end
-
 
 class Step(NamedTuple):
-    """An update of one GPU among n. Seconds."""
+    """An update of one GPU among n."""
 
-    compute: float
-    sending: float  # of all collectives, if nothing else happened
-    overlapped: float  # the update, with what lies beside computing
-    hidden: dict[str, float]  # of each collective the share that does; of one that follows computing there is none
-
-    @property
-    def alone(self) -> float:
-        """Return the update without overlap."""
-        return self.compute + self.sending
-
-    @property
-    def left(self) -> float:
-        """Return what of sending is not hidden."""
-        return self.overlapped - self.compute
+    seconds: float
+    hidden: dict[str, float]  # of each collective the share beside computing; of one that follows it there is none
 
 
 def collective_seconds(kind: str, size: int, devices: int, network: Network) -> float:
@@ -129,8 +113,4 @@ def step_of(
         begun = max(free, ready.get(one.about, clock))
         free = begun + seconds
         hidden[one.about] = min(1.0, max(0.0, clock - begun) / seconds) if seconds else 1.0
-    return Step(
-        micro_batches * compute.micro_batch + compute.update,
-        sum(one.times * seconds for one, seconds in zip(sent, takes, strict=True)),
-        micro_batches * max(clock, free) + after + compute.update, hidden,
-    )  # fmt: skip
+    return Step(micro_batches * max(clock, free) + after + compute.update, hidden)

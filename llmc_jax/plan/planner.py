@@ -15,7 +15,6 @@ from llmc_jax.kernels import Machine
 from llmc_jax.machine import cards
 from llmc_jax.machine.cards import Card
 from llmc_jax.machine.device import describe_device
-from llmc_jax.machine.gpus import Target
 from llmc_jax.machine.jax_setup import MEMORY_SHARE, configure
 from llmc_jax.machine.target import machine_of, this_machine
 from llmc_jax.plan.memory import CPU, Memory, computed
@@ -23,7 +22,7 @@ from llmc_jax.plan.network import Network
 from llmc_jax.plan.plan import Plan, make_plan
 from llmc_jax.plan.search import Largest, auto_sizes, largest_size, limit_of, mark_fastest, sizes, ways
 from llmc_jax.plan.separate import Problem, Request, compiled_apart, is_kept, python_that_compiles
-from llmc_jax.plan.time import StepTime, step_time
+from llmc_jax.plan.time import step_time
 
 Say = Callable[[str], None]
 ERROR = 0.05  # that computed memory may be off by; benchmarks/results/plan_memory.md has less
@@ -48,7 +47,7 @@ def place_named(name: str | None) -> Place:
     """Return a GPU by a name that `cards.named` knows; None: the device at hand. Raises InputError."""
     if name is None:
         return place_here()
-    target: Target = cards.named(name)
+    target = cards.named(name)
     card = cards.card_of(target)
     return Place(
         cards.short_name(target), target.device_kind, machine_of(target.device_kind), card.memory,
@@ -82,18 +81,12 @@ class Planner(NamedTuple):
 
     def plan(self, config: TrainConfig) -> Plan:
         """Return the plan of a configuration; whether it fits is a question of its own. Raises InputError."""
-        return make_plan(config, self.model, self.place.machine)
+        return make_plan(config, self.model, self.place.machine, memory=self._available(config))
 
-    def memory(self, plan: Plan) -> Memory:
-        """Return what a plan takes, computed."""
-        return computed(plan, *self._limits(plan.parallel.devices))
-
-    def _limits(self, devices: int) -> tuple[int | None, int | None]:
-        """Return what a program may take, and the whole card; devices that a CPU pretends to have share its memory."""
-        place = self.place
-        if place.machine.platform == "cpu":
-            return place.available and place.available // devices, None
-        return place.available, place.memory
+    def _available(self, config: TrainConfig) -> int | None:
+        """Return what a program may take; devices that a CPU pretends to have share its memory."""
+        sharing = max(1, config.devices) if self.place.machine.platform == "cpu" else 1
+        return self.place.available and self.place.available // sharing
 
     def compile(self, configs: Sequence[TrainConfig]) -> list[Memory | Problem]:
         """Return what configurations take as compiled, each in a process of its own."""
@@ -115,7 +108,7 @@ class Planner(NamedTuple):
         """Return what a configuration takes by its compiler, beside what is known of the place alone."""
         if isinstance(found, Problem):
             return found
-        known = self.memory(self.plan(config))
+        known = computed(self.plan(config))
         return found._replace(available=known.available, card=known.card, outside=known.outside)
 
     def close(self, config: TrainConfig, row: Largest) -> bool:
@@ -124,7 +117,7 @@ class Planner(NamedTuple):
         larger = next((size for size in sizes(way) if size > way.batch_size), None)
         limit = self._room(way)
         return (row.program or 0) > (1 - ERROR) * limit or (
-            larger is not None and self._program(way, larger) < (1 + ERROR) * limit
+            larger is not None and self._program(replace(way, batch_size=larger)) < (1 + ERROR) * limit
         )
 
     def checked(self, way: TrainConfig, row: Largest, compiled: Memory) -> Largest:
@@ -132,7 +125,7 @@ class Planner(NamedTuple):
         if row.program is None:
             return row
         limit = self._room(way) * row.program / compiled.program  # bytes, as they are computed
-        size = largest_size(way, lambda config: self.memory(self.plan(config)).program <= limit)
+        size = largest_size(way, lambda config: self._program(config) <= limit)
         if size == row.batch_size:
             return row._replace(program=compiled.program, source=compiled.source)
         if size is None:
@@ -142,18 +135,14 @@ class Planner(NamedTuple):
             return row if compiled.fits else self._row(way, size)
         return self._row(way, size)._replace(program=again.program, source=again.source)
 
-    def time(self, plan: Plan) -> StepTime:
-        """Return how long a step of a plan takes."""
-        return step_time(plan, network=self.network)
-
     def fits(self, config: TrainConfig) -> bool:
         """Return whether a configuration fits with room to spare; where the memory is not known, nothing does."""
-        found = self.memory(self.plan(config))
+        found = computed(self.plan(config))
         return bool(found.fits) and found.program <= self._room(config)
 
     def _room(self, config: TrainConfig) -> int:
         """Return the bytes that a search may fill, as -b auto does."""
-        return limit_of(self.place.machine.platform, self._limits(config.devices)[0] or 0)
+        return limit_of(self.place.machine.platform, self._available(config) or 0)
 
     def with_batch(self, config: TrainConfig) -> TrainConfig:
         """Return a configuration with a number for -b auto: the largest that fits, or the least where none does.
@@ -181,15 +170,16 @@ class Planner(NamedTuple):
 
     def _row(self, way: TrainConfig, size: int | None) -> Largest:
         """Return a way of computing with so many rows; None: not even the fewest fit."""
-        step = None if size is None else self.time(self.plan(replace(way, batch_size=size)))
+        step = None if size is None else step_time(self.plan(replace(way, batch_size=size)), network=self.network)
         shown = next(iter(sizes(way)), None) if size is None else size
+        program = None if shown is None else self._program(replace(way, batch_size=shown))
         return Largest(
-            way.recompute, way.recompute_blocks, way.zero_stage, size, shown and self._program(way, shown), "computed",
+            way.recompute, way.recompute_blocks, way.zero_stage, size, program, "computed",
             step and step.seconds, step and step.tokens_per_second,
         )  # fmt: skip
 
-    def _program(self, way: TrainConfig, size: int) -> int:
-        return self.memory(self.plan(replace(way, batch_size=size))).program
+    def _program(self, config: TrainConfig) -> int:
+        return computed(self.plan(config)).program
 
     def config_of(self, config: TrainConfig, row: Largest) -> TrainConfig:
         """Return the configuration of a row that fits."""

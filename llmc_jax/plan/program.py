@@ -67,20 +67,6 @@ class Program(Module):
 
     # ----- products -----
 
-    def products_flops(self) -> dict[Place | None, int]:
-        """Return the operations of the matrix products by place, loops' bodies as often as they run.
-
-        Counts `dot` and the library calls that stand for one; a handwritten kernel's products are not seen.
-        """
-        counted: Counter[Place | None] = Counter()
-        for computation, times in self.times().items():
-            for instruction in self.computations[computation]:
-                if flops := self.product_flops(instruction):
-                    owner = self.owners.get(instruction.name)
-                    place = place_of(instruction.op_name) or (owner.place if owner else None)
-                    counted[place] += times * flops
-        return dict(counted)
-
     def product_flops(self, instruction: Instruction) -> int:
         """Return the operations of one instruction, 0 where it is no product; its `members` count by themselves."""
         if instruction.opcode == "dot":

@@ -12,7 +12,7 @@ from llmc_jax.plan.search import Largest
 from llmc_jax.plan.time import OperationTime, StepTime
 
 Row = list[str]
-OF_INTERVAL = ("low", "typical", "high")
+ENDS = ("low", "typical", "high")
 
 
 def as_text(found: Answer, *, operations: bool = False, more: str = "", width: int | None = None) -> str:
@@ -61,11 +61,13 @@ def amount(value: float) -> str:
     return three(value)
 
 
-def of_interval(name: str, values: Interval | None, shown: Callable[[float], str] = three, scale: float = 1.0) -> Row:
-    """Return a row of a quantity's three values; without them it says that they are not known."""
-    if values is None:
-        return [name, "", "not known", ""]
-    return [name, *(shown(scale * value) for value in values)]
+Quantity = tuple[str, Interval | None, float, Callable[[float], str]]  # its name, values, their scale, how one is shown
+
+
+def quantities(heading: str, rows: Sequence[Quantity], width: int | None) -> str:
+    """Return a table of the three values of each quantity that has some."""
+    cells = [[name, *(shown(scale * value) for value in values)] for name, values, scale, shown in rows if values]
+    return text.table([heading, *ENDS], cells, left=(heading,), width=width)
 
 
 # ----- what is planned ------------------------------------------------------------------------------------------------
@@ -74,10 +76,11 @@ def of_interval(name: str, values: Interval | None, shown: Callable[[float], str
 def head(found: Answer, width: int | None) -> str:
     """Return the lines that say what is planned."""
     setting, place = found.setting, found.place
-    count = f"{setting.devices} x " if setting.devices > 1 else ""
+    count, each = (f"{setting.devices} x ", " on each device") if setting.devices > 1 else ("", "")
+    parts = "1 micro-batch" if setting.micro_batches == 1 else f"{setting.micro_batches} micro-batches"
     lines = [
         f"{setting.model}, {setting.parameters:,} parameters, on {count}{place.label}",
-        f"{flags_of(setting)}: {setting.tokens:,} tokens an update, {micro_batches_text(setting)}",
+        f"{flags_of(setting)}: {setting.tokens:,} tokens an update, {parts}{each}",
         f"{precision_of(setting)}; {kernels_text(found.kernels)}",
     ]
     return "\n".join(text.wrapped(line, width) for line in lines)
@@ -89,12 +92,6 @@ def flags_of(setting: Setting) -> str:
     stage = f" -z {setting.zero_stage}" if setting.devices > 1 else ""
     auto = " (auto)" if setting.auto_batch else ""
     return f"-b {setting.batch_size}{auto} -t {setting.sequence_length} -r {setting.recompute}{blocks}{stage}"
-
-
-def micro_batches_text(setting: Setting) -> str:
-    """Return how an update is taken in parts."""
-    parts = "1 micro-batch" if setting.micro_batches == 1 else f"{setting.micro_batches} micro-batches"
-    return f"{parts} on each device" if setting.devices > 1 else parts
 
 
 def precision_of(setting: Setting) -> str:
@@ -164,7 +161,11 @@ def memory_section(found: Answer, width: int | None) -> str:
     """Return whether it fits, and what takes how much."""
     memory, compiled = found.memory, found.memory.source == "compiled"
     parts = {**memory.kinds, "unexplained": memory.unexplained, "the program": memory.program}
-    shown, unit = in_unit_of(memory.program)
+    scale, unit = (2**30, "GiB") if memory.program >= 2**30 else (2**20, "MiB")
+
+    def shown(size: int) -> str:
+        return f"{size / scale:,.2f}"
+
     rows = [
         [name, shown(size), in_percent(100 * size / memory.available) if memory.available else ""]
         for name, size in parts.items()
@@ -182,35 +183,7 @@ def memory_section(found: Answer, width: int | None) -> str:
     return "\n".join([table, *([""] if notes else []), *(text.wrapped(note, width) for note in notes)])
 
 
-def in_unit_of(size: int) -> tuple[Callable[[int], str], str]:
-    """Return how bytes are shown beside so many, and the unit: GiB, or MiB below one."""
-    scale, unit = (2**30, "GiB") if size >= 2**30 else (2**20, "MiB")
-    return lambda each: f"{each / scale:,.2f}", unit
-
-
 # ----- time -----------------------------------------------------------------------------------------------------------
-
-
-def step_section(step: StepTime, width: int | None) -> str:
-    """Return how long a step takes, and what it waits for."""
-    by = "by measured rates" if step.measured else "estimated"
-    if step.rates_of and step.peak:
-        by = f"by the rates of one {step.rates_of}"
-    heading = f"how fast? ({by})"
-    rows = [
-        of_interval("a step, ms", step.seconds, scale=1e3),
-        of_interval("tokens a second", step.tokens_per_second, amount),
-        *(
-            of_interval(f"MFU ({name})", mfu, in_percent, 100)
-            for name in ("llm.c", "PaLM")
-            if (mfu := step.mfu("palm" if name == "PaLM" else "llm.c")) is not None
-        ),
-        of_interval("of a step: network, ms", step.network, scale=1e3) if step.exchanges else [],
-        of_interval("of a step: gaps, ms", step.gaps, scale=1e3) if step.launches else [],
-    ]
-    table = text.table([heading, *OF_INTERVAL], [row for row in rows if row], left=(heading,), width=width)
-    return f"{table}\n\n{text.wrapped(bound_text(step), width)}"
-
 
 BOUNDS = {
     "products": "Most of it is matrix products.",
@@ -220,15 +193,28 @@ BOUNDS = {
 }
 
 
-def bound_text(step: StepTime) -> str:
-    """Return what a step waits for, in a sentence."""
+def step_section(step: StepTime, width: int | None) -> str:
+    """Return how long a step takes, and what it waits for."""
+    by = "by measured rates" if step.measured else "estimated"
+    if step.rates_of and step.peak:
+        by = f"by the rates of one {step.rates_of}"
+    rows: list[Quantity] = [
+        ("a step, ms", step.seconds, 1e3, three),
+        ("tokens a second", step.tokens_per_second, 1, amount),
+        ("MFU (llm.c)", step.mfu("llm.c"), 100, in_percent),
+        ("MFU (PaLM)", step.mfu("palm"), 100, in_percent),
+        ("of a step: network, ms", step.network if step.exchanges else None, 1e3, three),
+        ("of a step: gaps, ms", step.gaps if step.launches else None, 1e3, three),
+    ]
+    table = quantities(f"how fast? ({by})", rows, width)
     peaks = "the peaks" if step.peak else "the best rates that were measured here"
-    return f"{BOUNDS[step.bound]} At {peaks} it would be {three(1e3 * step.floor)} ms of computing."
+    bound = f"{BOUNDS[step.bound]} At {peaks} it would be {three(1e3 * step.floor)} ms of computing."
+    return f"{table}\n\n{text.wrapped(bound, width)}"
 
 
 def operations_section(step: StepTime, width: int | None) -> str:
     """Return a line for each operation, and below them where the shares of the peaks come from."""
-    headings = ("", "operation", "kernels", "GFLOP", "MB", "floor", "bound by", *OF_INTERVAL, "of peak", "from")
+    headings = ("", "operation", "kernels", "GFLOP", "MB", "floor", "bound by", *ENDS, "of peak", "from")
     sources = {each: chr(ord("a") + at) for at, each in enumerate(dict.fromkeys(map(_source, step.operations)))}
     rows = [_operation_row(each, sources[_source(each)]) for each in step.operations]
     phases = [each.phase for each in step.operations]
@@ -269,14 +255,15 @@ def course_section(found: Answer, width: int | None) -> str:
             width,
         )
     unit, name = unit_of(course.seconds.typical)
-    rows = [
-        of_interval(name, course.seconds, scale=1 / unit),
-        of_interval("GPU hours", course.gpu_hours) if found.setting.devices > 1 else [],
-        of_interval("kWh", course.kwh) if course.kwh else [],
-        of_interval("USD", course.usd) if course.usd else [],
+    rows: list[Quantity] = [
+        (name, course.seconds, 1 / unit, three),
+        ("GPU hours", course.gpu_hours if found.setting.devices > 1 else None, 1, three),
+        ("kWh", course.kwh, 1, three),
+        ("USD", course.usd, 1, three),
     ]
-    table = text.table([heading, *OF_INTERVAL], [row for row in rows if row], left=(heading,), width=width)
-    return "\n".join([table, "", *(text.wrapped(line, width) for line in _course_lines(course))])
+    return "\n".join(
+        [quantities(heading, rows, width), "", *(text.wrapped(line, width) for line in _course_lines(course))]
+    )
 
 
 def _course_lines(course: Course) -> Iterator[str]:

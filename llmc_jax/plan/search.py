@@ -3,6 +3,7 @@
 What fits and how long it takes comes in as a function, so that nothing here knows how either is found.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -103,11 +104,8 @@ def largest_size(config: TrainConfig, fits: Fits) -> int | None:
     found = sizes(config)
     if config.total_batch_size != -1:  # few
         return next((size for size in reversed(found) if fits(replace(config, batch_size=size))), None)
-    low, high = 0, len(found)  # so many are known to fit; those from there on do not
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(replace(config, batch_size=found[middle - 1])) else (low, middle - 1)
-    return found[low - 1] if low else None
+    count = bisect_left(found, True, key=lambda size: not fits(replace(config, batch_size=size)))  # of those that fit
+    return found[count - 1] if count else None
 
 
 def mark_fastest(rows: Sequence[Largest]) -> tuple[Largest, ...]:

@@ -50,7 +50,6 @@ class Problem(NamedTuple):
     """Why a step was not compiled."""
 
     what: str  # in one line, and what to do
-    no_compiler: bool = False  # there is no Python here that compiles for GPUs
 
 
 def compiled_apart(requests: Sequence[Request]) -> list[Memory | Problem]:
@@ -84,8 +83,8 @@ def how_to_install() -> str:
 # ----- kept by content ------------------------------------------------------------------------------------------------
 
 
-def digest(request: Request, **more: Any) -> str:
-    """Return what tells programs apart: of the request, the versions and the sources. more: of the caller's own."""
+def digest(request: Request) -> str:
+    """Return what tells programs apart: of the request, the versions and the sources."""
     asked = _as_json(request)
     config = {about.name: asked["config"][about.name] for about in OPTIONS if "program" in about.reaches}
     facts = {  # whether there is weight decay shapes the program; no earlier choice of kernels is read here
@@ -94,7 +93,6 @@ def digest(request: Request, **more: Any) -> str:
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "versions": installed(*PACKAGES),
         "sources": _sources_digest(),
-        **more,
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:24]
 
@@ -145,7 +143,7 @@ def _compiled(request: Request) -> Memory | Problem:
     """Compile a step in a process of its own."""
     python = sys.executable if request.gpu == CPU else python_that_compiles()
     if python is None:
-        return Problem(how_to_install(), no_compiler=True)
+        return Problem(how_to_install())
     environment = child_environment() | {
         "JAX_PLATFORMS": "cpu", "JAX_ENABLE_COMPILATION_CACHE": "0", "TF_CPP_MIN_LOG_LEVEL": "3",
         "JAX_TRACEBACK_FILTERING": "off",  # else the last line of an error is about its traceback

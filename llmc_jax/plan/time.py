@@ -26,7 +26,7 @@ from llmc_jax.models.gpt2.tensors import letters
 from llmc_jax.models.gpt2.work import Shape, Work, array_bytes, flops_per_token, rows_at_once, step_work
 from llmc_jax.models.tensors import sizes
 from llmc_jax.plan.calibrate import calibration as calibrated
-from llmc_jax.plan.cpu import KEPT, Calibration, parts_of
+from llmc_jax.plan.cpu import KEPT, Calibration, parts_of, seconds_of
 from llmc_jax.plan.efficiency import (
     ATTENTION,
     ATTENTION_BACKWARD,
@@ -163,7 +163,7 @@ def _times_on_cpu(plan: Plan, here: Calibration) -> Iterator[OperationTime]:
     fresh = needed.total() if needed.total() > KEPT else 0
     taken = Work("forward", FRESH, None, 0, 0), True
     for work, forward in (taken, *works_of(plan)):
-        seconds = sum((part.seconds(here) for part in parts_of(work, forward, model, shape)), 0.0)
+        seconds = sum((seconds_of(part, here) for part in parts_of(work, forward, model, shape)), 0.0)
         seconds += fresh * here.fresh if work.operation == FRESH else 0.0
         floor, bound = roofline(work, roof)
         share = min(1.0, floor / seconds) if seconds else 1.0
@@ -358,4 +358,4 @@ def exchanged(computes: Sequence[Compute], plan: Plan, network: Network) -> tupl
         )
         for each in sent
     )  # fmt: skip
-    return Interval(*(each.overlapped for each in steps)), exchanges
+    return Interval(*(each.seconds for each in steps)), exchanges

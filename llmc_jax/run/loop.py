@@ -29,9 +29,10 @@ from llmc_jax.config.train import TrainConfig
 from llmc_jax.machine import compiling, jax_setup
 from llmc_jax.machine.device import full_memory, memory_in_use
 from llmc_jax.machine.nvml import gpu_line, gpu_numbers
-from llmc_jax.plan.fits import DoesNotFit, check_program, refusal, room
+from llmc_jax.plan.fits import DoesNotFit, check_program, refusal
 from llmc_jax.plan.memory import computed
 from llmc_jax.plan.plan import step_numbers
+from llmc_jax.plan.search import limit_of
 from llmc_jax.run.batches import Batches, training_batches
 from llmc_jax.run.begin import lock_of, opened
 from llmc_jax.run.due import pauses_after, poll_saves, run_due, tell_notices
@@ -93,7 +94,7 @@ def _trained(config: TrainConfig, notes: list[str], request: threading.Event, ou
         if setup is None:
             raise InputError(f"{words}; lower -b or -t, or take a smaller model") from error
         memory = setup.plan.available or computed(setup.plan).program
-        raise refusal(setup.plan, words, room(setup.plan, memory)) from error
+        raise refusal(setup.plan, words, limit_of(setup.plan.machine.platform, memory)) from error
     finally:
         output.discard_rest()
 

@@ -182,7 +182,7 @@ def test_where_computing_is_off_the_largest_follows(factor: float, monkeypatch: 
 
 
 def test_without_a_compiler_it_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planner, "compiled_apart", lambda asked: [Problem("none is here", True)] * len(asked))
+    monkeypatch.setattr(planner, "compiled_apart", lambda asked: [Problem("none is here")] * len(asked))
     found = estimate(LONG, gpu="a100-40", quick=False)
     assert found.memory == found.computed and found.memory.source == "computed"
     assert found.not_compiled == "none is here"

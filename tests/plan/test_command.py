@@ -11,8 +11,7 @@ import pytest
 
 from llmc_jax.library import estimate
 from llmc_jax.plan.answer import Answer, as_json
-from llmc_jax.plan.command import main
-from llmc_jax.plan.flags import OWN
+from llmc_jax.plan.command import OWN, main
 from llmc_jax.plan.network import BETWEEN
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -148,14 +148,14 @@ def test_without_a_card_or_a_price_there_is_no_energy_and_no_money() -> None:
 
 
 def test_every_card_has_a_dated_price_with_a_source() -> None:
-    prices, power = tables()
+    prices, (gpu, host, pue) = tables()
     assert set(prices) == set(TARGETS)
     for price in prices.values():
         assert 0.1 < price.usd < 20 and price.provider and price.source
         assert datetime.date(2026, 1, 1) <= datetime.date.fromisoformat(price.date)
-    for share in power:
+    for share in (gpu, host, pue):
         assert share.low <= share.typical <= share.high
-    assert power.gpu.high <= 1 <= power.pue.low
+    assert gpu.high <= 1 <= pue.low
 
 
 def test_a_price_of_ones_own_counts_more() -> None:

@@ -12,16 +12,19 @@ from llmc_jax.config.train import AUTO_BATCH, TrainConfig
 from llmc_jax.machine.cards import CARDS
 from llmc_jax.machine.gpus import GPUS, TARGETS
 from llmc_jax.plan.answer import Wishes
-from llmc_jax.plan.near import draw_sweep, reproductions_table, rows_table, title_of
 from llmc_jax.plan.neighbours import (
     REPRODUCTIONS,
     Row,
     Sweep,
+    draw_sweep,
     fitted,
     neighbours,
     parse_sweep,
     reproductions,
+    reproductions_table,
+    rows_table,
     swept,
+    title_of,
     wishes,
 )
 
@@ -210,11 +213,11 @@ def test_a_sweep_is_drawn_with_what_does_not_fit_in_another_colour(tmp_path: Pat
 def test_reproductions_stand_beside_what_llmc_says() -> None:
     """Estimates of another program: within a third of what llm.c took, on the same GPUs with the same flags."""
     found = list(reproductions())
-    assert [each.published for each in found] == list(REPRODUCTIONS)
-    assert {each.published.preset for each in found} == {"gpt2-124M", "gpt2-350M", "gpt2-774M", "gpt2-1558M"}
-    for each in found:
-        said, figures = each.published, each.row.figures
-        assert figures is not None and figures.course is not None and figures.fits and each.row.devices == said.devices
+    assert [said for said, _ in found] == list(REPRODUCTIONS)
+    assert {said.preset for said, _ in found} == {"gpt2-124M", "gpt2-350M", "gpt2-774M", "gpt2-1558M"}
+    for said, row in found:
+        figures = row.figures
+        assert figures is not None and figures.course is not None and figures.fits and row.devices == said.devices
         assert figures.step.typical == pytest.approx(said.step, rel=1 / 3)
         assert figures.course.seconds.typical / 3600 == pytest.approx(said.hours, rel=1 / 3)
         # what llm.c says agrees with itself: its steps of so long are its hours, but for what it does beside them

@@ -19,6 +19,7 @@ from llmc_jax.training.schedule import ScheduleNumbers
 from llmc_jax.training.state import initial_state
 from llmc_jax.training.step import StepNumbers, StepOptions, train_step
 from tests.comparisons import QUICK
+from tests.programs import products_flops as counted_in
 
 DTYPES: dict[str, Any] = {"fp32": None, "bf16": jnp.bfloat16, "fp16": jnp.float16}
 NUMBERS = StepNumbers(ScheduleNumbers(3e-4, 0, 1000, 1.0, 0, 1.0), AdamWNumbers(0.9, 0.95, 1e-8, 0.1), 1.0)
@@ -85,7 +86,7 @@ SHAPES = [
 def test_products_are_those_of_the_program(shape: Shape) -> None:
     """Before XLA's optimisations; loops count as often as they run."""
     program = Program(lowered(TINY, shape).as_text(dialect="hlo"))
-    found = program.products_flops()
+    found = counted_in(program)
     assert sum(found.values()) == products_flops(parse_descriptor(TINY), shape) + row_sums(shape)
 
 
@@ -99,7 +100,7 @@ def test_the_compiled_program(shape: Shape) -> None:
     """After them: products by place, and the bytes that the step overwrites with its results."""
     config = parse_descriptor(TINY)
     compiled = lowered(TINY, shape).compile(QUICK)
-    found = Program(compiled.as_text()).products_flops()
+    found = counted_in(Program(compiled.as_text()))
     assert None not in found
     counted = [(tuple(place or Place("", "")), flops) for place, flops in found.items()]
     sums = {("forward", "classifier", None): row_sums(shape)}
