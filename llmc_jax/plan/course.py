@@ -7,7 +7,7 @@ import math
 import tomllib
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import matching
@@ -21,13 +21,14 @@ if TYPE_CHECKING:
 
 HOUR = 3600.0
 LEFT_OUT = ("saves", "samples", "HellaSwag", "compiling")
+Source = Literal["--tokens", "-x", "files", "published"]
 
 
 class Data(NamedTuple):
     """How many tokens the training data has. source: its files' headers, or what is published of files not here."""
 
     tokens: int
-    source: str
+    source: Source
     note: str  # which files, or who says so
 
 
@@ -46,7 +47,7 @@ class Length(NamedTuple):
     steps: int
     tokens: int
     epochs: float | None  # None: how much data there is is not known
-    source: str  # --tokens, -x, files, published
+    source: Source
     note: str
 
 
@@ -125,6 +126,7 @@ PUBLISHED = {
 def length_of(config: TrainConfig, tokens: float | None = None, data: Data | None = None) -> Length | None:
     """Return how many steps a run makes, by --tokens, -x or one epoch of its data; None where nothing says it."""
     each = config.tokens_per_step
+    source: Source
     if tokens is not None:
         if not each <= tokens < math.inf:
             raise InputError(f"--tokens {tokens:g}: expected at least one update's tokens, which are {each}")

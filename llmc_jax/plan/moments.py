@@ -195,6 +195,7 @@ def work_of_a_layer(plan: "Plan") -> Kinds:
     - attention with its matrix: two more of them
     Ampere's order on several devices puts off the weights' gradients, and keeps GELU's output so long. Where whole
     blocks are computed again, also what their forward makes.
+    A processor's: one more of attention's matrices and what is computed again, or four arrays of the hidden layer.
     """
     config, shape = plan.model, plan.shape
     row, several = kept_in_a_layer(config, shape, 0), plan.parallel.devices > 1
