@@ -174,10 +174,13 @@ def check_output(flag: str, path: Path, endings: Sequence[str] = (), hint: str =
     endings: of its name, for in `--json a.log b.log` argparse takes a.log for the file. hint: what to do without one.
     """
     if endings and path.suffix.lower() not in endings:
-        raise InputError(f"{flag} {path}: the name must end in {' or '.join(endings)}{hint}")
+        *others, last = endings
+        words = f"{', '.join(others)} or {last}" if others else last
+        raise InputError(f"{flag} {path}: the name must end in {words}{hint}")
     folder = path.resolve().parent
     if not folder.is_dir():
-        raise InputError(f"{flag} {path}: there is no folder {path.parent} to write it into")
+        named = folder if path.is_symlink() else path.parent
+        raise InputError(f"{flag} {path}: there is no folder {named} to write it into")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise InputError(f"{flag} {path}: cannot be written: no file can be made in {path.parent}; name another folder")
     refuse_irregular(path)

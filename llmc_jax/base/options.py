@@ -115,7 +115,8 @@ class Option(NamedTuple):
     auto: int | None = None  # the value that the word auto stands for
     of_this_start: bool = False  # never taken from the start before, where a run resumes
     is_path: bool = False  # its value names a file, a folder or a pattern of them
-    writes: str = ""  # it names a file to be written, whose name ends in one of these, with spaces between; *: anyhow
+    # It names a file to be written, whose name ends in one of these, with spaces between; *: anyhow; -: or the screen.
+    writes: str = ""
     hides: bool = False  # a value that it cannot have is not shown: it may be a secret
     off_in_test: bool = False  # --find-lr does without it
     most: int = INT_MAX  # of whole numbers
@@ -203,9 +204,10 @@ def read_value(about: Option, flag: str, text: str) -> Any:
         value = about.read(text) if about.read else _value(about, text)
     except InputError as error:
         raise InputError(f"{flag} {about.show(text) if about.hides else show_value(text)}: {error}") from error
-    if about.writes and text != SCREEN:
+    allowed = about.writes.split()
+    if allowed and not (text == SCREEN and SCREEN in allowed):
         hint = f"; for the screen put {flag} last" if about.alone == SCREEN else ""
-        check_output(flag, Path(value), about.writes.strip("*").split(), hint)
+        check_output(flag, Path(value), [each for each in allowed if each.startswith(".")], hint)
     return value
 
 

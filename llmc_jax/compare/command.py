@@ -18,7 +18,7 @@ from llmc_jax.compare import checkpoints, debug_state, live, logs
 from llmc_jax.machine.jax_setup import settle
 
 JSON = own("--json", "[FILE]", None, "write the result as JSON to FILE (*.json); without FILE to the screen, in place "
-           "of the tables", alone=SCREEN, writes=".json")  # fmt: skip
+           "of the tables", alone=SCREEN, writes="- .json")  # fmt: skip
 DIFFERS = 4  # exit status: what was compared does not agree
 
 # Each has DESCRIPTION, OPTIONS, and run(args, show), which tells whether the two sides agree, and the result for JSON.

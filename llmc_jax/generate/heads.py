@@ -86,7 +86,7 @@ def picture_labels(tokenizer: Tokenizer | None, ids: Sequence[int]) -> list[str]
 def draw_text_attention(path: str | Path, model: Model, ids: Sequence[int], layer: int) -> None:
     """Draw what all heads of a layer look at in a text, with the end-of-text token before it as for `look`.
 
-    Raises InputError as `attention_weights` and `draw_attention` do, before anything is computed.
+    Raises InputError as `attention_weights` does, and before anything is computed for a file that cannot be written.
     """
     check_output("--attention", Path(path), list(SUFFIXES))
     tokens = [model.end_of_text, *ids]

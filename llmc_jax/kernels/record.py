@@ -103,10 +103,15 @@ def from_json(data: Any, place: str) -> Resolved:
 
 
 def _without_former(data: Any) -> Any:
-    """Return a record, or any part of one, without the fields that a choice no longer has."""
+    """Return a record, or any part of one, without the fields that a choice no longer has.
+
+    A choice with tile sizes of its own cannot be repeated, so it is left out.
+    """
     if isinstance(data, Mapping):
         return {name: _without_former(each) for name, each in data.items() if name not in FORMER}
-    return [_without_former(each) for each in data] if isinstance(data, list) else data
+    if not isinstance(data, list):
+        return data
+    return [_without_former(each) for each in data if not (isinstance(each, Mapping) and each.get("sizes"))]
 
 
 # ----- repeating a choice -------------------------------------------------------------------------------------------

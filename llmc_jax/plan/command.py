@@ -34,7 +34,7 @@ OWN = (
     own("--tokens", "X", None, "train on this many tokens, such as 10e9, instead of -x", 1),
     own("--price", "X", None, "USD for an hour of one GPU; default: from llmc_jax/plan/prices.toml", 0),
     own("--network", "GBIT", None, "Gbit/s of each GPU between machines (default: 400)", check=ABOVE_ZERO),
-    own("--json", "FILE", None, "write everything to it as JSON; - prints it instead of the report", writes="*"),
+    own("--json", "FILE", None, "write everything to it as JSON; - prints it instead of the report", writes="- *"),
 )  # fmt: skip
 
 

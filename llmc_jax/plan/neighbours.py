@@ -342,15 +342,19 @@ def reproductions_table(found: Sequence[tuple[Published, Row]], width: int | Non
     headings = ("preset", "on", "steps", "step s", "llm.c's", "hours", "llm.c's ", "USD", "llm.c's  ", "-b", "GiB")
     table = text.table(headings, [_reproduction(*each) for each in found], left=("preset", "on"), width=width)
     sources = dict.fromkeys(f"{said.preset} on {said.gpu}: {said.source}" for said, _ in found)
-    return "\n".join([table, "", "llm.c's figures:", *(text.wrapped(source, width) for source in sources)])
+    problems = [f"{said.preset} on {said.gpu}: {row.problem}" for said, row in found if row.problem]
+    return "\n".join([
+        table, "", *(text.wrapped(each, width) for each in (*problems, "llm.c's figures:", *sources)),
+    ])  # fmt: skip
 
 
 def _reproduction(said: Published, row: Row) -> list[str]:
-    found = row.figures
-    assert found is not None and found.course is not None  # a preset's steps are known
+    begin, found = [said.preset, f"{said.devices} x {said.gpu}"], row.figures
+    if found is None or found.course is None:
+        return [*begin, "", "", f"{said.step:.3f}", "", three(said.hours)]
     run = found.course
     return [
-        said.preset, f"{said.devices} x {said.gpu}", f"{run.length.steps:,}", f"{found.step.typical:.3f}",
-        f"{said.step:.3f}", three(run.seconds.typical / 3600), three(said.hours), _typical(run.usd),
+        *begin, f"{run.length.steps:,}", f"{found.step.typical:.3f}", f"{said.step:.3f}",
+        three(run.seconds.typical / 3600), three(said.hours), _typical(run.usd),
         "" if said.usd is None else three(said.usd), str(row.batch_size), f"{found.program / 2**30:,.1f}",
     ]  # fmt: skip

@@ -16,7 +16,7 @@ OWN = (
     own("--trace", "DIR", None, "keep the trace there, for Perfetto and TensorBoard"),
     own("--read", "DIR", None, "only the table of a saved trace; takes --layers, --json and --picture"),
     own("--json", "FILE", None, "write everything to it as JSON", writes="*"),
-    own("--picture", "FILE", None, "draw the timeline of one layer, as PNG", writes=".png .svg .pdf"),
+    own("--picture", "FILE", None, "draw the timeline of one layer: .png, .svg, .pdf", writes=".png .svg .pdf"),
     own("--layer", "N", None, "which layer to draw; default: the middle one", least=0),
     own("--calculate", "", False, "only FLOPs, bytes and memory, from the shape: needs no device, compiles nothing"),
     own("--device", "NAME", None, "with --calculate: the GPU whose peaks set the floors: h200, 'NVIDIA H200'"),

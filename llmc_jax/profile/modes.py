@@ -70,7 +70,8 @@ def memory_rows(model: ModelConfig, shape: Shape) -> list[tuple[str, Any]]:
 def temporary_rows(plan: Plan) -> list[tuple[str, Any]]:
     """Return what the compiled step needs beside its arguments, and when it needs most."""
     moment, needed = largest_moment(plan)
-    return [("temporaries", f"about {gib(needed.total())}, most at: {moment}")]
+    where = " on a CPU" if plan.machine.platform == "cpu" else ""
+    return [(f"temporaries{where}", f"about {gib(needed.total())}, most at: {moment}")]
 
 
 def flops_rows(model: ModelConfig, shape: Shape) -> list[tuple[str, Any]]:

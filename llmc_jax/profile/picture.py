@@ -109,7 +109,7 @@ def _is_of(span: Span, program: Program, layer: int, phase: str) -> bool:
 
 
 def draw_layer(trace: Trace, program: Program, layer: int, out_png: Path, title: str) -> bool:
-    """Draw one layer's forward and backward pass into a PNG file; return False if the trace has none of it."""
+    """Draw one layer's forward and backward pass into a PNG, SVG or PDF; return False if the trace has none of it."""
     from matplotlib.figure import Figure
 
     panels = [(phase, *without_gaps(layer_boxes(trace, program, layer, phase))) for phase in ("forward", "backward")]

@@ -101,10 +101,22 @@ def write(facts: Mapping[str, Any], found: Findings, say: Callable[[str], None])
         say(f"{path}: cannot be written ({reason(error)}); the kernels are checked again next time")
 
 
-def forget(facts: Mapping[str, Any]) -> None:
-    """Delete what is kept of a combination, if that is possible."""
+def begun_file(facts: Mapping[str, Any], card: Card) -> Path:
+    """Return the file that is there while a combination is tried on a card, and after a check that never ended."""
+    return file_of(facts).with_suffix(f".{card.uuid}.begun")
+
+
+@contextmanager
+def begun(path: Path) -> Iterator[None]:
+    """Keep an empty file within the block, where that is possible. It remains where the process dies there."""
     with suppress(OSError):
-        file_of(facts).unlink()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            path.unlink()
 
 
 def all_known() -> list[Known]:
@@ -119,7 +131,7 @@ def all_known() -> list[Known]:
 def clear() -> int:
     """Delete all that is known, and the programs of the trials; return the number of combinations. Raises OSError."""
     paths = list(folder().glob("*.json"))
-    for path in paths:
+    for path in (*paths, *folder().glob("*.begun")):
         path.unlink(missing_ok=True)
     shutil.rmtree(programs(), ignore_errors=True)
     return len(paths)

@@ -43,35 +43,30 @@ def find_out(
     if not candidates.listed(case):
         return Findings()
     facts = known.facts_of(case, here)
-    found = None if again else known.read(facts, say)
-    if found is not None and found.found:  # else a check is under way, or has ended with its process
+    if not again and (found := known.read(facts, say)) is not None:
         return found
     if card.jax_has_begun():
         return _shipped("this process uses the GPU already")
     with known.locked(here, say) as waited:
         if waited is None:
             return _shipped("another process has been checking them for too long")
-        if waited or found is not None:
-            found = known.read(facts, say)
-        if found is not None and (found.found or not again):
+        if waited and (found := known.read(facts, say)) is not None:
             return found
+        begun = known.begun_file(facts, here)
+        if begun.exists() and not again:  # its process would have the card's lock
+            return _shipped(f"an earlier check did not finish ({typed('kernels')} --measure begins another)")
         if problem := _in_use(here):  # by now not by another check, whose processes would count
             return _shipped(problem)
         say(
             f"new combination of {here.name}, versions and shapes; at most {seconds:.0f} s (--no-kernel-check skips "
             "this)"
         )
-        unfinished = f"an earlier check did not finish ({typed('kernels')} --measure begins another)"
-        known.write(facts, _shipped(unfinished), say)  # what remains of one that takes this process down
         try:
-            found = _searched(case, seconds, say)
-        except KeyboardInterrupt:
-            known.forget(facts)
-            raise
+            with known.begun(begun):
+                found = _searched(case, seconds, say)
         except Stuck as stuck:
             return _shipped(f"{stuck}, and occupies the card")
         except NoCard as reason:  # says nothing of the kernels
-            known.forget(facts)
             return _shipped(f"the processes that check them cannot get the card ({reason})")
         known.write(facts, found, say)
     return found

@@ -19,7 +19,8 @@ OPTIONS = (
     own("--word", "TEXT", [], "words", excludes="file"),
     own("--kind", "a|b", "a", "one of two", needs="file word"),
     own("--quiet", "", False, "a switch"),
-    own("--out", "[FILE]", None, "a file to be written, or the screen", alone=SCREEN, writes=".png .svg"),
+    own("--out", "[FILE]", None, "a file to be written, or the screen", alone=SCREEN, writes="- .png .svg"),
+    own("--page", "FILE", None, "a file to be written", writes=".html .htm .xhtml"),
 )
 
 
@@ -32,7 +33,7 @@ def parsed(*words: str) -> dict[str, object]:
 def test_values_have_their_types_and_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     defaults: dict[str, object] = {"number": 7, "rate": None, "file": [], "word": [], "kind": "a", "quiet": False}
-    defaults["out"] = None
+    defaults |= {"out": None, "page": None}
     assert parsed("x", "~/y") == {**defaults, "runs": [Path("x"), Path("/home/me/y")], "given": {"runs"}}
     found = parsed("x", "--file", "~/a", "b", "--file", "c", "--rate=1", "-n9", "--quiet", "--kind", "b")
     assert (found["file"], found["rate"], found["number"]) == (["/home/me/a", "b", "c"], 1.0, 9)
@@ -58,6 +59,7 @@ def test_a_file_to_be_written_may_be_the_screen(tmp_path: Path) -> None:
         (["--kind", "b"], "--kind needs --file or --word"),
         (["--word", "y", "--file", "z"], "--file and --word "),
         (["--out", "a.log"], "--out a.log: the name must end in .png or .svg; for the screen put --out last"),
+        (["--page", "-"], "--page -: the name must end in .html, .htm or .xhtml"),
         (["--out", "none/a.png"], "--out none/a.png: there is no folder none to write it into"),
         (["--wort", "y", "--kind", "b"], "--wort: unknown flag; did you mean --word?"),
     ],

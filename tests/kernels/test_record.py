@@ -92,9 +92,17 @@ def test_of_older_records_fields_are_missing_and_others_do_not_count() -> None:
     for each in older["choices"]:
         for name in ("fell_back", "makes_matrix", "backward", "version"):
             del each[name]
-        each |= {"sizes": [["gelu_block", 1024]], "measured": True, "ratio": 1.31, "beside": "cudnn"}
+        each |= {"sizes": [], "measured": True, "ratio": 1.31, "beside": "cudnn"}
     again = from_json(older, "here")
     assert chosen(again) == chosen(found) and again.logit_rows == found.logit_rows and again.sources == ""
+
+
+def test_a_choice_with_tile_sizes_of_its_own_is_made_anew() -> None:
+    older = to_json(resolved(TrainConfig(), H200))
+    (gelu,) = [each for each in older["choices"] if each["operation"] == "gelu"]
+    gelu["sizes"] = [["gelu_block", 1024]]
+    again = from_json(older, "here")
+    assert "gelu" not in [each.operation for each in again.choices] and len(again.choices) == len(older["choices"]) - 1
 
 
 def spoiled(**fields: Any) -> dict[str, Any]:

@@ -223,3 +223,11 @@ def test_reproductions_stand_beside_what_llmc_says() -> None:
         # what llm.c says agrees with itself: its steps of so long are its hours, but for what it does beside them
         assert said.hours == pytest.approx(said.steps * said.step / 3600, rel=0.06)
     assert len(reproductions_table(found, 200).splitlines()) == 2 + len(found) + 2 + len(found)
+
+
+def test_a_reproduction_that_cannot_be_computed_stands_there_with_its_reason() -> None:
+    (published, row), *others = reproductions()
+    damaged = row._replace(figures=None, problem="train.bin: is not a token file")
+    text = reproductions_table([(published, damaged), *others], 200)
+    assert f"{published.preset} on {published.gpu}: train.bin: is not a token file" in text.splitlines()
+    assert len(text.splitlines()) == 2 + 2 * (1 + len(others)) + 2 + 1

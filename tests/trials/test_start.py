@@ -65,9 +65,9 @@ def find_out(
     monkeypatch.setattr(card, "busy", lambda _: "")
     monkeypatch.setattr(start, "PAUSE", 0.0)
 
-    def run(bad: str = "", **more: Any) -> Findings:
+    def run(bad: str = "", here: Card = H200, **more: Any) -> Findings:
         monkeypatch.setenv("BAD", bad)
-        return start.find_out(D12, H200, say=said.append, **more)
+        return start.find_out(D12, here, say=said.append, **more)
 
     yield run
 
@@ -120,29 +120,31 @@ def test_time_is_kept(find_out: Callable[..., Findings]) -> None:
     assert find_out(again=True).fastest
 
 
-def test_a_check_that_takes_its_process_down_is_not_repeated(
-    find_out: Callable[..., Findings], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_check_that_takes_its_process_down_is_not_repeated_on_that_card(find_out: Callable[..., Findings]) -> None:
     """By the system for want of memory, for example: a run that is started again must train."""
+    begun = known.begun_file(known.facts_of(D12, H200), H200)
+    begun.parent.mkdir(parents=True)
+    begun.touch()
+    found = find_out()
+    assert not found.found and len(found.notes) == 1 and "--measure" in found.notes[0]
+    assert find_out() == found and begun.exists() and not known.all_known()
+    assert find_out(here=H200._replace(uuid="f" * 32)).fastest  # what another one is just doing says nothing
+    assert find_out(again=True).fastest and not begun.exists()
 
-    def killed(*_: Any) -> NoReturn:
-        raise SystemExit
 
-    def interrupted(*_: Any) -> NoReturn:
-        raise KeyboardInterrupt
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+def test_a_check_that_ends_with_an_error_is_begun_again(
+    error: type[BaseException], find_out: Callable[..., Findings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> NoReturn:
+        assert known.begun_file(known.facts_of(D12, H200), H200).exists()
+        raise error
 
-    facts = known.facts_of(D12, H200)
     with monkeypatch.context() as patch:
-        patch.setattr(start, "_searched", killed)
-        with pytest.raises(SystemExit):
+        patch.setattr(start, "_searched", fails)
+        with pytest.raises(error):
             find_out()
-        found = find_out()
-        assert not found.found and len(found.notes) == 1 and "--measure" in found.notes[0]
-        assert known.read(facts, print) == found
-        patch.setattr(start, "_searched", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            find_out(again=True)
-    assert known.read(facts, print) is None  # by the user, which does not count
+    assert not known.all_known()
     first = find_out()
     assert first.fastest and find_out() == first and not first.notes
 
@@ -195,18 +197,13 @@ def test_what_means_the_shipped_table(
     assert not any(each.found.found for each in known.all_known())
 
 
-@pytest.mark.parametrize("begun", [Findings(notes=("a check did not finish",)), None])
-def test_two_at_once(
-    begun: Findings | None, find_out: Callable[..., Findings], said: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The second one waits, says so, and takes what the first one found, which has said that it began."""
+def test_two_at_once(find_out: Callable[..., Findings], said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one waits, says so, and takes what the first one found."""
     monkeypatch.setattr(card, "busy", lambda _: "other processes use the card (17)")  # the first one's
     facts = known.facts_of(D12, H200)
     waiting, result = threading.Event(), list[Findings]()
-    if begun is not None:
-        known.write(facts, begun, said.append)
     monkeypatch.setattr(known, "WAIT", 0.01)
-    with known.locked(H200, said.append):
+    with known.locked(H200, said.append), known.begun(known.begun_file(facts, H200)):
         monkeypatch.setattr(start, "_searched", lambda *_: pytest.fail("it tries again"))
 
         def say(line: str) -> None:
