@@ -38,7 +38,7 @@ REFUSED: dict[str, tuple[set[str], str]] = {
     "JAX_DEBUG_NANS=1 JAX_ENABLE_X64=0 JAX_NUMPY_DTYPE_PROMOTION=standard": (STEPS, "--max-nonfinite 1"),
     "JAX_DISABLE_JIT=True": (STEPS, "compiled"),
     **{f"JAX_PLATFORMS={name}": (set(COMMANDS) - {"kernels"}, "cpu") for name in
-        ("cuda", "gpu", "rocm", "tpu", "bogus")},
+        ("cuda", "bogus")},
     f"XLA_FLAGS='{UNKNOWN}'": (set(COMMANDS), "--xla_no_such=1 --xla_nor_such"),
     "XLA_FLAGS=no_such_file": (set(COMMANDS), "no_such_file"),
     "XLA_FLAGS=--xla_force_host_platform_device_count=x": (set(COMMANDS), "value x"),

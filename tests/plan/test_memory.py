@@ -63,10 +63,7 @@ ON_A_CPU = {
     f"{OF_LENGTH} -d 16384": "last layer",
     f"{OF_LENGTH} --recompute-blocks 1": "last layer",
     f"{OF_LENGTH} --recompute-blocks 2": "last layer",  # those of two blocks at a time
-    "-e L8-NH4-C256-V257-T512 -b 4 -t 512": "head",
-    "-e d12 -b 4 -t 64": "gradient",
     "-e d12 -b 2 -t 256": "head",
-    "-e d12 -b 4 -t 1024": "head",
 }
 QUICK = list(ON_A_CPU)[:3]
 
