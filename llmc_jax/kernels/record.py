@@ -31,7 +31,7 @@ from llmc_jax.machine.target import Machine
 
 FORMAT = 1
 FOR_PEOPLE = ("why", "fell_back")  # fields of a choice on which no bit depends
-FORMER = ("sizes", "measured", "ratio", "beside")  # as these, which older records have
+FORMER = ("sizes", "measured", "ratio", "beside")  # that a choice had in older records
 FOLDERS = ("pallas_kernels", "llmc_jax/kernels/triton")  # where our kernels' sources are
 
 
@@ -103,15 +103,15 @@ def from_json(data: Any, place: str) -> Resolved:
 
 
 def _without_former(data: Any) -> Any:
-    """Return a record, or any part of one, without the fields that a choice no longer has.
+    """Return a record without the fields that a choice no longer has; what is no record, as it is.
 
     A choice with tile sizes of its own cannot be repeated, so it is left out.
     """
-    if isinstance(data, Mapping):
-        return {name: _without_former(each) for name, each in data.items() if name not in FORMER}
-    if not isinstance(data, list):
+    choices = data.get("choices") if isinstance(data, Mapping) else None
+    if not isinstance(choices, list) or not all(isinstance(each, Mapping) for each in choices):
         return data
-    return [_without_former(each) for each in data if not (isinstance(each, Mapping) and each.get("sizes"))]
+    kept = [each for each in choices if not each.get("sizes")]
+    return {**data, "choices": [{name: each[name] for name in each if name not in FORMER} for each in kept]}
 
 
 # ----- repeating a choice -------------------------------------------------------------------------------------------

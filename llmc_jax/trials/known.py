@@ -110,7 +110,6 @@ def begun_file(facts: Mapping[str, Any], card: Card) -> Path:
 def begun(path: Path) -> Iterator[None]:
     """Keep an empty file within the block, where that is possible. It remains where the process dies there."""
     with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     try:
         yield

@@ -10,6 +10,7 @@ import pytest
 from llmc_jax.machine.cards import CARDS
 from llmc_jax.plan import compiled, memory
 from llmc_jax.plan.memory import CPU, KINDS, Memory, Part, computed
+from llmc_jax.plan.moments import largest_moment
 
 GIB = 2**30
 
@@ -66,6 +67,7 @@ ON_A_CPU = {
     "-e d12 -b 2 -t 256": "head",
 }
 QUICK = list(ON_A_CPU)[:3]
+FARTHER = ["-e d12 -b 2 -t 256"]  # the plan is 11 % below
 
 
 @pytest.mark.usefixtures("quick_compilation")
@@ -74,8 +76,11 @@ QUICK = list(ON_A_CPU)[:3]
 def test_a_processor_s_program_within_five_percent(flags: str) -> None:
     plan = compiled.plan_for(CPU, flags)
     found = computed(plan)
+    compilers = compiled.compile_step(plan, CPU).memory
     assert found.moment == ON_A_CPU[flags]
-    assert found.program == pytest.approx(compiled.compile_step(plan, CPU).memory.total, rel=0.05)
+    assert found.program == pytest.approx(compilers.total, rel=0.05)
+    _, needed = largest_moment(plan)
+    assert needed.total() == pytest.approx(compilers.temporaries, rel=0.12 if flags in FARTHER else 0.05)
 
 
 def memory_of(program: int, available: int | None, card: int | None = None, beside: int = 0) -> Memory:
