@@ -13,7 +13,7 @@
 #     "markdown-it-py==4.3.0", "matplotlib==3.11.2", "mdurl==0.1.2", "ml-dtypes==0.6.0", "numpy==2.5.5",
 #     "opt-einsum==3.4.0", "packaging==26.3", "pillow==13.0.0", "pygments==2.21.0", "pyparsing==3.3.3",
 #     "python-dateutil==4.0.0", "regex==2026.11.15", "requests==2.34.2", "rich==15.0.0", "scipy==1.18.1",
-#     "tiktoken==0.14.0", "bokeh==3.10.2", "jinja2==3.1.6", "markupsafe==3.0.4", "narwhals==2.29.0", "tornado==6.6.1",
+#     "tiktoken==0.14.0", "tornado==6.6.1", "bokeh==3.10.2", "jinja2==3.1.6", "markupsafe==3.0.4", "narwhals==2.29.0",
 #     "xyzservices==2026.9.1", "absl-py==2.5.1", "aiofiles==25.1.0", "etils==1.15.0", "fsspec==2026.9.0",
 #     "humanize==4.17.0", "msgpack==1.2.4", "orbax-checkpoint==0.12.8", "prometheus-client==0.26.0", "protobuf==7.36.2",
 #     "psutil==7.2.2", "pyyaml==6.0.3", "simplejson==4.3.0", "tensorstore==0.1.86", "uvloop==0.23.0", "zipp==4.1.2",

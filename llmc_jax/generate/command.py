@@ -367,11 +367,11 @@ def converse(model: "Model", ids: tuple[int, ...], asked: argparse.Namespace) ->
 
 def serve_page(model: "Model", ids: tuple[int, ...], asked: argparse.Namespace) -> int:
     """Answer on a page of this machine until Ctrl-C: `--serve`."""
-    from llmc_jax.generate.serve import serve
+    from llmc_jax.generate.serve import Server, serve  # here, for tornado
 
-    def ready(address: str) -> None:
+    def ready(server: Server) -> None:
         say_model(model)
-        print(address, flush=True)
+        print(server.address, flush=True)
         say("note", "open this address in a browser on this machine; Ctrl-C stops it")
 
     serve(model, asked.serve, ready=ready)

@@ -71,7 +71,7 @@ QUESTIONS = (
     own("--interactive", "", False, "type and read in turns; /help there lists what else one can type",
         excludes=f"{MODES} samples exact json"),
     own("--serve", "[PORT]", None, f"a page on 127.0.0.1 to ask the model with (default port {PORT}; 0: any free one)",
-        0, alone=PORT, excludes=f"{MODES} {PROMPTS} {DRAWN} json"),
+        0, alone=PORT, most=(1 << 16) - 1, excludes=f"{MODES} {PROMPTS} {DRAWN} json"),
     own("--no-history", "", False, "with --interactive: neither read nor keep what was typed", needs="interactive"),
     own("--llmc", "", False, "draw as llm.c does while it trains, with its random numbers",
         excludes=f"{MODES} {PROMPTS} {FILTERS} temperature repetition_penalty greedy samples stop exact ignore_end"),

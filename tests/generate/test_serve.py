@@ -1,5 +1,6 @@
 """The page's server over real sockets, with engines made up for each test; and the page in a browser, where one is."""
 
+import asyncio
 import base64
 import hashlib
 import http.client
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from queue import Queue
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,7 +30,7 @@ from llmc_jax.generate.engine import Drawn, Dropped, Request
 from llmc_jax.generate.model import Model, open_model
 from llmc_jax.generate.page import request_of
 from llmc_jax.generate.sampling import Sampling
-from llmc_jax.generate.serve import Limits, Server, listening, serve
+from llmc_jax.generate.serve import Limits, Server, serve
 from llmc_jax.generate.text import TextStream
 from llmc_jax.models.gpt2.tensors import num_parameters
 from tests import chromium, plain_model
@@ -74,14 +76,23 @@ class Gated:
 
 @contextmanager
 def served(generate: Engine, model: Model = MODEL, **limits: Any) -> Iterator[Server]:
-    with listening(model, 0, generate=generate, limits=Limits(**limits)) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
+    """A server in a thread, which is ended as Ctrl-C ends it."""
+    started: Queue[tuple[Server, Callable[[], object]]] = Queue()
+
+    def ready(server: Server) -> None:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        started.put((server, lambda: loop.call_soon_threadsafe(task.cancel)))
+
+    options: Any = {"ready": ready, "generate": generate, "limits": Limits(**limits)}
+    thread = threading.Thread(target=serve, args=(model, 0), kwargs=options)
+    thread.start()
+    server, stop = started.get(timeout=10)
+    try:
+        yield server
+    finally:
+        stop()
+        thread.join()
 
 
 @contextmanager
@@ -226,7 +237,7 @@ def test_only_this_page_may_ask(headers: dict[str, str], allowed: bool, server: 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with served(say("x"), body_bytes=2000, read_seconds=0.25, connections=4) as server:
+    with served(say("x"), body_bytes=2000, read_seconds=0.25) as server:
         yield server
 
 
@@ -239,12 +250,10 @@ def server() -> Iterator[Server]:
         ("GET", "/generate", {}, None, 405),
         ("OPTIONS", "/generate", {}, None, 405),
         ("DELETE", "/model", {}, None, 405),
-        ("BREW", "/model", {}, None, 501),
+        ("BREW", "/model", {}, None, 405),
         ("POST", "/generate", {"Content_Type": "text/plain"}, b"{}", 415),
         ("POST", "/generate", {"Content_Type": "application/x-www-form-urlencoded"}, b"{}", 415),
-        ("POST", "/generate", {"Transfer_Encoding": "chunked"}, b"{}", 411),
-        ("POST", "/generate", {"Content_Length": "-1"}, b"{}", 400),
-        ("POST", "/generate", {"Content_Length": "2001"}, b"{}", 413),
+        ("POST", "/generate", {}, b" " * 2001, 413),
         ("POST", "/generate", {}, b"x" * 3_000_000, 413),  # more than the connection holds: all must be taken
     ],
 )
@@ -296,22 +305,14 @@ def test_what_the_engine_refuses_and_mistakes_of_ours(capfd: pytest.CaptureFixtu
 
 def test_slow_requests_end(server: Server) -> None:
     head = f"POST /generate HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n"
-    full = f"{head}Content-Type: application/json\r\nContent-Length: 9\r\n\r\n{{"
-    for sent, found in ((head, b""), (full, b"HTTP/1.1 408")):
+    for sent in (head, f"{head}Content-Type: application/json\r\nContent-Length: 9\r\n\r\n{{"):
         began = time.monotonic()  # before the server's clock starts, which it does as it accepts
         with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
             for piece in (sent[:-1], sent[-1:]):  # it drips: each piece comes in time, all of them do not
                 connection.sendall(piece.encode())
                 time.sleep(0.1)
-            assert connection.recv(12) == found
+            assert connection.recv(12) == b""
             assert time.monotonic() - began >= 0.25
-
-
-def test_connections_are_limited(server: Server) -> None:
-    held = [socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(5)]
-    assert held[4].recv(12) == b"HTTP/1.1 503"
-    for connection in held:
-        connection.close()
 
 
 # ----- whose turn it is, and who leaves
@@ -355,10 +356,10 @@ def test_who_leaves_stops_the_engine_and_gives_up_the_place() -> None:
             response.readline()
             with asked(server, tokens=100000) as waits:
                 assert json.loads(waits.readline()) == {"waiting": 1}
-            until(lambda: len(server.line._places) == 1)
+            until(lambda: len(server.line) == 1)
         gated.gate.release()
         assert gated.closed.wait(10)
-        until(lambda: not server.line._places)
+        until(lambda: not server.line)
     assert gated.begun == 1
 
 
@@ -366,17 +367,16 @@ def test_who_leaves_stops_the_engine_and_gives_up_the_place() -> None:
 
 
 def test_a_port_that_cannot_be_had(server: Server) -> None:
-    for port in (server.port, -1, 65536):
-        with pytest.raises(InputError, match=rf"^--serve {port}: .*0 for any") as error:
-            serve(MODEL, port, generate=say("x"))
-        assert "\n" not in str(error.value)
+    with pytest.raises(InputError, match=rf"^--serve {server.port}: .*0 for any") as error:
+        serve(MODEL, server.port, generate=say("x"))
+    assert "\n" not in str(error.value)
 
 
 def test_ctrl_c_ends_it_with_what_is_under_way() -> None:
     gated, found = Gated(), []
 
-    def browse(address: str) -> None:
-        connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=10)
+    def browse(server: Server) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
         try:
             connection.request("POST", "/generate", b"{}", {"Content-Type": "application/json"})
             response = connection.getresponse()
@@ -389,8 +389,8 @@ def test_ctrl_c_ends_it_with_what_is_under_way() -> None:
             response.read()
         connection.close()
 
-    def ready(address: str) -> None:
-        thread.append(threading.Thread(target=browse, args=(address,)))
+    def ready(server: Server) -> None:
+        thread.append(threading.Thread(target=browse, args=(server,)))
         thread[0].start()
 
     thread: list[threading.Thread] = []
@@ -540,15 +540,18 @@ def check_that_it_stops(tab: chromium.Tab, server: Server) -> None:
     tab.until(f"asking !== null && {TOKENS}.length > 3")
     tab.press("Escape", 27)
     tab.until("asking === null && document.getElementById('status').textContent === 'Stopped.'")
-    until(lambda: not server.line._places)
+    until(lambda: not server.line)
 
 
 def check_errors_and_settings(tab: chromium.Tab) -> None:
     """What the server refuses is shown where it was asked; settings are there again after the page is."""
     tab.run("put('temperature', 0.5); document.getElementById('stops').value = 'a'.repeat(201)")
+    tab.run("document.getElementById('mono').click()")
     write_prompt(tab, "last")
     assert tab.until("asking === null && document.getElementById('error').textContent").startswith("stops: ")
     tab.complaints.clear()  # the browser logs every 400
     tab.command("Page.reload")
     tab.until("typeof model !== 'undefined' && model !== null && document.getElementById('prompt').value === 'last'")
     assert tab.run("[settings().temperature, settings().tokens, settings().seed]") == [0.5, 6, 11]
+    fonts = tab.run("[...document.querySelectorAll('#prompt, #stops')].map(each => getComputedStyle(each).fontFamily)")
+    assert ["monospace" in font for font in fonts] == [True, False]
