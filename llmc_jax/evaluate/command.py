@@ -66,19 +66,16 @@ MODELS = (
     own("--devices", "N", 0, "compute on the first N (default: all GPUs, or the CPU); the figures are the same on any "
         "number", 0, most=MOST_DEVICES),
 )  # fmt: skip
-OPTIONS = (*CHECKPOINTS, *SUBJECTS, *TEXTS, *TASKS, *MODELS)
+GROUPS = {
+    "": CHECKPOINTS, "what to evaluate on": SUBJECTS, "texts": TEXTS, "tasks": TASKS, "the models": MODELS,
+}  # fmt: skip
+OPTIONS = tuple(about for group in GROUPS.values() for about in group)
 
 
 def make_parser() -> Parser:
     """Return the parser."""
     usage = "[-h] CHECKPOINT... [--data FILE...] [--text FILE...] [--tasks TASK...] [flags]"
-    parser = asking_parser("evaluate", usage, DESCRIPTION, EXAMPLES)
-    parser.add(CHECKPOINTS)
-    parser.add(SUBJECTS, "what to evaluate on")
-    parser.add(TEXTS, "texts")
-    parser.add(TASKS, "tasks")
-    parser.add(MODELS, "the models")
-    return parser
+    return asking_parser("evaluate", usage, DESCRIPTION, EXAMPLES, GROUPS)
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:

@@ -67,26 +67,31 @@ def ask(
 
 
 def ask_as_llmc(
-    model: Model, tokens: int, seed: int, show: Callable[[Drawn], None], stop: threading.Event | None = None
+    model: Model,
+    request: Request,
+    show: Callable[[Drawn], None] = lambda drawn: None,
+    stop: threading.Event | None = None,
 ) -> Answer:
-    """Return one sample drawn as llm.c draws it, with its generator's state as the seed; otherwise as `ask`."""
-    check_as_llmc(model, tokens, seed)
-    start = model.weights, model.config, tokens + 1, model.end_of_text, model.attention
-    ids = llmc.generate(*start, state=seed, ids=model.drawable)
-    answer = collect(_drawn(model, ids, tokens), 1, show, stop)
+    """Return one sample drawn as llm.c draws it, with its generator's state as the seed; otherwise as `ask`.
+
+    Of the request only the number of tokens and the seed are read, as `check_as_llmc` has checked them.
+    """
+    start = model.weights, model.config, request.tokens + 1, model.end_of_text, model.attention
+    ids = llmc.generate(*start, state=request.sampling.seed, ids=model.drawable)
+    answer = collect(_drawn(model, ids, request.tokens), 1, show, stop)
     sample = answer.samples[0]
     sample.logprobs = [seen.logprob for seen in look(model, sample.ids, 0)]
     return answer
 
 
-def check_as_llmc(model: Model, tokens: int, seed: int) -> None:
+def check_as_llmc(model: Model, request: Request) -> None:
     """Raise InputError for what llm.c's sampler cannot do."""
     T = model.config.max_seq_len
-    if not 1 <= tokens < T:
+    if not 1 <= request.tokens < T:
         raise InputError(
-            f"--llmc --tokens {tokens}: it must be from 1 to {T - 1}: llm.c's text ends with the model's T={T}"
+            f"--llmc --tokens {request.tokens}: it must be from 1 to {T - 1}: llm.c's text ends with the model's T={T}"
         )
-    if seed == 0:
+    if request.sampling.seed == 0:
         raise InputError("--llmc --seed 0: llm.c's generator would give nothing but 0; take another seed")
 
 

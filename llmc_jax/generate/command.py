@@ -206,12 +206,17 @@ def say_end(model: "Model", request: "Request", answer: "Answer") -> None:
 
 def request_of(model: "Model", ids: tuple[int, ...], asked: argparse.Namespace) -> "Request":
     """Return what the flags ask for, checked; then say what the model is. Raises InputError."""
+    from llmc_jax.generate.answer import check_as_llmc
     from llmc_jax.generate.engine import Request, check_request
 
     request = Request(
         ids, asked.tokens, asked.samples, sampling_of(asked), stops=tuple(asked.stop), ignore_end=asked.ignore_end,
         exact=asked.exact,
     )  # fmt: skip
+    if asked.llmc:
+        if "tokens" not in asked.given:
+            request = request._replace(tokens=min(asked.tokens, model.config.max_seq_len - 1))
+        check_as_llmc(model, request)
     check_request(model, request)
     say_model(model)
     return request
@@ -226,39 +231,21 @@ def sampling_of(asked: argparse.Namespace) -> "Sampling":
 
 
 def continue_text(model: "Model", ids: tuple[int, ...], asked: argparse.Namespace) -> int:
-    """Go on with the prompt, and show it as it comes; or as one JSON object at the end."""
+    """Continue the prompt, with --llmc as llm.c does, and show it as it comes; or as one JSON object at the end."""
     from llmc_jax.data.tokenizers import sample_text
-    from llmc_jax.generate.answer import ask, until_ctrl_c
+    from llmc_jax.generate import answer
     from llmc_jax.generate.show import Screen
 
     request = request_of(model, ids, asked)
-    with until_ctrl_c() as stop:
+    ask = answer.ask_as_llmc if asked.llmc else answer.ask
+    with answer.until_ctrl_c() as stop:
         if asked.json:
-            answer = ask(model, request, stop=stop)
-            print_json(plain(answer_facts(model, request, answer)))
+            found = ask(model, request, stop=stop)
+            print_json(plain({**answer_facts(model, request, found), **({"llmc": True} if asked.llmc else {})}))
         else:
             with Screen(sys.stdout, sample_text(model.tokenizer, ids), request.samples) as screen:
-                answer = ask(model, request, screen.add, stop)
-    say_end(model, request, answer)
-    return ExitCode.STOPPED if stop.is_set() else ExitCode.DONE
-
-
-def continue_as_llmc(model: "Model", ids: tuple[int, ...], asked: argparse.Namespace) -> int:
-    """Draw a text as llm.c does while it trains: `--llmc`."""
-    from llmc_jax.generate.answer import ask_as_llmc, check_as_llmc, until_ctrl_c
-    from llmc_jax.generate.show import Screen
-
-    tokens = asked.tokens if "tokens" in asked.given else min(asked.tokens, model.config.max_seq_len - 1)
-    check_as_llmc(model, tokens, asked.seed)
-    request = request_of(model, ids, asked)._replace(tokens=tokens)
-    with until_ctrl_c() as stop:
-        if asked.json:
-            answer = ask_as_llmc(model, tokens, asked.seed, lambda drawn: None, stop)
-            print_json(plain({**answer_facts(model, request, answer), "llmc": True}))
-        else:
-            with Screen(sys.stdout, "") as screen:
-                answer = ask_as_llmc(model, tokens, asked.seed, screen.add, stop)
-    say_end(model, request, answer)
+                found = ask(model, request, screen.add, stop)
+    say_end(model, request, found)
     return ExitCode.STOPPED if stop.is_set() else ExitCode.DONE
 
 
@@ -381,7 +368,6 @@ def serve_page(model: "Model", ids: tuple[int, ...], asked: argparse.Namespace) 
 QUESTIONS = {
     "interactive": converse,
     "serve": serve_page,
-    "llmc": continue_as_llmc,
     "probs": show_probabilities,
     "perplexity": show_perplexity,
     "attention": draw_heads,

@@ -1,12 +1,12 @@
 """The flags of `llmc-jax generate`, and what evaluate shares with it: the model's. Leaves out what they do."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from llmc_jax.base.commands import typed
 from llmc_jax.base.errors import InputError, raise_problems
-from llmc_jax.base.options import own, problems_together
+from llmc_jax.base.options import Option, own, problems_together
 from llmc_jax.base.parsers import Parser
 from llmc_jax.checkpoint.llmc import V2_ORDERS
 
@@ -50,17 +50,11 @@ SAMPLING = (
     own("--top-k", "N", 0, "of the N likeliest tokens (default 0: all)", 0),
     own("--top-p", "X", 1.0, "of the fewest that have X of the probability (default 1: all)"),
     own("--min-p", "X", 0.0, "of those with X of the likeliest one's probability (default 0: all)"),
-    own(
-        "--greedy",
-        "",
-        False,
-        "always the likeliest token",
-        excludes=f"temperature {FILTERS} samples",
-        why="the likeliest token is taken, there is no choice",
-    ),
+    own("--greedy", "", False, "always the likeliest token", excludes=f"temperature {FILTERS} samples",
+        why="the likeliest token is taken, there is no choice"),
     own("--seed", "N", 1337, "the same seed draws the same tokens (default 1337)", 0, most=2**64 - 1),
     own("--exact", "", False, "one sample after the other: the same bits, whatever their number"),
-)
+)  # fmt: skip
 QUESTIONS = (
     own("--probs", "[N]", None, "what the model thinks of each token of the text and of those that it adds (-n): its "
         "probability, and the N likeliest (default 5)", 0, alone=5, excludes=f"{MODES} samples exact"),
@@ -87,34 +81,37 @@ MODEL = (
     own("--v2-order", "|".join(V2_ORDERS), "auto",
         "of llm.c's model files of version 2, as for convert_checkpoint.py"),
 )  # fmt: skip
-OPTIONS = (*CHECKPOINT, *TEXT, *SAMPLING, *QUESTIONS, *MODEL)
+GROUPS = {
+    "": CHECKPOINT, "the text": TEXT, "how the next token is drawn, in this order": SAMPLING,
+    "other questions": QUESTIONS, "the model": MODEL,
+}  # fmt: skip
+OPTIONS = tuple(about for group in GROUPS.values() for about in group)
 
 
-def asking_parser(name: str, usage: str, description: str, shown: Sequence[tuple[str, str]]) -> Parser:
-    """Return the parser of a command that asks a trained model, without flags.
+def asking_parser(
+    name: str, usage: str, description: str, shown: Sequence[tuple[str, str]], groups: Mapping[str, Sequence[Option]]
+) -> Parser:
+    """Return the parser of a command that asks a trained model.
 
-    usage: what follows its name. shown: examples.
+    usage: what follows its name. shown: examples. groups: flags by the title that stands over them.
     """
     program = typed(name)
-    return Parser(
+    parser = Parser(
         prog=program,
         usage=f"{program} {usage}",
         description=description,
         shown=shown,
         formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=30, width=100),
     )
+    for title, options in groups.items():
+        parser.add(options, title)
+    return parser
 
 
 def make_parser() -> Parser:
     """Return the parser."""
     usage = "[-h] CHECKPOINT [--prompt TEXT | --prompt-file FILE] [flags]"
-    parser = asking_parser("generate", usage, DESCRIPTION, EXAMPLES)
-    parser.add(CHECKPOINT)
-    parser.add(TEXT, "the text")
-    parser.add(SAMPLING, "how the next token is drawn, in this order")
-    parser.add(QUESTIONS, "other questions")
-    parser.add(MODEL, "the model")
-    return parser
+    return asking_parser("generate", usage, DESCRIPTION, EXAMPLES, GROUPS)
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:

@@ -15,8 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from llmc_jax.base.errors import InputError
-from llmc_jax.base.files import check_output
-from llmc_jax.base.pictures import SUFFIXES, drawable, save_figure
+from llmc_jax.base.pictures import drawable, save_figure
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.data.tokenizers import Tokenizer
 from llmc_jax.generate.engine import prompt_size
@@ -86,9 +85,8 @@ def picture_labels(tokenizer: Tokenizer | None, ids: Sequence[int]) -> list[str]
 def draw_text_attention(path: str | Path, model: Model, ids: Sequence[int], layer: int) -> None:
     """Draw what all heads of a layer look at in a text, with the end-of-text token before it as for `look`.
 
-    Raises InputError as `attention_weights` does, and before anything is computed for a file that cannot be written.
+    Raises InputError as `attention_weights` does.
     """
-    check_output("--attention", Path(path), list(SUFFIXES))
     tokens = [model.end_of_text, *ids]
     weights = attention_weights(model, tokens, layer)
     kind = "" if model.attention == "softmax" else f"{model.attention} "

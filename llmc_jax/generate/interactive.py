@@ -6,15 +6,14 @@ Leaves out how tokens are drawn and shown (answer.py, show.py).
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, TextIO
 
 from llmc_jax.base.errors import InputError
-from llmc_jax.base.files import reason, write_problem
+from llmc_jax.base.files import reason
 from llmc_jax.base.text import wrapped
 from llmc_jax.data.tokenizers import sample_text
-from llmc_jax.generate.answer import STOPPED, Answer, ask, until_ctrl_c
+from llmc_jax.generate.answer import STOPPED, ask, until_ctrl_c
 from llmc_jax.generate.engine import Request, check_request, kept_after_drop
 from llmc_jax.generate.model import Model
 from llmc_jax.generate.show import Screen
@@ -33,13 +32,6 @@ at the end of a line: the text has a line end there, and more is to come. Ctrl-C
 WORDS = {"true": True, "1": True, "on": True, "false": False, "0": False, "off": False}
 
 
-class Turn(NamedTuple):
-    """Where in the text a turn begins, and where in it what was typed ends."""
-
-    begin: int
-    typed: int
-
-
 class Session:
     """A text that grows, and what can be done with it."""
 
@@ -47,17 +39,8 @@ class Session:
         """Begin with a request, whose prompt is the beginning of the text. note: says what is not the text."""
         self.model, self.request = model, request
         self.ids: list[int] = []
+        self._turns: list[tuple[int, int]] = []  # where in the text each begins, and where in it what was typed ends
         self._out, self._note = out, note
-        self._turns: list[Turn] = []
-        show = partial(print, sep="\n", file=out, flush=True)
-        self._commands: dict[str, Callable[[str], None]] = {
-            "/again": self._again,
-            "/undo": self._undo,
-            "/reset": self._reset,
-            "/text": lambda _: show(sample_text(model.tokenizer, self.ids)),
-            "/set": self._set,
-            "/help": lambda _: show(*map(wrapped, HELP.format(names=", ".join(self._settings())).splitlines())),
-        }
         if request.prompt:
             self.go_on(list(request.prompt))
 
@@ -66,13 +49,13 @@ class Session:
         word, _, rest = text.partition(" ")
         if word in ("/quit", "/exit", "/q"):
             return False
-        if text.startswith("/") and not text.startswith("//"):
-            if word not in self._commands:
-                meant = f"did you mean /set {word[1:]} {rest}? " if word[1:] in self._settings() else ""
-                raise InputError(f"{word}: unknown command; {meant}/help lists them; // begins a text with /")
-            self._commands[word](rest.strip())
-            return True
-        self.go_on(self._encoded(text[1:] if text.startswith("//") else text))
+        if not text.startswith("/") or text.startswith("//"):
+            self.go_on(self._encoded(text[1:] if text.startswith("//") else text))
+        elif (command := getattr(self, f"do_{word[1:]}", None)) is not None:
+            command(rest.strip())
+        else:
+            meant = f"did you mean /set {word[1:]} {rest}? " if word[1:] in self._settings() else ""
+            raise InputError(f"{word}: unknown command; {meant}/help lists them; // begins a text with /")
         return True
 
     def go_on(self, typed: list[int]) -> None:
@@ -81,97 +64,103 @@ class Session:
         request = self.request._replace(prompt=(*self.ids, *typed))
         check_request(self.model, request)
         self.ids += typed
-        self._turns.append(Turn(begin, len(self.ids)))
+        self._turns.append((begin, len(self.ids)))
         self._draw(request)
 
     def _draw(self, request: Request) -> None:
         """Show what was typed in this turn, let the model continue, and put that behind the text."""
-        turn = self._turns[-1]
-        shown = sample_text(self.model.tokenizer, self.ids[turn.begin : turn.typed])
-        with until_ctrl_c() as stop, Screen(self._out, shown) as screen:
+        tokenizer, T = self.model.tokenizer, self.model.config.max_seq_len
+        with (
+            until_ctrl_c() as stop,
+            Screen(self._out, sample_text(tokenizer, self.ids[slice(*self._last())])) as screen,
+        ):
             answer = ask(self.model, request, screen.add, stop)
-        self.ids += self._kept(answer)
-        self._tell(answer)
-
-    def _kept(self, answer: Answer) -> list[int]:
-        """Return the ids of what was shown: a stop string is no part of it."""
-        sample, tokenizer = answer.samples[0], self.model.tokenizer
-        if sample.end != "stop" or tokenizer is None:
-            return sample.ids
-        return [int(token) for token in tokenizer.encode(sample.text)]
-
-    def _tell(self, answer: Answer) -> None:
+        (sample,) = answer.samples
+        if sample.end == "stop" and tokenizer is not None:  # the stop string is no part of the text
+            self.ids += tokenizer.encode(sample.text).tolist()
+        else:
+            self.ids += sample.ids
         if answer.drops:
             kept = kept_after_drop(self.model.config)
-            T = self.model.config.max_seq_len
             self._note(f"the text is longer than T={T}: the model sees its newest {kept} to {T} tokens")
-        if (end := answer.samples[0].end) in ("end of text", STOPPED):
-            self._note({STOPPED: "stopped"}.get(end, f"the model drew its {end}"))
+        if sample.end in ("end of text", STOPPED):
+            self._note(STOPPED if sample.end == STOPPED else f"the model drew its {sample.end}")
 
     def _encoded(self, text: str) -> list[int]:
         if self.model.tokenizer is not None:
-            return [int(token) for token in self.model.tokenizer.encode(text)]
+            return self.model.tokenizer.encode(text).tolist()
         words = text.replace(",", " ").split()
         if not all(word.isdecimal() for word in words):
             raise InputError("this model has no tokenizer: type token ids, such as 15 27 3")
         return [int(word) for word in words]
 
-    # ----- commands
-
-    def _last(self) -> Turn:
+    def _last(self) -> tuple[int, int]:
         if not self._turns:
             raise InputError("the text is empty; type its beginning, or an empty line")
         return self._turns[-1]
 
-    def _again(self, rest: str) -> None:
-        del self.ids[self._last().typed :]
-        sampling = self.request.sampling
-        self.request = self.request._replace(sampling=sampling._replace(seed=(sampling.seed + 1) % (1 << 64)))
-        self._draw(self.request._replace(prompt=tuple(self.ids)))
-
-    def _undo(self, rest: str) -> None:
-        del self.ids[self._last().begin :]
-        self._turns.pop()
-        self._note(f"the text has {len(self.ids)} tokens now")
-
-    def _reset(self, rest: str) -> None:
-        self.ids.clear()
-        self._turns.clear()
-        self._note("a new text")
-
-    def _settings(self) -> dict[str, object]:
+    def _settings(self) -> dict[str, Any]:
         request = self.request
         stop = request.stops[0] if len(request.stops) == 1 else list(request.stops) or "none"
         own = {"tokens": request.tokens, "stop": stop, "ignore-end": request.ignore_end}
         return {name.replace("_", "-"): value for name, value in request.sampling._asdict().items()} | own
 
-    def _set(self, rest: str) -> None:
+    # ----- commands, each with what stands behind it
+
+    def do_again(self, rest: str) -> None:
+        """Take back what the model added last, and let it draw anew."""
+        del self.ids[self._last()[1] :]
+        sampling = self.request.sampling
+        self.request = self.request._replace(sampling=sampling._replace(seed=(sampling.seed + 1) % (1 << 64)))
+        self._draw(self.request._replace(prompt=tuple(self.ids)))
+
+    def do_undo(self, rest: str) -> None:
+        """Take back the last turn."""
+        del self.ids[self._last()[0] :]
+        self._turns.pop()
+        self._note(f"the text has {len(self.ids)} tokens now")
+
+    def do_reset(self, rest: str) -> None:
+        """Begin a new text."""
+        self.ids.clear()
+        self._turns.clear()
+        self._note("a new text")
+
+    def do_text(self, rest: str) -> None:
+        """Show the whole text."""
+        print(sample_text(self.model.tokenizer, self.ids), file=self._out, flush=True)
+
+    def do_help(self, rest: str) -> None:
+        """Show what can be typed."""
+        lines = HELP.format(names=", ".join(self._settings())).splitlines()
+        print(*map(wrapped, lines), sep="\n", file=self._out, flush=True)
+
+    def do_set(self, rest: str) -> None:
+        """Change a setting, or show all."""
         name, _, value = rest.partition(" ")
-        settings = self._settings()
+        name, settings = name.removeprefix("--").replace("_", "-"), self._settings()
         if not name:
-            print("\n".join(f"  {each:<20} {now}" for each, now in settings.items()), file=self._out, flush=True)
+            print(*(f"  {each:<20} {now}" for each, now in settings.items()), sep="\n", file=self._out, flush=True)
             return
-        name = name.removeprefix("--").replace("_", "-")
         if name not in settings:
             raise InputError(f"/set {name}: there is no such setting; there are {', '.join(settings)}")
-        request = _changed(self.request, name, value.strip(), settings[name])
+        request = _changed(self.request, name.replace("-", "_"), value.strip(), type(settings[name]))
         check_request(self.model, request._replace(prompt=tuple(self.ids)))
         self.request = request
 
 
-def _changed(request: Request, name: str, value: str, now: Any) -> Request:
+def _changed(request: Request, name: str, value: str, kind: type) -> Request:
     """Return a request with another value of a setting. Raises InputError for one of another type."""
     if name == "stop":
         return request._replace(stops=() if value in ("", "none") else (value,))
     try:
-        new: Any = WORDS[value.lower()] if isinstance(now, bool) else type(now)(value)
+        new: dict[str, Any] = {name: WORDS[value.lower()] if kind is bool else kind(value)}
     except (KeyError, ValueError):
-        expected = {bool: "on or off", int: "a whole number"}.get(type(now), "a number")
+        expected = {bool: "on or off", int: "a whole number"}.get(kind, "a number")
         raise InputError(f"/set {name}: expected {expected}, found {value!r}") from None
-    key = name.replace("-", "_")
-    if key in request.sampling._fields:
-        return request._replace(sampling=request.sampling._replace(**{key: new}))
-    return request._replace(**{key: new})
+    if name in request.sampling._fields:
+        return request._replace(sampling=request.sampling._replace(**new))
+    return request._replace(**new)
 
 
 def talk(
@@ -225,8 +214,7 @@ def history(file: Path | None, note: Callable[[str], None]) -> Iterator[None]:
     try:
         import readline
     except ImportError:
-        yield
-        return
+        file = None
     if file is None or not sys.stdin.isatty():
         yield
         return
@@ -236,12 +224,9 @@ def history(file: Path | None, note: Callable[[str], None]) -> Iterator[None]:
     try:
         yield
     finally:
-        problem = write_problem(file.parent)
         try:
-            if problem is None:
-                readline.write_history_file(file)
-                file.chmod(0o600)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            readline.write_history_file(file)
+            file.chmod(0o600)
         except OSError as error:
-            problem = reason(error)
-        if problem is not None:
-            note(f"{file}: what was typed cannot be kept ({problem})")
+            note(f"{file}: what was typed cannot be kept ({reason(error)})")

@@ -10,10 +10,10 @@ from typing import Any
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.streams import escaped
 from llmc_jax.generate import sampling
+from llmc_jax.generate.command import model_facts
 from llmc_jax.generate.engine import Drawn, Request
 from llmc_jax.generate.model import Model
 from llmc_jax.generate.sampling import Sampling
-from llmc_jax.models.gpt2.tensors import num_parameters
 
 WHOLE = {"tokens": (200, 1, 100_000), "samples": (1, 1, 8), "candidates": (5, 0, 20)}  # default, least, most
 SAMPLING = Sampling()._asdict()
@@ -26,19 +26,12 @@ def facts(model: Model) -> dict[str, Any]:
     """Return what the page says of the model, and the defaults and limits of its settings."""
     config = model.config
     V, T = config.vocab_size, config.max_seq_len
-    return {
-        "path": str(model.path),
-        "kind": model.kind,
-        "step": model.step,
+    return model_facts(model) | {
         "shape": f"L{config.num_layers}-NH{config.num_heads}-C{config.channels}-V{V}-T{T}",
         "T": T,
         "V": V,
-        "parameters": num_parameters(config),
-        "dtype": model.dtype,
-        "attention": model.attention,
         "tokenizer": None if model.tokenizer is None else model.tokenizer.name,
         "tokenizer_note": model.tokenizer_note,
-        "warnings": list(model.warnings),
         "defaults": {name: default for name, (default, *_) in WHOLE.items()} | SAMPLING,
         "limits": {name: most for name, (*_, most) in WHOLE.items()},
     }

@@ -116,36 +116,35 @@ def score(
     stop: is asked after each computation whether to end. Of several processes each must be given the same rows, and
     gets all answers.
     """
-    devices = scorer.place.parallel.devices
-    waiting: dict[int, list[Batch]] = {}
-    for batch in batches(rows, scorer.tokens_per_batch, scorer.config.max_seq_len):
-        of_length = waiting.setdefault(batch.inputs.shape[1], [])
-        of_length.append(batch)
-        if len(of_length) == devices:
-            yield from _computed(scorer, of_length, asked)
-            of_length.clear()
-            if stop():
-                return
-    for of_length in waiting.values():
-        if of_length:
-            yield from _computed(scorer, of_length, asked)
-            if stop():
-                return
+    group_size = scorer.place.parallel.devices
+    whole = batches(rows, scorer.tokens_per_batch, scorer.config.max_seq_len)
+    for _, group in grouped(whole, lambda batch: batch.inputs.shape[1], lambda _: group_size):
+        yield from _computed(scorer, group, asked)
+        if stop():
+            return
 
 
 def batches(rows: Iterable[Row], tokens_per_batch: int, longest: int) -> Iterator[Batch]:
     """Yield rows in batches of one length each: the next power of two, at least SHORTEST and at most `longest`."""
-    waiting: dict[int, list[tuple[int, Row]]] = {}
-    for number, row in enumerate(rows):
-        length = padded_length(len(row.ids) - 1, longest)
-        of_length = waiting.setdefault(length, [])
-        of_length.append((number, row))
-        if len(of_length) == rows_of(length, tokens_per_batch):
-            yield _batch(of_length, length, tokens_per_batch)
-            waiting[length] = []
-    for length, of_length in waiting.items():
-        if of_length:
-            yield _batch(of_length, length, tokens_per_batch)
+
+    def length_of(numbered: tuple[int, Row]) -> int:
+        return padded_length(len(numbered[1].ids) - 1, longest)
+
+    for length, group in grouped(enumerate(rows), length_of, lambda length: rows_of(length, tokens_per_batch)):
+        yield _batch(group, length, tokens_per_batch)
+
+
+def grouped[T](
+    items: Iterable[T], key: Callable[[T], int], size: Callable[[int], int]
+) -> Iterator[tuple[int, list[T]]]:
+    """Yield a key and as many items as its size, all of this key, as soon as they are there; at the end the rest."""
+    waiting: dict[int, list[T]] = {}
+    for item in items:
+        group = waiting.setdefault(key(item), [])
+        group.append(item)
+        if len(group) == size(key(item)):
+            yield key(item), waiting.pop(key(item))
+    yield from waiting.items()
 
 
 def padded_length(length: int, longest: int) -> int:
