@@ -10,6 +10,7 @@ import select
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from shutil import get_terminal_size
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
@@ -17,11 +18,10 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 from llmc_jax.base.errors import ExitCode, InputError
 from llmc_jax.base.files import cache_folder, plain, refusing
 from llmc_jax.base.kit import command_line, print_json
-from llmc_jax.base.options import show_value
 from llmc_jax.base.streams import print_error
 from llmc_jax.base.text import wrapped
 from llmc_jax.data.documents import read_text
-from llmc_jax.generate.flags import LONGEST_NUMBER, STANDARD_INPUT, parse
+from llmc_jax.generate.flags import STANDARD_INPUT, parse
 from llmc_jax.machine.device import describe_device, device_label
 from llmc_jax.machine.jax_setup import configure, settle
 
@@ -74,7 +74,11 @@ class Written(NamedTuple):
 def written_prompt(asked: argparse.Namespace) -> Written:
     """Return the prompt as it was given, read where it must be read. Raises InputError for one that is empty."""
     if asked.prompt_ids is not None:
-        return Written("--prompt-ids", ids=_numbers(asked.prompt_ids))
+        from llmc_jax.generate.text import listed_ids
+
+        if not (ids := listed_ids(asked.prompt_ids, "--prompt-ids")):
+            raise InputError("--prompt-ids: is empty; without it the model starts a new text")
+        return Written("--prompt-ids", ids=ids)
     if asked.prompt not in (None, STANDARD_INPUT):
         return Written("--prompt", os.fsencode(asked.prompt))
     named = asked.prompt_file if asked.prompt is None else asked.prompt
@@ -93,29 +97,13 @@ def written_prompt(asked: argparse.Namespace) -> Written:
     return Written(place, data if "perplexity" in asked.given else _without_line_end(data))
 
 
-def _numbers(text: str) -> tuple[int, ...]:
-    words = text.replace(",", " ").split()
-    if not words:
-        raise InputError("--prompt-ids: is empty; without it the model starts a new text")
-    bad = next((word for word in words if not word.isdecimal() or len(word) > LONGEST_NUMBER), None)
-    if bad is not None:
-        raise InputError(f"--prompt-ids: {show_value(bad)} is no token id; expected whole numbers from 0 on")
-    return tuple(map(int, words))
-
-
 def _standard_input() -> IO[bytes]:
     if sys.stdin is None:  # closed by the caller's shell
         return io.BytesIO()
-    source: Any = getattr(sys.stdin, "buffer", None)
-    if source is None:  # no file of the system's
-        return io.BytesIO(sys.stdin.read().encode(errors="surrogateescape"))
-    try:
-        ready = bool(select.select([source], [], [], PATIENCE)[0])
-    except (OSError, ValueError):
-        ready = True
-    if not ready:
-        say("note", "waiting for the prompt on standard input; `< /dev/null` starts a new text")
-    return source
+    with suppress(OSError, ValueError):  # of what cannot be waited for
+        if not select.select([sys.stdin.buffer], [], [], PATIENCE)[0]:
+            say("note", "waiting for the prompt on standard input; `< /dev/null` starts a new text")
+    return sys.stdin.buffer
 
 
 def _without_line_end(data: bytes) -> bytes:

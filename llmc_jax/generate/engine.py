@@ -15,10 +15,9 @@ import numpy as np
 
 from llmc_jax.base.errors import InputError
 from llmc_jax.config.model import ModelConfig
-from llmc_jax.generate.model import Model
+from llmc_jax.generate.model import Model, check_memory
 from llmc_jax.generate.sampling import Draws, Numbers, Sampling, Steps, check, draw, numbers_of, steps_of
 from llmc_jax.generate.text import TextStream
-from llmc_jax.machine.device import available_memory_bytes, gib
 from llmc_jax.models.gpt2 import decode as gpt2_decode
 from llmc_jax.models.gpt2.decode import Cache, cache_bytes, repeated
 from llmc_jax.models.gpt2.model import Execution
@@ -99,15 +98,11 @@ def check_request(model: Model, request: Request) -> None:
         raise InputError(f"the prompt has the id {bad}; this model has ids 0 to {V - 1}")
     if "" in request.stops:
         raise InputError("--stop: a stop string must not be empty")
-    needed, available = memory_bytes(model, request), available_memory_bytes()
-    if available is not None and needed > available:
-        together = 1 if request.exact else request.samples
-        smaller = "--dtype bf16 takes about half of that" if model.dtype == "fp32" else "take a smaller model"
-        advice = "lower --samples, or write --exact" if together > 1 else smaller
-        raise InputError(
-            f"{model.path}: {request.tokens} tokens of {together} samples at a time need at least {gib(needed)} in "
-            f"{model.dtype}; this machine has {gib(available)}; {advice}"
-        )
+    together = 1 if request.exact else request.samples
+    smaller = "--dtype bf16 takes about half of that" if model.dtype == "fp32" else "take a smaller model"
+    what = f"{model.path}: {request.tokens} tokens of {together} samples at a time need at least"
+    advice = "lower --samples, or write --exact" if together > 1 else smaller
+    check_memory(what, memory_bytes(model, request), model.dtype, advice)
 
 
 def memory_bytes(model: Model, request: Request) -> int:

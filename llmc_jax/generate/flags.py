@@ -11,7 +11,6 @@ from llmc_jax.base.parsers import Parser
 from llmc_jax.checkpoint.llmc import V2_ORDERS
 
 STANDARD_INPUT = "-"
-LONGEST_NUMBER = 18  # digits; Python refuses to read very many
 PORT = 8000
 
 DESCRIPTION = """\

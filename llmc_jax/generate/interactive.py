@@ -17,6 +17,7 @@ from llmc_jax.generate.answer import STOPPED, ask, until_ctrl_c
 from llmc_jax.generate.engine import Request, check_request, kept_after_drop
 from llmc_jax.generate.model import Model
 from llmc_jax.generate.show import Screen
+from llmc_jax.generate.text import typed_ids
 
 HISTORY_LINES = 2000
 HELP = """\
@@ -50,7 +51,8 @@ class Session:
         if word in ("/quit", "/exit", "/q"):
             return False
         if not text.startswith("/") or text.startswith("//"):
-            self.go_on(self._encoded(text[1:] if text.startswith("//") else text))
+            typed = text[1:] if text.startswith("//") else text
+            self.go_on(list(typed_ids(self.model.tokenizer, typed, "this model has no tokenizer")))
         elif (command := getattr(self, f"do_{word[1:]}", None)) is not None:
             command(rest.strip())
         else:
@@ -85,14 +87,6 @@ class Session:
             self._note(f"the text is longer than T={T}: the model sees its newest {kept} to {T} tokens")
         if sample.end in ("end of text", STOPPED):
             self._note(STOPPED if sample.end == STOPPED else f"the model drew its {sample.end}")
-
-    def _encoded(self, text: str) -> list[int]:
-        if self.model.tokenizer is not None:
-            return self.model.tokenizer.encode(text).tolist()
-        words = text.replace(",", " ").split()
-        if not all(word.isdecimal() for word in words):
-            raise InputError("this model has no tokenizer: type token ids, such as 15 27 3")
-        return [int(word) for word in words]
 
     def _last(self) -> tuple[int, int]:
         if not self._turns:

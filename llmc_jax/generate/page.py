@@ -14,6 +14,7 @@ from llmc_jax.generate.command import model_facts
 from llmc_jax.generate.engine import Drawn, Request
 from llmc_jax.generate.model import Model
 from llmc_jax.generate.sampling import Sampling
+from llmc_jax.generate.text import typed_ids
 
 WHOLE = {"tokens": (200, 1, 100_000), "samples": (1, 1, 8), "candidates": (5, 0, 20)}  # default, least, most
 SAMPLING = Sampling()._asdict()
@@ -67,9 +68,11 @@ def request_of(model: Model, content: Mapping[str, Any]) -> Request:
     }
     chosen = Sampling(**{name: _number(name, content.get(name, default)) for name, default in SAMPLING.items()})
     sampling.check(chosen)
-    prompt = _prompt_ids(model, content.get("prompt", "")) or (model.end_of_text,)
-    prompt = (*prompt, *_ids("after", content.get("after", []), model))
-    return Request(prompt, sampling=chosen, stops=_stops(content.get("stops", [])), **counts)
+    if not isinstance(prompt := content.get("prompt", ""), str):
+        raise InputError(f"prompt: found {_shown(prompt)}; expected a text")
+    typed = _ids("prompt", list(typed_ids(model.tokenizer, prompt, "prompt")), model) or (model.end_of_text,)
+    after = _ids("after", content.get("after", []), model)
+    return Request(typed + after, sampling=chosen, stops=_stops(content.get("stops", [])), **counts)
 
 
 def _whole(name: str, value: object, least: int, most: int) -> int:
@@ -85,17 +88,6 @@ def _number(name: str, value: object) -> Any:
     if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= LARGEST:
         raise InputError(f"{name}: found {_shown(value)}; expected a number")
     return float(value)
-
-
-def _prompt_ids(model: Model, prompt: object) -> tuple[int, ...]:
-    if not isinstance(prompt, str):
-        raise InputError(f"prompt: found {_shown(prompt)}; expected a text")
-    if model.tokenizer is not None:
-        return tuple(model.tokenizer.encode(prompt).tolist())
-    words = prompt.split()
-    if wrong := [word for word in words if not (word.isascii() and word.isdigit())]:
-        raise InputError(f"prompt: found {_shown(wrong[0])}; this model has no tokenizer, so write ids, as in 12 345")
-    return _ids("prompt", [int(word[:20]) for word in words], model)
 
 
 def _ids(name: str, value: object, model: Model) -> tuple[int, ...]:

@@ -21,10 +21,8 @@ class Screen:
 
     def __init__(self, file: TextIO, prompt: str, samples: int = 1) -> None:
         """Show the prompt. samples: of more than one, each begins with a line that says its number, and the prompt."""
-        self._file = file
-        self._prompt = prompt
-        self._waiting = [""] * samples
-        self._ended = [False] * samples
+        self._file, self._prompt, self._samples = file, prompt, samples
+        self._waiting, self._ended = [""] * samples, [False] * samples
         self._current = 0
         self._at_line_start = True
         self._begin()
@@ -43,12 +41,11 @@ class Screen:
 
     def finish(self) -> None:
         """Show what still waits, where it has not come to an end, and end the last line."""
-        while self._current < len(self._waiting):
-            self._ended[self._current] = True
-            self._show()
+        self._ended = [True] * self._samples
+        self._show()
 
     def _show(self) -> None:
-        while self._current < len(self._waiting):
+        while self._current < self._samples:
             self._write(self._waiting[self._current])
             self._waiting[self._current] = ""
             if not self._ended[self._current]:
@@ -56,19 +53,18 @@ class Screen:
             if not self._at_line_start:
                 self._write("\n")
             self._current += 1
-            if self._current < len(self._waiting):
+            if self._current < self._samples:
                 self._begin()
         self._file.flush()
 
     def _begin(self) -> None:
-        if len(self._waiting) > 1:
-            self._write(f"--- sample {self._current + 1} of {len(self._waiting)} ---\n")
-        if self._prompt and takes_colors(self._file):
-            self._file.write(DIM)
+        if self._samples > 1:
+            self._write(f"--- sample {self._current + 1} of {self._samples} ---\n")
+        if self._prompt:
+            dim, plain = (DIM, PLAIN) if takes_colors(self._file) else ("", "")
+            self._file.write(dim)
             self._write(self._prompt)
-            self._file.write(PLAIN)
-        else:
-            self._write(self._prompt)
+            self._file.write(plain)
         self._file.flush()
 
     def _write(self, text: str) -> None:

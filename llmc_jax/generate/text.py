@@ -1,11 +1,16 @@
 """Tokens to text that can be shown as they come: whole characters only, and nothing that may begin a stop string.
 
+And from what is typed to tokens, where there may be no tokenizer.
 Leaves out control characters, which a terminal must not be sent (data/tokenizers.py, `printable`).
 """
 
 import codecs
 
+from llmc_jax.base.errors import InputError
+from llmc_jax.base.options import show_value
 from llmc_jax.data.tokenizers import Tokenizer
+
+LONGEST_NUMBER = 18  # digits; Python refuses to read very many
 
 
 class TextStream:
@@ -44,6 +49,20 @@ class TextStream:
         keep = max((_overlap(self._held, stop) for stop in self._stops), default=0)
         text, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
         return text
+
+
+def listed_ids(text: str, place: str) -> tuple[int, ...]:
+    """Return the token ids that a text lists, with spaces or commas between them. Raises InputError, with the place."""
+    words = text.replace(",", " ").split()
+    bad = next((word for word in words if not word.isdecimal() or len(word) > LONGEST_NUMBER), None)
+    if bad is not None:
+        raise InputError(f"{place}: {show_value(bad)} is no token id; expected whole numbers from 0 on, as in 12 345")
+    return tuple(map(int, words))
+
+
+def typed_ids(tokenizer: Tokenizer | None, text: str, place: str) -> tuple[int, ...]:
+    """Return the ids of a text; without a tokenizer those that it lists. Raises InputError, with the place."""
+    return listed_ids(text, place) if tokenizer is None else tuple(tokenizer.encode(text).tolist())
 
 
 def _overlap(text: str, stop: str) -> int:

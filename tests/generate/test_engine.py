@@ -12,6 +12,7 @@ import pytest
 
 from llmc_jax.base.errors import InputError
 from llmc_jax.generate import engine
+from llmc_jax.generate import model as models
 from llmc_jax.generate.engine import Drawn, Dropped, Request, generate, kept_after_drop, memory_bytes
 from llmc_jax.generate.look import look
 from llmc_jax.generate.model import Model, open_model
@@ -228,11 +229,11 @@ def test_what_does_not_fit_is_refused_with_what_it_needs(model: Model, monkeypat
     needed = memory_bytes(model, request)
     weights = sum(array.nbytes for array in jax.tree.leaves(model.weights))
     assert needed > weights + 1000 * 2 * 2 * 32 * 16 * 4
-    monkeypatch.setattr(engine, "available_memory_bytes", lambda: needed - 1)
+    monkeypatch.setattr(models, "available_memory_bytes", lambda: needed - 1)
     with pytest.raises(InputError, match="--samples"):
         generate(model, request)
     generate(model, request._replace(exact=True))
-    monkeypatch.setattr(engine, "available_memory_bytes", lambda: weights)
+    monkeypatch.setattr(models, "available_memory_bytes", lambda: weights)
     for alone in (request._replace(exact=True), request._replace(samples=1)):
         with pytest.raises(InputError, match="--dtype bf16"):
             generate(model, alone)

@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from queue import Queue
@@ -28,7 +29,6 @@ from llmc_jax.data.tokenizers import bytes_tokenizer
 from llmc_jax.generate import engine
 from llmc_jax.generate.engine import Drawn, Dropped, Request
 from llmc_jax.generate.model import Model, open_model
-from llmc_jax.generate.page import request_of
 from llmc_jax.generate.sampling import Sampling
 from llmc_jax.generate.serve import Limits, Server, serve
 from llmc_jax.generate.text import TextStream
@@ -254,7 +254,7 @@ def server() -> Iterator[Server]:
         ("POST", "/generate", {"Content_Type": "text/plain"}, b"{}", 415),
         ("POST", "/generate", {"Content_Type": "application/x-www-form-urlencoded"}, b"{}", 415),
         ("POST", "/generate", {}, b" " * 2001, 413),
-        ("POST", "/generate", {}, b"x" * 3_000_000, 413),  # more than the connection holds: all must be taken
+        ("POST", "/generate", {}, b"x" * 3_000_000, 413),  # more than the connection holds: all must be read
     ],
 )
 def test_what_http_refuses(
@@ -320,7 +320,8 @@ def test_slow_requests_end(server: Server) -> None:
 
 def test_one_answer_at_a_time_and_only_some_wait() -> None:
     gated = Gated()
-    with served(gated, waiting=1) as server, asked_in_background(server) as first:
+    with served(gated, waiting=1) as server, ThreadPoolExecutor(1) as thread:
+        first = thread.submit(all_records, server, tokens=2)
         until(lambda: gated.begun == 1)
         with asked(server, tokens=1) as second:
             assert json.loads(second.readline()) == {"waiting": 1}
@@ -329,16 +330,7 @@ def test_one_answer_at_a_time_and_only_some_wait() -> None:
             assert gated.begun == 1
             gated.gate.release(3)
             assert json.loads(second.readlines()[-1])["tokens"] == 1
-    assert first[-1]["tokens"] == 2 and gated.begun == 2
-
-
-@contextmanager
-def asked_in_background(server: Server) -> Iterator[list[dict[str, Any]]]:
-    found: list[dict[str, Any]] = []
-    thread = threading.Thread(target=lambda: found.extend(all_records(server, tokens=2)))
-    thread.start()
-    yield found
-    thread.join()
+        assert first.result()[-1]["tokens"] == 2 and gated.begun == 2
 
 
 def until(true: Callable[[], bool]) -> None:
@@ -363,6 +355,32 @@ def test_who_leaves_stops_the_engine_and_gives_up_the_place() -> None:
     assert gated.begun == 1
 
 
+def test_compiled_programs_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three functions have compiled so many; when they are more than the most together, all go."""
+
+    class Compiled:
+        def __init__(self, name: str) -> None:
+            own = getattr(engine, name)
+            assert own._cache_size() >= 0 and own.clear_cache  # what JAX's functions have
+            self.programs = 2
+
+        def _cache_size(self) -> int:
+            return self.programs
+
+        def clear_cache(self) -> None:
+            self.programs = 0
+
+    functions = {name: Compiled(name) for name in ("_prefill", "_decode", "draw")}
+    for name, each in functions.items():
+        monkeypatch.setattr(engine, name, each)
+    with served(say("x")) as server:
+        for most, left in ((6, 6), (5, 0)):
+            monkeypatch.setattr(engine, "MOST_PROGRAMS", most)
+            all_records(server)
+            until(lambda: not server.line)
+            assert sum(each.programs for each in functions.values()) == left
+
+
 # ----- beginning and end
 
 
@@ -373,31 +391,24 @@ def test_a_port_that_cannot_be_had(server: Server) -> None:
 
 
 def test_ctrl_c_ends_it_with_what_is_under_way() -> None:
-    gated, found = Gated(), []
+    gated, found = Gated(), list[Any]()
 
     def browse(server: Server) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
-        try:
-            connection.request("POST", "/generate", b"{}", {"Content-Type": "application/json"})
-            response = connection.getresponse()
-            found.append(response.readline())
-        finally:  # nothing else ends the server
-            os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(0.05)
-        gated.gate.release()
-        with pytest.raises((http.client.IncompleteRead, ConnectionError)):
-            response.read()
-        connection.close()
+        with asked(server) as response:
+            try:
+                found.append(response.readline())
+            finally:  # nothing else ends the server
+                os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.05)
+            gated.gate.release()
+            with pytest.raises((http.client.IncompleteRead, ConnectionError)):
+                response.read()
 
-    def ready(server: Server) -> None:
-        thread.append(threading.Thread(target=browse, args=(server,)))
-        thread[0].start()
-
-    thread: list[threading.Thread] = []
     gated.gate.release()
-    serve(MODEL, 0, ready=ready, generate=gated)
-    thread[0].join()
-    assert found and gated.closed.is_set()
+    with ThreadPoolExecutor(1) as thread:
+        serve(MODEL, 0, ready=lambda server: found.append(thread.submit(browse, server)), generate=gated)
+        found[0].result()
+    assert len(found) == 2 and gated.closed.is_set()
 
 
 # ----- in a browser
@@ -405,7 +416,8 @@ def test_ctrl_c_ends_it_with_what_is_under_way() -> None:
 EVIL = "<img src=x onerror=alert(1)><b>&amp;\n"
 TOKENS = "[...document.querySelectorAll('.tok')]"
 TEXT = f"{TOKENS}.map(token => token.textContent).join('')"
-CARD = "document.getElementById('card')"
+READY = "typeof model !== 'undefined' && model !== null"
+CARD = "$('card')"
 
 
 def one_of_three(model: Model, request: Request) -> Iterator[Drawn | Dropped]:
@@ -421,28 +433,6 @@ def one_of_three(model: Model, request: Request) -> Iterator[Drawn | Dropped]:
         yield from engine.generate(model, request)
 
 
-def test_compiled_programs_are_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    functions: tuple[Any, ...] = (engine._prefill, engine._decode, engine.draw)
-    for each in functions:
-        each.clear_cache()  # of other tests
-
-    def programs() -> int:
-        return sum(each._cache_size() for each in functions)
-
-    flat = plain_model.random_flat(CONFIG, num_parameters(CONFIG), seed=1).astype(np.float32)
-    write_model(tmp_path / "model.bin", CONFIG, flat)
-    model = open_model(tmp_path / "model.bin")
-    request = request_of(model, {"prompt": "a", "tokens": 2, "temperature": 0})
-    drawn = len(list(engine.generate(model, request)))  # compiled here: a client waits briefly
-    made = programs()
-    assert made >= 3
-    with served(engine.generate, model) as server:
-        for most, left in ((made, made), (made - 1, 0)):
-            monkeypatch.setattr(engine, "MOST_PROGRAMS", most)
-            assert len(all_records(server, prompt="a", tokens=2, temperature=0)) == drawn + 2
-            until(lambda left=left: programs() == left)  # type: ignore[misc]
-
-
 @pytest.mark.slow
 def test_the_page_in_a_browser(tmp_path: Path) -> None:
     if (binary := chromium.find()) is None:
@@ -455,11 +445,13 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
         chromium.browser(binary, tmp_path / "profile") as tab,
     ):
         tab.command("Page.navigate", url=server.address)
-        tab.until("typeof model !== 'undefined' && model !== null")
+        tab.until(READY)
         check_a_text(tab, model)
         check_its_tokens(tab)
         check_a_phone(tab)
-        check_a_text_that_is_html(tab)
+        write_prompt(tab, "evil")
+        tab.until(f"asking === null && {TOKENS}.length === {len(EVIL)}")
+        assert tab.run(TEXT) == EVIL and tab.run("document.querySelectorAll('#list img, #list b').length") == 0
         check_that_it_stops(tab, server)
         check_errors_and_settings(tab)
         assert tab.complaints == []
@@ -467,35 +459,40 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
 
 def write_prompt(tab: chromium.Tab, prompt: str) -> None:
     """Type a prompt and press Ctrl+Enter."""
-    tab.run("document.getElementById('prompt').value = ''; document.getElementById('prompt').focus()")
+    tab.run("$('prompt').value = ''; $('prompt').focus()")
     tab.type(prompt)
     tab.press("Enter", 13, chromium.CTRL)
 
 
-def text_of(model: Model, prompt: str, tokens: int, seed: int) -> str:
+def drawn_by(model: Model, prompt: str, tokens: int, seed: int) -> list[Drawn]:
     request = Request(tuple(BYTES.encode(prompt).tolist()), tokens, sampling=Sampling(seed=seed))
-    return "".join(event.text for event in engine.generate(model, request) if isinstance(event, Drawn))
+    return [event for event in engine.generate(model, request) if isinstance(event, Drawn)]
 
 
 def check_a_text(tab: chromium.Tab, model: Model) -> None:
     """The text that streams is the engine's, and going on with it gives what more tokens would have been."""
-    tab.run("put('tokens', 6); put('seed', 11); document.getElementById('fresh').checked = false")
+    tab.run("put('tokens', 6); put('seed', 11); $('fresh').checked = false")
     write_prompt(tab, "Héllo")
     tab.until(f"asking === null && {TOKENS}.length === 6")
-    assert tab.run(TEXT) == text_of(model, "Héllo", 6, 11)
-    assert "as many tokens" in tab.run("document.getElementById('status').textContent")
+    assert tab.run(TEXT) == "".join(event.text for event in drawn_by(model, "Héllo", 6, 11))
+    assert "as many tokens" in tab.run("$('status').textContent")
     tab.run("document.querySelector('.more').click()")
     tab.until(f"asking === null && {TOKENS}.length === 12")
     ids = tab.run(f"{TOKENS}.map(token => token.record.token)")
-    request = Request(tuple(BYTES.encode("Héllo").tolist()), 12, sampling=Sampling(seed=11))
-    assert ids == [event.token for event in engine.generate(model, request) if isinstance(event, Drawn)]
+    assert ids == [event.token for event in drawn_by(model, "Héllo", 12, 11)]
+
+
+def middle(tab: chromium.Tab, token: int) -> tuple[float, float]:
+    """Where on the screen a token is."""
+    box = f"{TOKENS}[{token}].getBoundingClientRect()"
+    x, y = tab.run(f"(box => [box.left + box.width / 2, box.top + box.height / 2])({box})")
+    return x, y
 
 
 def check_its_tokens(tab: chromium.Tab) -> None:
     """Probabilities are shown where the mouse points and where the keyboard is, and the mouse takes them away."""
     tab.run(f"{TOKENS}[2].scrollIntoView({{block: 'center'}})")
-    box = tab.run(f"(box => [box.left + box.width / 2, box.top + box.height / 2])({TOKENS}[2].getBoundingClientRect())")
-    tab.point(*box)
+    tab.point(*middle(tab, 2))
     tab.until(f"!{CARD}.hidden")
     record = tab.run(f"{TOKENS}[2].record")
     shown = tab.run(f"{CARD}.innerText")
@@ -518,20 +515,11 @@ def check_a_phone(tab: chromium.Tab) -> None:
     assert tab.run("document.documentElement.scrollWidth") == 360
     tab.run(f"document.activeElement.blur(), {TOKENS}[3].scrollIntoView({{block: 'center'}})")
     tab.until(f"{CARD}.hidden")
-    x, y = tab.run(
-        f"(box => [box.left + box.width / 2, box.top + box.height / 2])({TOKENS}[3].getBoundingClientRect())"
-    )
+    x, y = middle(tab, 3)
     tab.command("Input.dispatchTouchEvent", type="touchStart", touchPoints=[{"x": x, "y": y}])
     tab.command("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
     tab.until(f"shown === {TOKENS}[3] && document.activeElement === shown")
     tab.command("Emulation.setTouchEmulationEnabled", enabled=False)
-
-
-def check_a_text_that_is_html(tab: chromium.Tab) -> None:
-    write_prompt(tab, "evil")
-    tab.until(f"asking === null && {TOKENS}.length === {len(EVIL)}")
-    assert tab.run(TEXT) == EVIL
-    assert tab.run("document.querySelectorAll('#list img, #list b').length") == 0
 
 
 def check_that_it_stops(tab: chromium.Tab, server: Server) -> None:
@@ -539,19 +527,19 @@ def check_that_it_stops(tab: chromium.Tab, server: Server) -> None:
     write_prompt(tab, "slow")
     tab.until(f"asking !== null && {TOKENS}.length > 3")
     tab.press("Escape", 27)
-    tab.until("asking === null && document.getElementById('status').textContent === 'Stopped.'")
+    tab.until("asking === null && $('status').textContent === 'Stopped.'")
     until(lambda: not server.line)
 
 
 def check_errors_and_settings(tab: chromium.Tab) -> None:
     """What the server refuses is shown where it was asked; settings are there again after the page is."""
-    tab.run("put('temperature', 0.5); document.getElementById('stops').value = 'a'.repeat(201)")
-    tab.run("document.getElementById('mono').click()")
+    tab.run("put('temperature', 0.5); $('stops').value = 'a'.repeat(201)")
+    tab.run("$('mono').click()")
     write_prompt(tab, "last")
-    assert tab.until("asking === null && document.getElementById('error').textContent").startswith("stops: ")
+    assert tab.until("asking === null && $('error').textContent").startswith("stops: ")
     tab.complaints.clear()  # the browser logs every 400
     tab.command("Page.reload")
-    tab.until("typeof model !== 'undefined' && model !== null && document.getElementById('prompt').value === 'last'")
+    tab.until(f"{READY} && $('prompt').value === 'last'")
     assert tab.run("[settings().temperature, settings().tokens, settings().seed]") == [0.5, 6, 11]
     fonts = tab.run("[...document.querySelectorAll('#prompt, #stops')].map(each => getComputedStyle(each).fontFamily)")
     assert ["monospace" in font for font in fonts] == [True, False]
