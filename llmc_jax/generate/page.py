@@ -4,7 +4,7 @@ Leaves out HTTP (serve.py) and the page itself (page.html).
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from llmc_jax.base.errors import InputError
@@ -19,7 +19,6 @@ from llmc_jax.generate.text import typed_ids
 WHOLE = {"tokens": (200, 1, 100_000), "samples": (1, 1, 8), "candidates": (5, 0, 20)}  # default, least, most
 SAMPLING = Sampling()._asdict()
 FIELDS = ("prompt", "after", "stops", *WHOLE, *SAMPLING)
-MOST_STOPS, LONGEST_STOP = 16, 200
 LARGEST = 1e9  # more than any setting can be
 
 
@@ -63,54 +62,51 @@ def request_of(model: Model, content: Mapping[str, Any]) -> Request:
     if it was the first of its samples.
     Raises InputError with one line that names the setting.
     """
-    counts: dict[str, Any] = {
-        name: _whole(name, content.get(name, default), *ends) for name, (default, *ends) in WHOLE.items()
-    }
-    chosen = Sampling(**{name: _number(name, content.get(name, default)) for name, default in SAMPLING.items()})
-    sampling.check(chosen)
-    if not isinstance(prompt := content.get("prompt", ""), str):
-        raise InputError(f"prompt: found {_shown(prompt)}; expected a text")
-    typed = _ids("prompt", list(typed_ids(model.tokenizer, prompt, "prompt")), model) or (model.end_of_text,)
-    after = _ids("after", content.get("after", []), model)
-    return Request(typed + after, sampling=chosen, stops=_stops(content.get("stops", [])), **counts)
-
-
-def _whole(name: str, value: object, least: int, most: int) -> int:
-    if type(value) is not int or not least <= value <= most:
-        raise InputError(f"{name}: found {_shown(value)}; expected a whole number from {least} to {most}")
-    return value
-
-
-def _number(name: str, value: object) -> Any:
-    """Return a setting of the sampling, of the type that its default has; what it may be, `sampling.check` says."""
-    if type(SAMPLING[name]) is int:
-        return _whole(name, value, 0, (1 << 64) - 1)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= LARGEST:
-        raise InputError(f"{name}: found {_shown(value)}; expected a number")
-    return float(value)
-
-
-def _ids(name: str, value: object, model: Model) -> tuple[int, ...]:
     V = model.config.vocab_size
-    if not isinstance(value, list):
-        raise InputError(f"{name}: found {_shown(value)}; expected a list of ids")
-    for token in value:
-        if type(token) is not int or not 0 <= token < V:
-            raise InputError(f"{name}: found {_shown(token)}; the model's ids are 0 to {V - 1}")
-    return tuple(value)
+    ids: Check = (lambda value: _all(value, lambda id: type(id) is int and 0 <= id < V), f"ids from 0 to {V - 1}")
+    counts: Any = {name: _checked(content, name, default, _whole(*ends)) for name, (default, *ends) in WHOLE.items()}
+    chosen = {
+        name: type(default)(_checked(content, name, default, SEED if name == "seed" else _number(default)))
+        for name, default in SAMPLING.items()
+    }
+    sampling.check(Sampling(**chosen))
+    text = _checked(content, "prompt", "", (lambda value: isinstance(value, str), "a text"))
+    listed = {"prompt": list(typed_ids(model.tokenizer, text, "prompt"))}
+    prompt = _checked(listed, "prompt", [], ids) or [model.end_of_text]
+    after, stops = _checked(content, "after", [], ids), _checked(content, "stops", [], STOPS)
+    return Request((*prompt, *after), sampling=Sampling(**chosen), stops=tuple(stops), **counts)
 
 
-def _stops(value: object) -> tuple[str, ...]:
-    stops = value if isinstance(value, list) else [None]
-    if not all(isinstance(stop, str) and 0 < len(stop) <= LONGEST_STOP for stop in stops):
-        raise InputError(f"stops: expected a list of strings, each of 1 to {LONGEST_STOP} characters")
-    if len(stops) > MOST_STOPS:
-        raise InputError(f"stops: found {len(stops)}; give at most {MOST_STOPS}")
-    return tuple(stops)
+Check = tuple[Callable[[Any], bool], str]  # what a setting may be, and in words
 
 
-def _shown(value: object) -> str:
-    return escaped(json.dumps(value)[:60])
+def _all(value: object, good: Callable[[Any], bool]) -> bool:
+    return isinstance(value, list) and all(map(good, value))
+
+
+def _whole(least: int, most: int) -> Check:
+    return lambda value: type(value) is int and least <= value <= most, f"a whole number from {least} to {most}"
+
+
+def _number(default: float) -> Check:
+    """Return what a setting of the sampling may be at all; the rest says `sampling.check`."""
+    whole = _whole(0, int(LARGEST))
+    return whole if type(default) is int else (lambda v: type(v) in (int, float) and abs(v) <= LARGEST, "a number")
+
+
+SEED = _whole(0, (1 << 64) - 1)
+STOPS: Check = (
+    lambda value: _all(value, lambda stop: isinstance(stop, str) and 0 < len(stop) <= 200) and len(value) <= 16,
+    "a list of at most 16 strings, each of 1 to 200 characters",
+)
+
+
+def _checked(content: Mapping[str, Any], name: str, default: Any, check: Check) -> Any:
+    """Return a setting, or its default. Raises InputError for what it may not be."""
+    value, (good, expected) = content.get(name, default), check
+    if not good(value):
+        raise InputError(f"{name}: found {escaped(json.dumps(value)[:60])}; expected {expected}")
+    return value
 
 
 def piece(model: Model, token: int) -> str:
@@ -122,13 +118,5 @@ def piece(model: Model, token: int) -> str:
 
 def record(model: Model, drawn: Drawn) -> dict[str, Any]:
     """Return one new token as the page is told of it; probabilities are the model's own, before any filter."""
-    return {
-        "sample": drawn.sample,
-        "position": drawn.position,
-        "token": drawn.token,
-        "piece": piece(model, drawn.token),
-        "text": drawn.text,
-        "logprob": drawn.logprob,
-        "candidates": [[token, piece(model, token), logprob] for token, logprob in drawn.candidates],
-        "end": drawn.end,
-    }
+    candidates = [[token, piece(model, token), logprob] for token, logprob in drawn.candidates]
+    return drawn._asdict() | {"piece": piece(model, drawn.token), "candidates": candidates}

@@ -89,15 +89,9 @@ class Draws(NamedTuple):
 
 def numbers_of(sampling: Sampling) -> Numbers:
     """Return the traced numbers, each as the nearest that float32 holds with all its digits, above 0."""
+    numbers = sampling._replace(temperature=sampling.temperature or 1)._asdict()
     key = np.array([sampling.seed >> 32, sampling.seed & 0xFFFFFFFF], np.uint32)
-    return Numbers(
-        temperature=_float32(sampling.temperature or 1),
-        top_k=_float32(sampling.top_k),
-        top_p=_float32(sampling.top_p),
-        min_p=_float32(sampling.min_p),
-        repetition_penalty=_float32(sampling.repetition_penalty),
-        key=key,
-    )
+    return Numbers(**{name: _float32(numbers[name]) for name in Numbers._fields if name != "key"}, key=key)
 
 
 def _float32(value: float) -> np.float32:
