@@ -81,6 +81,6 @@ def test_the_architecture_names_every_room_in_this_order() -> None:
 def test_what_needs_no_jax_does_not_bring_it_in() -> None:
     names = {path.relative_to(PACKAGE).as_posix() for path in files() if room_of(path) in WITHOUT_JAX}
     modules = [f"llmc_jax.{name.removesuffix('.py').replace('/', '.')}" for name in names | {*AND}]
-    late = ("jax", "matplotlib", "tiktoken", "tensorboardX", "wandb", "mlflow")
+    late = ("jax", "matplotlib", "tiktoken", "tensorboardX", "wandb", "mlflow", "tornado")
     code = f"import sys, {', '.join(modules)}; sys.exit(any(name in sys.modules for name in {late}))"
     subprocess.run([sys.executable, "-c", code.replace(".__init__", "")], cwd=ROOT, check=True)

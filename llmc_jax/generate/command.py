@@ -173,20 +173,14 @@ def say_end(model: "Model", request: "Request", answer: "Answer") -> None:
     rate = "" if answer.rate is None else f", then {answer.rate:,.0f} tokens/s"
     count = f"{answer.tokens:,} token{'s' * (answer.tokens != 1)}"
     say("ended", f"{why}; {count}, the first after {answer.first:.2f} s{rate}")
-    again = [drop for drop in answer.drops if drop.position > 0]
+    T, again = model.config.max_seq_len, [drop for drop in answer.drops if drop.position > 0]
     if len(again) < len(answer.drops):
-        say(
-            "note",
-            f"the prompt has {len(request.prompt):,} tokens, and the model T={model.config.max_seq_len}; the oldest "
-            f"were dropped, the newest {answer.drops[0].kept} taken",
-        )
+        kept = answer.drops[0].kept
+        say("note", f"the prompt has {len(request.prompt):,} tokens, more than T={T}: the newest {kept} are taken")
     if again:
-        times = "once" if len(again) == 1 else f"{len(again)} times"
-        say(
-            "note",
-            f"the text outgrew the model's T={model.config.max_seq_len} {times}: the oldest tokens were dropped then, "
-            f"and the newest {again[0].kept} kept, first at new token {again[0].position + 1}",
-        )
+        kept, where = again[0].kept, again[0].position + 1
+        times = f"the text outgrew the model's T={T} {len(again)} time{'s' * (len(again) > 1)}"
+        say("note", f"{times}: its newest {kept} tokens are kept, the older ones dropped, first at new token {where}")
 
 
 # ----- continuing a text --------------------------------------------------------------------------------------------
