@@ -17,7 +17,6 @@ import numpy as np
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.pictures import drawable, save_figure
 from llmc_jax.config.model import ModelConfig
-from llmc_jax.data.tokenizers import Tokenizer
 from llmc_jax.generate.engine import prompt_size
 from llmc_jax.generate.look import check_ids
 from llmc_jax.generate.model import Model
@@ -75,13 +74,6 @@ def check_layer(config: ModelConfig, layer: int) -> None:
         raise InputError(f"--layer {layer}: the model has layers 0 to {config.num_layers - 1}")
 
 
-def picture_labels(tokenizer: Tokenizer | None, ids: Sequence[int]) -> list[str]:
-    """Return what a picture writes beside each token: its text, spaces as ␣; its id where there is no tokenizer."""
-    if tokenizer is None:
-        return [str(token) for token in ids]
-    return [label(tokenizer, token)[1:-1].replace(" ", "␣") for token in ids]
-
-
 def draw_text_attention(path: str | Path, model: Model, ids: Sequence[int], layer: int) -> None:
     """Draw what all heads of a layer look at in a text, with the end-of-text token before it as for `look`.
 
@@ -91,7 +83,8 @@ def draw_text_attention(path: str | Path, model: Model, ids: Sequence[int], laye
     weights = attention_weights(model, tokens, layer)
     kind = "" if model.attention == "softmax" else f"{model.attention} "
     title = f"{kind}attention of layer {layer} (of 0 to {model.config.num_layers - 1}), {len(tokens)} tokens"
-    draw_attention(path, weights, picture_labels(model.tokenizer, tokens), title)
+    labels = [label(model.tokenizer, token).removeprefix('"').removesuffix('"').replace(" ", "␣") for token in tokens]
+    draw_attention(path, weights, labels, title)
 
 
 def draw_attention(path: str | Path, weights: np.ndarray, labels: Sequence[str], title: str) -> None:
@@ -105,7 +98,8 @@ def draw_attention(path: str | Path, weights: np.ndarray, labels: Sequence[str],
     from matplotlib.figure import Figure
 
     heads, T, _ = weights.shape
-    columns, rows = grid(heads)
+    columns = math.ceil(math.sqrt(heads))  # a little wider than high, and no row empty
+    rows = -(-heads // columns)
     panel = max(PANEL_INCHES, LABEL_INCHES * T) if T <= MOST_LABELS else PANEL_INCHES * 1.4
     figure = Figure(figsize=(columns * panel + 1.9, rows * (panel + 0.25) + 1.3), dpi=110, layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False).ravel()
@@ -142,12 +136,6 @@ def scale_of(weights: np.ndarray) -> tuple[float, str]:
         return 1.0, "neither"
     largest = float(np.quantile(finite, 1 - LARGEST, method="higher")) or float(finite.max())
     return largest, "max" if finite.max() > largest else "neither"
-
-
-def grid(heads: int) -> tuple[int, int]:
-    """Return columns and rows of panels: a little wider than high, and no row empty."""
-    columns = math.ceil(math.sqrt(heads))
-    return columns, -(-heads // columns)
 
 
 def _name_positions(axes: Any, labels: Sequence[str], *, left: bool, below: bool) -> None:
