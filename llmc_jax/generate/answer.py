@@ -7,7 +7,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 
@@ -58,29 +58,30 @@ def ask(
     request: Request,
     show: Callable[[Drawn], None] = lambda drawn: None,
     stop: threading.Event | None = None,
+    *,
+    as_llmc: bool = False,
 ) -> Answer:
     """Return a request's answer; show gets each token as it comes, and stop, once set, ends it.
 
+    as_llmc: one sample as llm.c draws it, the seed as the state of its generator. Of the request only the number of
+    tokens and the seed are read then, as `check_as_llmc` has checked them.
     Raises InputError as `generate` does, and where the device's memory is full.
     """
-    return collect(generate(model, request), request.samples, show, stop)
-
-
-def ask_as_llmc(
-    model: Model,
-    request: Request,
-    show: Callable[[Drawn], None] = lambda drawn: None,
-    stop: threading.Event | None = None,
-) -> Answer:
-    """Return one sample drawn as llm.c draws it, with its generator's state as the seed; otherwise as `ask`.
-
-    Of the request only the number of tokens and the seed are read, as `check_as_llmc` has checked them.
-    """
-    start = model.weights, model.config, request.tokens + 1, model.end_of_text, model.attention
-    ids = llmc.generate(*start, state=request.sampling.seed, ids=model.drawable)
-    answer = collect(_drawn(model, ids, request.tokens), 1, show, stop)
-    sample = answer.samples[0]
-    sample.logprobs = [seen.logprob for seen in look(model, sample.ids, 0)]
+    answer = Answer([Sample() for _ in range(request.samples)])
+    begin = time.perf_counter()
+    advice = "lower --samples or --tokens, write --exact, or --dtype bf16"
+    events = _drawn_as_llmc(model, request) if as_llmc else generate(model, request)
+    with refusing_full_memory(advice), closing(events):  # type: ignore[type-var]
+        for event in events:
+            if isinstance(event, Dropped):
+                answer.drops.append(event)
+                continue
+            _take(answer, event, time.perf_counter() - begin)
+            show(event)
+            if stop is not None and stop.is_set():
+                break
+    if as_llmc:
+        answer.samples[0].logprobs = [seen.logprob for seen in look(model, answer.samples[0].ids, 0)]
     return answer
 
 
@@ -95,32 +96,14 @@ def check_as_llmc(model: Model, request: Request) -> None:
         raise InputError("--llmc --seed 0: llm.c's generator would give nothing but 0; take another seed")
 
 
-def _drawn(model: Model, ids: Iterable[int], tokens: int) -> Iterator[Drawn]:
-    """Yield ids as the engine yields what it draws; their logprobs are not known."""
+def _drawn_as_llmc(model: Model, request: Request) -> Iterator[Drawn]:
+    """Yield tokens as the engine yields what it draws; their logprobs are not known."""
+    start = model.weights, model.config, request.tokens + 1, model.end_of_text, model.attention
     text = TextStream(model.tokenizer)
-    for position, token in enumerate(ids):
-        last = position + 1 == tokens
+    for position, token in enumerate(llmc.generate(*start, state=request.sampling.seed, ids=model.drawable)):
+        last = position + 1 == request.tokens
         words = text.add(token) + (text.finish() if last else "")
         yield Drawn(0, position, token, math.nan, (), words, "length" if last else "")
-
-
-def collect(
-    events: Iterator[Drawn | Dropped], samples: int, show: Callable[[Drawn], None], stop: threading.Event | None
-) -> Answer:
-    """Return what comes of some samples, as `ask` does."""
-    answer = Answer([Sample() for _ in range(samples)])
-    begin = time.perf_counter()
-    advice = "lower --samples or --tokens, write --exact, or --dtype bf16"
-    with refusing_full_memory(advice), closing(events):  # type: ignore[type-var]
-        for event in events:
-            if isinstance(event, Dropped):
-                answer.drops.append(event)
-                continue
-            _take(answer, event, time.perf_counter() - begin)
-            show(event)
-            if stop is not None and stop.is_set():
-                break
-    return answer
 
 
 def _take(answer: Answer, drawn: Drawn, now: float) -> None:

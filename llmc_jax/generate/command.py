@@ -215,18 +215,17 @@ def sampling_of(asked: argparse.Namespace) -> "Sampling":
 def continue_text(model: "Model", ids: tuple[int, ...], asked: argparse.Namespace) -> int:
     """Continue the prompt, with --llmc as llm.c does, and show it as it comes; or as one JSON object at the end."""
     from llmc_jax.data.tokenizers import sample_text
-    from llmc_jax.generate import answer
+    from llmc_jax.generate.answer import ask, until_ctrl_c
     from llmc_jax.generate.show import Screen
 
     request = request_of(model, ids, asked)
-    ask = answer.ask_as_llmc if asked.llmc else answer.ask
-    with answer.until_ctrl_c() as stop:
+    with until_ctrl_c() as stop:
         if asked.json:
-            found = ask(model, request, stop=stop)
-            print_json(plain({**answer_facts(model, request, found), **({"llmc": True} if asked.llmc else {})}))
+            found = ask(model, request, stop=stop, as_llmc=asked.llmc)
+            print_json(plain(answer_facts(model, request, found) | ({"llmc": True} if asked.llmc else {})))
         else:
             with Screen(sys.stdout, sample_text(model.tokenizer, ids), request.samples) as screen:
-                found = ask(model, request, screen.add, stop)
+                found = ask(model, request, screen.add, stop, as_llmc=asked.llmc)
     say_end(model, request, found)
     return ExitCode.STOPPED if stop.is_set() else ExitCode.DONE
 

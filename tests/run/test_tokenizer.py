@@ -18,7 +18,7 @@ from llmc_jax.data.tokenizers import END_OF_TEXT, Table, Tokenizer, file_tokeniz
 from llmc_jax.evaluate import command as evaluate
 from llmc_jax.generate import command as generate
 from llmc_jax.generate import page
-from llmc_jax.generate.answer import ask_as_llmc
+from llmc_jax.generate.answer import ask
 from llmc_jax.generate.engine import Request
 from llmc_jax.generate.llmc import SEED, sample_mult, sample_softmax
 from llmc_jax.generate.llmc import generate as llmc_generate
@@ -220,7 +220,7 @@ def test_padding_is_never_drawn(trained: Trained, say: Say) -> None:
     for pick in (sample_softmax, sample_mult):
         assert max(llmc_generate(*args, pick, model.drawable)) < ids
         assert max(llmc_generate(*args, pick)) >= ids
-    assert max(ask_as_llmc(model, Request((), 8)).samples[0].ids) < ids
+    assert max(ask(model, Request((), 8), as_llmc=True).samples[0].ids) < ids
 
 
 def test_questions_in_text_are_read_by_it_too(trained: Trained, say: Say) -> None:
