@@ -10,22 +10,19 @@ import json
 import math
 import os
 import tempfile
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpy.lib import format as npy
 
 from llmc_jax.base.errors import FormatError, InputError
-from llmc_jax.base.files import opened, read_json_object, reason, stamp_of
-from llmc_jax.checkpoint.reading import read_exactly
+from llmc_jax.base.files import opened, read_json_object, refusing
 from llmc_jax.compare.tensors import Difference, Limit, difference
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.models.gpt2.model import Execution, block_backward, block_forward, block_params
@@ -57,11 +54,7 @@ class Model:
     @cached_property
     def functions(self) -> dict[str, Callable[..., Any]]:
         """Return what runs the operations, by their function; each gives the outputs in the order of the list."""
-        op, config, dtype = self.execution.op, self.config, self.params.wte.dtype
-        heads, V = config.num_heads, config.vocab_size
-
-        def wide(x: jax.Array) -> Any:
-            return jnp.promote_types(x.dtype, jnp.float32)
+        op, heads, V = self.execution.op, self.config.num_heads, self.config.vocab_size
 
         def rows(x: jax.Array) -> jax.Array:  # (B, T, …) as (B T, …)
             return x.reshape(-1, *x.shape[2:])
@@ -71,16 +64,17 @@ class Model:
             return mean, rstd, out
 
         def classifier_backward(logits: jax.Array, y: jax.Array) -> jax.Array:
-            dlosses = jnp.full((y.size,), 1.0 / y.size, wide(logits))
+            dlosses = jnp.full((y.size,), 1.0 / y.size, _wide(logits))
             return op.classifier(rows(logits), rows(y), dlosses, V)[1].reshape(logits.shape)
 
         def head_backward(dlogits: jax.Array, lnf: jax.Array, wte: jax.Array) -> tuple[Any, ...]:
-            dlnf, dwte = linear_backward(rows(dlogits), rows(lnf), wte, dw_dtype=wide(lnf))
+            dlnf, dwte = linear_backward(rows(dlogits), rows(lnf), wte, dw_dtype=_wide(lnf))
             return dlnf.reshape(lnf.shape), dwte
 
         def embedding_backward(dx: jax.Array, x: jax.Array, dwte: jax.Array) -> tuple[Any, ...]:
             dwte, dwpe = op.embedding_backward(dx, x, dwte)
-            return jnp.pad(dwpe, ((0, config.max_seq_len - dwpe.shape[0]), (0, 0))), dwte.astype(dtype)
+            unused = self.config.max_seq_len - dwpe.shape[0]
+            return jnp.pad(dwpe, ((0, unused), (0, 0))), dwte.astype(self.params.wte.dtype)
 
         plain: dict[str, Callable[..., Any]] = {
             "embedding_forward": embedding_forward,
@@ -99,10 +93,14 @@ class Model:
             "residual_layernorm_backward": lambda d, dout, x, mean, rstd, w: op.residual_layernorm_backward(
                 d, dout, x, w, mean, rstd
             ),
-            "attention_backward": lambda d, qkv, out, att: op.attention_backward(d, qkv, out, att, heads),
+            "attention_backward": lambda *saved: op.attention_backward(*saved, heads),
             "embedding_backward": embedding_backward,
         }
         return {name: jax.jit(function) for name, function in plain.items()}
+
+
+def _wide(x: jax.Array) -> Any:
+    return jnp.promote_types(x.dtype, jnp.float32)
 
 
 def shape_of(name: str, config: ModelConfig, B: int, T: int) -> tuple[int, ...]:
@@ -213,7 +211,7 @@ def _device(name: str, value: Any, model: Model) -> Any:
     if own in LOGITS:
         padding = model.config.padded_vocab_size - value.shape[-1]
         value = np.pad(value, [(0, 0)] * (value.ndim - 1) + [(0, padding)])
-    return jnp.asarray(value, jnp.promote_types(dtype, jnp.float32) if row_of(own).wide else dtype)
+    return jnp.asarray(value, _wide(model.params.wte) if row_of(own).wide else dtype)
 
 
 def _written(name: str, value: Any, config: ModelConfig) -> Any:
@@ -325,9 +323,7 @@ class Folder(NamedTuple):
 def write_folder(folder: Path, model: Model, values: Values, dtype: str, *, gradients: bool = True) -> int:
     """Write every array as <name>.npy, and index.json; the folder appears when complete. Returns their number.
 
-    gradients: those of the backward pass too.
-
-    Raises InputError if it exists already with something in it, or cannot be written.
+    gradients: those of the backward pass too. Raises InputError if it exists already, or cannot be written.
     """
     check_new(folder)
     listed = names_of(model.config, gradients=gradients)
@@ -335,30 +331,24 @@ def write_folder(folder: Path, model: Model, values: Values, dtype: str, *, grad
     rows = [{"name": name, "file": f"{name}.npy", "shape": array.shape} for name, array in arrays.items()]
     B, T = values["x"].shape
     index = {"format": FORMAT, "model": vars(model.config), "B": B, "T": T, "dtype": dtype, "arrays": rows}
-    try:
-        with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", suffix=".tmp", dir=folder.parent) as hidden:
-            complete = Path(hidden) / folder.name
-            complete.mkdir()
-            for name, array in arrays.items():
-                with (complete / f"{name}.npy").open("xb") as file:
-                    np.save(file, array, allow_pickle=False)
-            (complete / INDEX).write_text(json.dumps(index, indent=1) + "\n")
-            if folder.is_dir():
-                folder.rmdir()  # it is empty
-            os.replace(complete, folder)
-    except OSError as error:
-        raise InputError(f"{folder}: cannot be written: {reason(error)}") from error
+    with (
+        refusing(f"{folder}: cannot be written", "write elsewhere or free space"),
+        tempfile.TemporaryDirectory(prefix=f".{folder.name}.", suffix=".tmp", dir=folder.parent) as hidden,
+    ):
+        complete = Path(hidden) / folder.name
+        complete.mkdir()
+        for name, array in arrays.items():
+            np.save(complete / f"{name}.npy", array, allow_pickle=False)
+        (complete / INDEX).write_text(json.dumps(index, indent=1) + "\n")
+        os.replace(complete, folder)
     return len(arrays)
 
 
 def check_new(folder: Path) -> None:
     """Refuse a folder that cannot be made, before any work. Raises InputError."""
-    if folder.is_dir():
-        if any(folder.iterdir()):
-            raise InputError(f"{folder}: holds something already; name a new folder")
-    elif folder.exists():
-        raise InputError(f"{folder}: a file; name a new folder")
-    elif not folder.resolve().parent.is_dir():
+    if os.path.lexists(folder):
+        raise InputError(f"{folder}: exists already; name a new folder")
+    if not folder.absolute().parent.is_dir():
         raise InputError(f"{folder}: there is no folder {folder.parent}; make it first")
 
 
@@ -418,29 +408,19 @@ def _read_value(path: Path, name: str, config: ModelConfig, B: int, T: int) -> n
 
 
 def _read_array(path: Path, shapes: list[tuple[int, ...]], kinds: tuple[str, ...]) -> np.ndarray:
-    """Read an array of one of some shapes and types; its size is compared with the file's before it is read."""
-    with opened(path) as file:
-        shape, fortran, dtype = _read_header(file, path)
-        if shape not in shapes:
-            expected = " or ".join(dict.fromkeys(map(str, shapes)))
-            raise FormatError(f"{path}: shape {shape!s:.80}; expected {expected}")
-        if dtype.str[1:] not in kinds:
-            known = ", ".join(np.dtype(kind).name for kind in kinds)
-            raise FormatError(f"{path}: type {dtype.str:.40}; expected {known} (bfloat16 is to be written as float32)")
-        size = math.prod(shape) * dtype.itemsize
-        there = stamp_of(file).size - file.tell()
-        if there != size:
-            raise FormatError(f"{path}: {there:,} bytes follow the header; its shape {shape} takes {size:,}")
-        raw = read_exactly(file, path, size)
-    array = np.frombuffer(raw, dtype).reshape(shape, order="F" if fortran else "C")
-    return array.astype(dtype.newbyteorder("="))
-
-
-def _read_header(file: BinaryIO, path: Path) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """Read the header of a .npy file: shape, whether the first axis varies fastest, dtype. The data comes next."""
+    """Read an array of one of some shapes and types, which are looked at before its values are."""
     try:
-        with warnings.catch_warnings(action="ignore"):  # of what Python 2 wrote, and of odd numbers
-            version = npy.read_magic(file)
-            return npy.read_array_header_1_0(file) if version == (1, 0) else npy.read_array_header_2_0(file)
+        with opened(path):  # a regular file; its values are mapped, and so read when they are taken
+            array = np.load(path, mmap_mode="r", allow_pickle=False)
+        shape, dtype = array.shape, array.dtype
+    except InputError:
+        raise
     except Exception:  # NumPy hands the header to Python's parser, which raises errors of many kinds at odd bytes
-        raise FormatError(f"{path}: not a plain array in NumPy's format (.npy); write it with numpy.save") from None
+        raise FormatError(f"{path}: not a whole, plain array of NumPy's (.npy); write it with numpy.save") from None
+    if shape not in shapes:
+        expected = " or ".join(dict.fromkeys(map(str, shapes)))
+        raise FormatError(f"{path}: shape {shape!s:.80}; expected {expected}")
+    if dtype.str[1:] not in kinds:
+        known = ", ".join(np.dtype(kind).name for kind in kinds)
+        raise FormatError(f"{path}: type {dtype.str:.40}; expected {known} (bfloat16 is to be written as float32)")
+    return np.array(array, dtype.newbyteorder("="), order="C")

@@ -174,14 +174,11 @@ def verdict(rows: Sequence[Row], notes: Sequence[str], tolerance: float | None) 
 
 
 def _source_json(source: Source) -> dict[str, Any]:
-    return {
-        "path": source.path, "kind": source.kind, "dtype": source.dtype, "step": source.step,
-        "model": vars(source.config), "groups": source.groups, "warnings": source.warnings,
-    }  # fmt: skip
+    names = ("path", "kind", "dtype", "step", "config", "groups", "warnings")
+    return {name: getattr(source, name) for name in names}
 
 
 def _row_json(row: Row) -> dict[str, Any]:
-    start = {"group": row.group, "name": row.name, "agrees": row.agrees}
-    if row.found is None:
-        return start | {"shape": row.shapes[0], "other_shape": row.shapes[1]}
-    return start | as_json(row.found) | {"differing_layers": row.layers}
+    measures = {} if row.found is None else as_json(row.found)
+    return {"group": row.group, "name": row.name, "shapes": row.shapes, **measures,
+            "agrees": row.agrees, "differing_layers": row.layers}  # fmt: skip

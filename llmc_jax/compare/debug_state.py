@@ -6,7 +6,6 @@
 import argparse
 import heapq
 import math
-from itertools import batched, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,8 @@ from llmc_jax.config.model import ModelConfig
 from llmc_jax.config.train import ATTENTIONS, BY_NAME, TrainConfig
 from llmc_jax.machine import jax_setup
 from llmc_jax.machine.device import first_device
-from llmc_jax.models.gpt2.tensors import TENSORS, Params, views
+from llmc_jax.models.gpt2.operations import backward_operations
+from llmc_jax.models.gpt2.tensors import Params, views
 
 if TYPE_CHECKING:  # they bring JAX in
     from llmc_jax.compare.activations import Folder, Model, Step
@@ -139,7 +139,7 @@ def run(args: argparse.Namespace, show: Show) -> tuple[bool, dict[str, Any]]:
         "model": args.model, "state": args.state, "B": B, "T": T, "dtype": dtype, "device": device,
         "kernels": {choice.operation: choice.implementation for choice in plan.choices},
         "tolerances": test, "agrees": agrees, "first": first,
-        "tensors": [_tensor_json(name, each) for name, each in found.items()],
+        "tensors": [{"name": name, **as_json(each)} for name, each in found.items()],
     }  # fmt: skip
     if args.dump or folder is not None:
         gradients = args.gradients or (folder is not None and activations.has_gradients(folder.values))
@@ -190,20 +190,10 @@ def _tensors(config: ModelConfig, logits: np.ndarray, loss: Any, gradient: np.nd
 
 
 def places(num_layers: int) -> list[tuple[int | None, str]]:
-    """Return the layer and the name of all that is compared, in the order of computation.
-
-    The gradients stand as the backward pass makes them, each operation's weight before its bias.
-    """
-    last = [row.name for row in TENSORS if not row.layered and row.kind == "layernorm"]
-    pairs = [*batched((row.name for row in TENSORS if row.layered), 2)]
-    of_a_layer = [name for pair in reversed(pairs) for name in pair]
-    embeddings = [row.name for row in reversed(TENSORS) if row.kind == "embedding"]
-    whole: list[None] = [None]
-    return [
-        *product(whole, ("logits", "loss", *last)),
-        *product(reversed(range(num_layers)), of_a_layer),
-        *product(whole, embeddings),
-    ]
+    """Return the layer and the name of all that is compared, in the order of computation."""
+    made = (name.rpartition(".") for each in backward_operations(num_layers) for name in each.outputs)
+    gradients = [(int(of[6:]) if of else None, own[1:]) for of, _, own in made if own[1:] in Params._fields]
+    return [(None, "logits"), (None, "loss"), *gradients]
 
 
 def compare(ours: Tensors, theirs: Tensors, limits: dict[str, Limit]) -> dict[str, Difference]:
@@ -268,15 +258,6 @@ def _verdict(found: dict[str, Difference], first: dict[str, Any] | None, test: s
     return "\n".join(lines)
 
 
-def _tensor_json(name: str, found: Difference) -> dict[str, Any]:
-    assert found.limit is not None
-    return {
-        "name": name, **as_json(found), "allowed_absolute": found.limit.absolute,
-        "allowed_relative": found.limit.relative, "share_of_allowed": found.share, "beyond_allowed": found.beyond,
-        "agrees": found.agrees,
-    }  # fmt: skip
-
-
 # ----- one by one ----------------------------------------------------------------------------------------------------
 
 
@@ -305,7 +286,7 @@ def _compare_values(
         "total_tolerance": activations.TOTAL * tolerance,
         "agrees": first is None, "first": None if first is None else found[first].name,
         "made_there": None if first is None else not found[first].local.agrees,
-        "values": [_step_json(step) for step in found],
+        "values": [step._asdict() | {"total": as_json(step.total), "local": as_json(step.local)} for step in found],
     }  # fmt: skip
 
 
@@ -354,10 +335,3 @@ def _first_words(found: "list[Step]", first: int | None, tolerance: float) -> st
         a, b = step.total.worst_values
         lines.append(f"NaN or infinite at {index_text(step.total.worst_index)}: ours {a:g}, theirs {b:g}.")
     return "\n".join(lines)
-
-
-def _step_json(step: "Step") -> dict[str, Any]:
-    return {
-        "name": step.name, "operation": step.operation, "agrees": step.total.agrees, "agrees_here": step.local.agrees,
-        "total": as_json(step.total), "local": as_json(step.local), "covers": list(step.covers),
-    }  # fmt: skip

@@ -11,7 +11,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import batched, chain
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from llmc_jax.base.child import end_of
 from llmc_jax.base.errors import ExitCode, InputError
-from llmc_jax.base.files import reason
+from llmc_jax.base.files import refusing
 from llmc_jax.base.options import own
 from llmc_jax.base.streams import escaped
 from llmc_jax.base.text import wrapped
@@ -28,7 +28,7 @@ from llmc_jax.compare import logs
 from llmc_jax.compare.tensors import Show
 from llmc_jax.config.checks import validate
 from llmc_jax.config.flags import parse_args
-from llmc_jax.config.train import AUTO_BATCH, BY_NAME
+from llmc_jax.config.train import AUTO_BATCH
 from llmc_jax.data.tokenizers import write_tokenizer_bin
 from llmc_jax.logs.curves import median
 from llmc_jax.logs.reading import Log, read_log
@@ -57,11 +57,6 @@ FLAGS = {
         "-f", "-w", "-ge", "-r", "-lg", "-z", "-pn", "-pr", "-pg", "-pi", "-ps", "-pf",
     ),
 }  # fmt: skip
-OURS_TO_CHOOSE = {  # flags that train_gpt2cu has and that make no sense here
-    "-o": "both write where --keep says",
-    "-y": "both start from scratch",
-    **dict.fromkeys(("-n", "-nk", "-nm"), "no checkpoints are written"),
-}
 # Ours beside each: llm.c's presets, without the samples of the CPU trainer, whose text is not compared.
 BESIDE = {
     CPU: ["--preset", "llmc-cpu", "--dtype", "fp32", "-s", "0"],
@@ -87,40 +82,30 @@ def make_comparison(executable: str, kind: str | None, flags: Sequence[str], ext
     """Return what will be run for an executable and the words after `--`. Raises InputError if it cannot be run so."""
     path = Path(executable).resolve()
     if not (path.is_file() and os.access(path, os.X_OK)):
-        there = "cannot be executed (chmod +x)" if path.is_file() else "not a file" if path.exists() else "not there"
-        raise InputError(f"{executable}: {there}; give the path of a built trainer of llm.c, such as llm.c/{CPU}")
+        raise InputError(f"{executable}: no program; give the path of a built trainer of llm.c, such as llm.c/{CPU}")
     kind = kind or path.name
     if kind not in FLAGS:
         known = "|".join(FLAGS)
         raise InputError(f"{path}: {kind} is not a trainer of llm.c by its name; if it is one, give --kind {known}")
     comparison = Comparison(kind, path, _pairs(kind, flags), list(extra))
-    _check_words(kind, our_words(comparison, Path("ours"), None))
+    config = parse_args(our_words(comparison, Path("ours"), None))
+    if config.batch_size == AUTO_BATCH:
+        raise InputError(f"-b auto: {kind} takes a number; give both the same")
+    validate(config)
     return comparison if kind == CUDA else comparison._replace(flags=_with_files(kind, comparison.flags))
 
 
 def _pairs(kind: str, words: Sequence[str]) -> dict[str, str]:
     """Return the flags with their values. Only what both programs know is let through, in llm.c's spelling."""
     pairs: dict[str, str] = {}
-    ours = {flag for about in BY_NAME.values() for flag in about.flags}
     for flag, *value in batched(words, 2):
-        if flag in OURS_TO_CHOOSE:
-            raise InputError(f"{flag}: leave it out; {OURS_TO_CHOOSE[flag]}")
         if flag not in FLAGS[kind]:
-            raise InputError(f"{flag}: {_not_for_both(kind, flag, flag in ours)}")
+            known = " ".join(FLAGS[kind])
+            raise InputError(f"{flag}: {kind} and ours share the flags {known}; for ours alone there is --ours")
         if not value:
             raise InputError(f"{flag}: its value must follow")
         pairs[flag] = value[0]
     return pairs
-
-
-def _not_for_both(kind: str, flag: str, ours: bool) -> str:
-    known = " ".join(FLAGS[kind])
-    if kind == CPU:
-        fixed = f"{CPU} has no flags (B=4, T={CPU_SEQUENCE}, 41 steps are fixed); {known} name its files"
-        return f"{fixed}; for us alone use --ours" if ours else fixed
-    if ours:
-        return f"{kind} has no such flag; for us alone use --ours '{flag} …'; both know {known}"
-    return f"no flag that both know; those are {known}"
 
 
 def our_words(comparison: Comparison, folder: Path, dtype: str | None) -> list[str]:
@@ -128,18 +113,6 @@ def our_words(comparison: Comparison, folder: Path, dtype: str | None) -> list[s
     given = chain.from_iterable(comparison.flags.items())
     precision = ["--dtype", dtype] if dtype else []
     return [*BESIDE[comparison.kind], *given, *precision, "--no-save", "-o", str(folder), *comparison.extra]
-
-
-def _check_words(kind: str, words: Sequence[str]) -> None:
-    """Refuse what we refuse, and what llm.c's program would divide by."""
-    config = parse_args(words)
-    if config.batch_size == AUTO_BATCH:
-        raise InputError(f"-b auto: {kind} takes a number; give both the same")
-    validate(config)
-    divided = {CPU: {}, FP32: {"-v": config.val_every, "-s": config.sample_every}, CUDA: {"-v": config.val_every}}
-    for flag, every in divided[kind].items():
-        if every == 0:
-            raise InputError(f"{flag} 0: {kind} divides by it; choose more than 0, or a large number")
 
 
 def _with_files(kind: str, given: Mapping[str, str]) -> dict[str, str]:
@@ -154,11 +127,9 @@ def _with_files(kind: str, given: Mapping[str, str]) -> dict[str, str]:
             raise InputError(f"{flags[flag]}: there is no such file; name it with {flag}, behind --")
     header = read_header(flags["-e"])
     if header.version != 3:
-        advice = "make one with convert_checkpoint.py"
-        raise InputError(f"{flags['-e']}: version {header.version}; {kind} reads version 3 alone; {advice}")
-    longest = header.config.max_seq_len
-    if kind == CPU and longest < CPU_SEQUENCE:
-        raise InputError(f"{flags['-e']}: max_seq_len {longest}; {CPU} trains with T={CPU_SEQUENCE} and does not check")
+        raise InputError(f"{flags['-e']}: version {header.version}; {kind} reads version 3 alone")
+    if kind == CPU and header.config.max_seq_len < CPU_SEQUENCE:
+        raise InputError(f"{flags['-e']}: max_seq_len is below {CPU_SEQUENCE}, the T that {CPU} trains with")
     return flags
 
 
@@ -172,12 +143,10 @@ def work_folder(keep: str | None) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix="llmc-jax-compare-") as folder:
             yield Path(folder)
         return
-    try:
+    with refusing(f"--keep {keep}: cannot be made", "choose another"):
         Path(keep).mkdir(parents=True, exist_ok=True)
         if any(Path(keep).iterdir()):
             raise InputError(f"--keep {keep}: the folder is not empty; choose another")
-    except OSError as error:
-        raise InputError(f"--keep {keep}: cannot be made ({reason(error)}); choose another") from error
     yield Path(keep).resolve()
 
 
@@ -212,11 +181,9 @@ def run_llmc(comparison: Comparison, folder: Path) -> Log:
         place = folder / "llmc"
         place.mkdir()
         lay_out(comparison, place)
-    output = folder / LLMC_OUTPUT
-    status = _run(llmc_command(comparison), output, place, os.environ)
-    if status != 0:
-        raise InputError(f"{comparison.executable}: {_failed(status, output)}")
-    return read_log(output)
+    command = llmc_command(comparison)
+    _run(command[0], command, folder / LLMC_OUTPUT, (ExitCode.DONE,), cwd=place)
+    return read_log(folder / LLMC_OUTPUT)
 
 
 def run_ours(comparison: Comparison, folder: Path, words: Sequence[str]) -> Log:
@@ -224,36 +191,24 @@ def run_ours(comparison: Comparison, folder: Path, words: Sequence[str]) -> Log:
     environment = child_environment()
     if comparison.kind == CPU:  # beside a CPU a CPU
         environment.setdefault("JAX_PLATFORMS", "cpu")
-    program = [sys.executable, "-c", "from llmc_jax.base.main import program; program('train')"]
-    output = folder / "ours.txt"
-    status = _run([*program, *words], output, None, environment)
-    if status not in (ExitCode.DONE, ExitCode.DIVERGED):
-        raise InputError(f"train.py {shlex.join(words)}: {_failed(status, output)}")
+    command = [sys.executable, "-c", "from llmc_jax.base.main import program; program('train')", *words]
+    name = f"train.py {shlex.join(words)}"
+    _run(name, command, folder / "ours.txt", (ExitCode.DONE, ExitCode.DIVERGED), env=environment)
     return read_log(folder / OUR_FOLDER)
 
 
-def _run(command: Sequence[str], output: Path, place: Path | None, environment: Mapping[str, str]) -> int:
-    """Run a command whose output goes to a file; return its exit status. Ctrl-C ends both."""
-    try:
-        with output.open("wb") as file:
-            done = subprocess.run(
-                command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, cwd=place, env=environment
-            )
-    except OSError as error:
-        raise InputError(f"{command[0]}: cannot be run: {reason(error)}") from error
-    return done.returncode
-
-
-def _failed(status: int, output: Path) -> str:
-    """Print the end of what a program printed on standard error; return how it ended, with its last line."""
+def _run(name: str, command: Sequence[str], output: Path, good: Collection[int], **more: Any) -> None:
+    """Run a command whose output goes to a file, and which Ctrl-C ends too. Raises InputError if it fails."""
+    with refusing(f"{name}: cannot be run", "build it for this machine"), output.open("wb") as file:
+        status = subprocess.call(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, **more)
+    if status in good:
+        return
     with output.open("rb") as file:
-        text = end_of(file).decode("utf-8", "replace")
-    lines = [escaped(line, instead=" ").rstrip() for line in text.splitlines()]
-    lines = [line[:400] for line in lines if line.strip()][-LAST_LINES:]
-    for line in lines:
+        text = escaped(end_of(file).decode("utf-8", "replace"), keep="\n", instead=" ")
+    lines = [line.strip()[:400] for line in text.split("\n") if line.strip()] or ["it printed nothing"]
+    for line in lines[-LAST_LINES:]:
         print(f"    {line}", file=sys.stderr)
-    ended = f"exited with status {status}" if status > 0 else f"was killed by signal {-status}"
-    return f"{ended}; last line: {lines[-1]}" if lines else f"{ended} and printed nothing"
+    raise InputError(f"{name}: ended with status {status}; last line: {lines[-1]}")
 
 
 def precision_of(output: Path) -> str | None:
@@ -276,12 +231,6 @@ def time_ratio(both: Sequence[Log]) -> float | None:
     """Return our median time per step as a part of llm.c's."""
     theirs, mine = (median(log.of("ms")) for log in both)
     return mine / theirs if mine and theirs else None
-
-
-def steps_table(both: Sequence[Log], rows: int) -> str:
-    """Return a table of losses and ms by step; of long runs, some steps."""
-    steps = {step for log in both for curve in (log.train, log.val) for step in curve.steps.tolist()}
-    return logs.steps_table(both, logs.spread(steps, rows), NAMES, with_times=True)
 
 
 def verdict(both: Sequence[Log], found: Sequence[logs.Difference]) -> list[str]:
@@ -351,7 +300,10 @@ def run(args: argparse.Namespace, show: Show) -> tuple[bool, dict[str, Any]]:
         both = theirs, run_ours(comparison, folder, ours)
         found = logs.differences(both, args.tolerance, args.window or 1)
         lines = verdict(both, found)
-        show("\n".join([steps_table(both, args.rows), "", *map(wrapped, lines)]))
+        steps = logs.some_of(
+            {step for log in both for curve in (log.train, log.val) for step in curve.steps}, args.rows
+        )
+        show("\n".join([logs.steps_table(both, steps, NAMES, with_times=True), "", *map(wrapped, lines)]))
         if args.picture is not None:
             logs.draw_logs(both, found, args.picture, NAMES)
             show(f"\npicture: {args.picture}")

@@ -13,29 +13,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from llmc_jax.base.errors import InputError
-from llmc_jax.base.numbers import number, small
+from llmc_jax.base.numbers import number, plural, small
 from llmc_jax.base.options import Option, own
 from llmc_jax.base.pictures import PALETTE, short_names
 from llmc_jax.base.text import table, wrapped
 from llmc_jax.compare.tensors import Show
-from llmc_jax.logs.curves import Curve, finite, median, moving_mean, window_of
-from llmc_jax.logs.picture import BASELINE, FAINT, LETTERS, draw_curves, draw_line, draw_steps, look_of, plain_panel
-from llmc_jax.logs.reading import BATCHES, HELLASWAG, SPEED, Log, read_log
+from llmc_jax.logs.curves import Curve, LossRange, finite, loss_range, median, moving_mean, spread, window_of
+from llmc_jax.logs.picture import FAINT, LETTERS, draw_curves, draw_line, draw_steps, look_of, plain_panel, show_range
+from llmc_jax.logs.reading import BATCHES, SPEED, Log, read_log
 
 TOLERANCE = 0.01  # nats per token; what llm.c's own tests allow a loss
 TAIL = 0.1  # of the common steps: as many must follow the one at which two logs part
 ROWS = 12
 TRAIN, VAL = "training", "validation"
 CURVES = {TRAIN: "train", VAL: "val"}  # and the name of a log's field
-OTHERS = {"batches": BATCHES, "ms": "ms", "hellaswag": HELLASWAG}  # what JSON has of a log besides
-
-
-class Unlike(NamedTuple):
-    """A step at which two logs validated over another number of batches, so that their losses say nothing."""
-
-    step: int
-    first: int  # batches
-    other: int
 
 
 class Difference(NamedTuple):
@@ -47,7 +38,7 @@ class Difference(NamedTuple):
     have not met again, and an odd step or two at the end are no parting.
     """
 
-    letter: str  # of the log that is compared with A
+    log: str  # the letter of that which is compared with A
     curve: str  # TRAIN or VAL
     steps: np.ndarray  # (n,) int64
     values: np.ndarray  # (n,) float64; infinite where one is finite and the other is not
@@ -55,37 +46,33 @@ class Difference(NamedTuple):
     window: int  # points that it averages over
     tolerance: float  # nats per token
     rounding: float  # as much may come from the digits that the logs have
-    unlike: tuple[Unlike, ...] = ()  # common steps that are left out
-
-    @property
-    def largest(self) -> tuple[float, int]:
-        """Return the largest |difference|, and its step."""
-        index = int(np.argmax(np.abs(self.values)))
-        return float(abs(self.values[index])), int(self.steps[index])
-
-    @property
-    def mean(self) -> float:
-        """Return the mean |difference| of the finite ones."""
-        good = self.values[np.isfinite(self.values)]
-        return float(np.abs(good).mean()) if len(good) else math.nan
-
-    @property
-    def first_beyond(self) -> int | None:
-        """Return the first step whose averaged difference is beyond the tolerance."""
-        return next(iter(self.steps[self.beyond].tolist()), None)
+    not_compared: tuple[tuple[int, int, int], ...] = ()  # common steps, and over how many batches each log validated
+    largest: float | None = None  # |difference|
+    largest_at: int | None = None  # step
+    mean: float | None = None  # |difference| of the finite ones
+    first_beyond: int | None = None  # step whose averaged difference is beyond the tolerance
+    parts: int | None = None  # step at which the logs part
 
     @property
     def beyond(self) -> np.ndarray:
         """Return whether the averaged difference of each step is beyond the tolerance, (n,) bool."""
         return np.abs(self.averaged) > self.tolerance
 
-    @property
-    def parts(self) -> int | None:
-        """Return the step at which the logs part; None if they do not."""
-        beyond = self.beyond
+    def measured(self) -> "Difference":
+        """Return it with all that follows from the values."""
+        if not len(self.steps):
+            return self
+        sizes, beyond = np.abs(self.values), self.beyond
+        at, good = int(np.argmax(sizes)), sizes[np.isfinite(sizes)]
         to_come = np.arange(len(beyond), 0, -1)  # the step itself included
         most = np.cumsum(beyond[::-1])[::-1] > to_come / 2
-        return next(iter(self.steps[beyond & most & (to_come >= TAIL * len(beyond))].tolist()), None)
+        return self._replace(
+            largest=float(sizes[at]),
+            largest_at=int(self.steps[at]),
+            mean=float(good.mean()) if len(good) else math.nan,
+            first_beyond=next(iter(self.steps[beyond].tolist()), None),
+            parts=next(iter(self.steps[beyond & most & (to_come >= TAIL * len(beyond))].tolist()), None),
+        )
 
 
 def difference(first: Curve, other: Curve) -> Curve:
@@ -110,25 +97,29 @@ def differences(logs: Sequence[Log], tolerance: float = TOLERANCE, window: int =
         for name, field in CURVES.items():
             both = difference(getattr(logs[0], field), getattr(log, field))
             apart = unlike(logs[0], log) if name == VAL else ()
-            steps, values, _ = both.at(~np.isin(both.steps, [each.step for each in apart]))
+            steps, values, _ = both.at(~np.isin(both.steps, [step for step, *_ in apart]))
             points = 1 if name == VAL else window | 1 if window else window_of(len(steps))
             mean = np.where(np.isfinite(values), moving_mean(values, points), np.inf)
-            found.append(Difference(letter, name, steps, values, mean, points, tolerance, rounding, apart))
+            one = Difference(letter, name, steps, values, mean, points, tolerance, rounding, apart)
+            found.append(one.measured())
     return found
 
 
-def unlike(first: Log, other: Log) -> tuple[Unlike, ...]:
-    """Return the common validations that both logs say to be of another number of batches."""
+def unlike(first: Log, other: Log) -> tuple[tuple[int, int, int], ...]:
+    """Return the common validations that both logs say to be of another number of batches: step, and both numbers."""
     a, b = first.of(BATCHES), other.of(BATCHES)
     steps, mine, theirs = np.intersect1d(a.steps, b.steps, assume_unique=True, return_indices=True)
-    pairs = zip(steps.tolist(), a.values[mine].tolist(), b.values[theirs].tolist(), strict=True)
-    return tuple(Unlike(step, int(x), int(y)) for step, x, y in pairs if x != y)
+    rows = np.stack([steps, a.values[mine], b.values[theirs]], axis=1).astype(np.int64)
+    return tuple((step, x, y) for step, x, y in rows.tolist() if x != y)
 
 
-def steps_per_second(log: Log) -> float | None:
-    """Return the median of a run's speed; None where its log has no times."""
+def figures_of(log: Log) -> dict[str, float | None]:
+    """Return how a run went: its last losses, and the medians of its times without the first step."""
     ms = median(log.of("ms"))
-    return 1e3 / ms if ms else None
+    return {
+        "last_train": last(log.train), "last_val": last(log.val), "median_ms": ms,
+        "steps_per_second": 1e3 / ms if ms else None, "tokens_per_second": median(log.of(SPEED)),
+    }  # fmt: skip
 
 
 # ----- words and tables ---------------------------------------------------------------------------------------------
@@ -136,38 +127,33 @@ def steps_per_second(log: Log) -> float | None:
 
 def verdict(each: Difference, name: str = "") -> str:
     """Return the verdict on a difference, in a sentence or two. name: what is compared, by default the two letters."""
-    name = name or f"{each.letter} vs A, {each.curve}"
-    if not each.unlike:
-        return _verdict(each, name)
-    count, one = len(each.unlike), each.unlike[0]
-    words = f"{count:,} common {'step is' if count == 1 else 'steps are'} not compared"
-    why = f"the first log validates over {one.first:,} batches, the other over {one.other:,}"
-    return (f"{_verdict(each, name)}; " if len(each.steps) else f"{name}: ") + f"{words}: {why}"
+    name = name or f"{each.log} vs A, {each.curve}"
+    words = [_verdict(each)] if len(each.steps) or not each.not_compared else []
+    if each.not_compared:
+        _, first, other = each.not_compared[0]
+        why = f"the first log validates over {first:,} batches, the other over {other:,}"
+        words.append(f"not compared at {plural(len(each.not_compared), 'common step')}: {why}")
+    return f"{name}: {'; '.join(words)}"
 
 
-def _verdict(each: Difference, name: str) -> str:
-    if not len(each.steps):
-        return f"{name}: no common step"
-    largest, where = each.largest
+def _verdict(each: Difference) -> str:
+    if each.largest is None:
+        return "no common step"
     last, count = int(each.steps[-1]), len(each.steps)
     steps = f"all {count:,} common steps" if count > 1 else f"step {last}, the only common step"
-    if largest == 0:
-        return f"{name}: equal at {steps}"
-    if largest <= each.rounding * (1 + 1e-9) + 1e-12:
-        return f"{name}: equal at {steps}, to the logs' precision"
-    at_most = f"the largest difference is {small(largest)}, at step {where}"
+    if each.largest <= each.rounding * (1 + 1e-9) + 1e-12:
+        return f"equal at {steps}{', to the precision of the logs' if each.largest else ''}"
+    at_most = f"the largest difference is {small(each.largest)}, at step {each.largest_at}"
     what = "the difference" if each.window == 1 else f"the difference, averaged over {each.window} steps,"
     bound = f"{each.tolerance:g}"
     if each.parts is not None:
         behind = each.beyond[int(np.searchsorted(each.steps, each.parts)) :]
         beyond = f"from there to step {last} {what} is larger than {bound} at {behind.sum():,} of {len(behind):,} steps"
-        return f"{name}: they part at step {each.parts}: {beyond}; {at_most}"
+        return f"they part at step {each.parts}: {beyond}; {at_most}"
     if each.first_beyond is not None:
-        return (
-            f"{name}: they do not part: {what} is larger than {bound} at {each.beyond.sum():,} of {count:,} common "
-            f"steps, first at step {each.first_beyond}; {at_most}"
-        )
-    return f"{name}: together: {what} is within {bound} at {steps}; {at_most}"
+        beyond = f"{what} is larger than {bound} at {each.beyond.sum():,} of {count:,} common steps"
+        return f"they do not part: {beyond}, first at step {each.first_beyond}; {at_most}"
+    return f"together: {what} is within {bound} at {steps}; {at_most}"
 
 
 def chosen_steps(logs: Sequence[Log], rows: int) -> list[int]:
@@ -176,15 +162,14 @@ def chosen_steps(logs: Sequence[Log], rows: int) -> list[int]:
         having = [set(each.steps.tolist()) for each in curves if len(each.steps)]
         if having:
             common = set.intersection(*having)
-            return spread(common if len(common) > 1 else set.union(*having), rows)
+            return some_of(common if len(common) > 1 else set.union(*having), rows)
     return []
 
 
-def spread(steps: Iterable[int], rows: int) -> list[int]:
+def some_of(steps: Iterable[int], rows: int) -> list[int]:
     """Return at most `rows` of the steps in their order, the first and the last among them."""
     found = sorted(steps)
-    places = np.unique(np.linspace(0, len(found) - 1, min(rows, len(found))).round().astype(int))
-    return [found[place] for place in places]
+    return [found[place] for place in spread(len(found), rows)]
 
 
 def at_step(c: Curve, step: int) -> float | None:
@@ -205,7 +190,7 @@ def steps_table(
         for name, log, values in zip(names, logs, losses, strict=True):
             columns.append((f"{field} {name}", [number(value, digits) for value in values]))
             if log is not logs[0]:
-                apart = {each.step for each in unlike(logs[0], log)} if field == CURVES[VAL] else set()
+                apart = [step for step, *_ in unlike(logs[0], log)] if field == CURVES[VAL] else []
                 more = [
                     "" if a is None or b is None or step in apart else signed(b - a)
                     for a, b, step in zip(losses[0], values, steps, strict=True)
@@ -231,12 +216,10 @@ def logs_table(logs: Sequence[Log]) -> str:
     """Return what each log is, and how its run went."""
     rows = []
     for letter, log in zip(LETTERS, logs, strict=False):
-        tokens_per_second = median(log.of(SPEED))
+        *losses, ms, per_second, tokens_per_second = figures_of(log).values()
         rows.append([
-            letter, log.path, log.kind, _range(log.train), str(len(log.val.steps) or ""),
-            number(last(log.train), 4), number(last(log.val), 4),
-            number(median(log.of("ms")), 2), number(steps_per_second(log), 3),
-            "" if tokens_per_second is None else f"{tokens_per_second:,.0f}",
+            letter, log.path, log.kind, _range(log.train), str(len(log.val.steps) or ""), *map(number, losses),
+            number(ms, 2), number(per_second, 3), number(tokens_per_second, 0),
         ])  # fmt: skip
     words = ["", "log", "what it is", "training steps"]
     headings = [*words, "validations", "last train", "last val", "ms/step", "steps/s", "tok/s"]
@@ -259,15 +242,15 @@ def last(c: Curve) -> float | None:
 
 def differences_table(found: Sequence[Difference]) -> str:
     """Return the sizes of the differences as a table."""
-    rows = []
-    for each in found:
-        if len(each.steps):
-            largest, where = each.largest
-            rows.append([
-                f"{each.letter} - A, {each.curve}", f"{len(each.steps):,}", small(largest), str(where),
-                small(each.mean), signed(float(each.values[-1])),
-                _step(each.first_beyond), _step(each.parts), str(each.window),
-            ])  # fmt: skip
+    rows = [
+        [
+            f"{each.log} - A, {each.curve}", f"{len(each.steps):,}", small(each.largest), str(each.largest_at),
+            small(each.mean or 0), signed(float(each.values[-1])), _step(each.first_beyond), _step(each.parts),
+            str(each.window),
+        ]
+        for each in found
+        if each.largest is not None
+    ]  # fmt: skip
     headings = ["", "steps", "largest", "at step", "mean", "last", "first beyond", "part at", "averaged over"]
     optional = ("averaged over", "steps", "mean", "part at")
     return table(headings, rows, left=("",), optional=optional) if rows else "no common step"
@@ -293,34 +276,15 @@ def as_text(logs: Sequence[Log], found: Sequence[Difference], rows: int) -> str:
 def as_json(logs: Sequence[Log], found: Sequence[Difference], rows: int) -> dict[str, Any]:
     """Return the result as plain values; losses in nats per token."""
     steps = chosen_steps(logs, rows)
+    losses = {name: [[at_step(getattr(log, name), step) for log in logs] for step in steps] for name in CURVES.values()}
     return {
-        "logs": [_log_json(letter, log) for letter, log in zip(LETTERS, logs, strict=False)],
-        "table": [
-            {"step": step, **{name: [at_step(getattr(log, name), step) for log in logs] for name in CURVES.values()}}
-            for step in steps
+        "logs": [
+            log._asdict() | {"curves": {name: each._asdict() for name, each in log.curves.items()}} | figures_of(log)
+            for log in logs
         ],
-        "differences": [_difference_json(each) for each in found],
+        "table": {"step": steps, **losses},
+        "differences": [each._asdict() | {"words": verdict(each)} for each in found],
     }
-
-
-def _log_json(letter: str, log: Log) -> dict[str, Any]:
-    curves = {"train": log.train, "val": log.val, **{name: log.of(key) for name, key in OTHERS.items()}}
-    return {
-        "letter": letter, "path": log.path, "kind": log.kind, "decimals": log.decimals, "notes": log.notes,
-        "median_ms": median(log.of("ms")), "steps_per_second": steps_per_second(log),
-        "tokens_per_second": median(log.of(SPEED)), "last_train": last(log.train), "last_val": last(log.val),
-        **{name: {"steps": curve.steps, "values": curve.values} for name, curve in curves.items()},
-    }  # fmt: skip
-
-
-def _difference_json(each: Difference) -> dict[str, Any]:
-    largest, where = each.largest if len(each.steps) else (None, None)
-    return {
-        "log": each.letter, "to": "A", "curve": each.curve, "steps": each.steps, "values": each.values,
-        "largest": largest, "largest_at": where, "mean": each.mean if len(each.steps) else None,
-        "window": each.window, "tolerance": each.tolerance, "first_beyond": each.first_beyond, "parts": each.parts,
-        "not_compared": [one._asdict() for one in each.unlike], "words": verdict(each),
-    }  # fmt: skip
 
 
 # ----- the picture --------------------------------------------------------------------------------------------------
@@ -340,73 +304,44 @@ def _draw_differences(axes: Any, found: Sequence[Difference]) -> None:
     """Draw averaged differences of training, single ones of validation; the tolerance as a band, partings as lines."""
     axes.set_ylabel("difference to A")
     plain_panel(axes)
-    reach = [0.0]
-    marked: list[str] = []  # logs with a line where they part: training's, else validation's
+    axes.axhline(0, color=PALETTE[0], linewidth=0.8)
+    reach, marked = (
+        [0.0],
+        set[str](),
+    )  # of what is drawn; logs with a line where they part: training's, else validation's
     for each in found:
-        look = look_of(LETTERS.index(each.letter))
-        mean = _averaged(each)
+        look, half = look_of(LETTERS.index(each.log)), each.window // 2
+        mean = finite(Curve(each.steps, each.averaged).at(slice(half, max(half, len(each.steps) - half))))
         if not len(mean.steps):
             continue
-        reach += [float(value) for value in np.quantile(mean.values, [0.005, 0.995])]
-        if each.curve == TRAIN:
+        reach += np.quantile(mean.values, [0.005, 0.995]).tolist()
+        if each.curve == VAL:
+            axes.plot(*mean[:2], look.mark, color=look.color, markersize=4, markeredgecolor="white", zorder=4)
+        else:
             if each.window > 1:
                 draw_steps(axes, finite(Curve(each.steps, each.values)), look.color, **FAINT)
             draw_line(axes, mean, look)
-        else:
-            axes.plot(
-                mean.steps, mean.values, look.mark, color=look.color, markersize=4, markeredgecolor="white", zorder=4
-            )
-        if each.parts is not None and each.letter not in marked:
+        if each.parts is not None and each.log not in marked:
             _mark_parting(axes, each, look.color, row=len(marked))
-            marked.append(each.letter)
+            marked.add(each.log)
     tolerance = found[0].tolerance if found else 0.0
     if max(map(abs, reach)) > 0.1 * tolerance:  # else the band would be all there is to see
         axes.axhspan(-tolerance, tolerance, color="#888888", alpha=0.15, linewidth=0)
         reach += [-tolerance, tolerance]
-    axes.axhline(0, color=PALETTE[0], linewidth=0.8)
-    low, high = min(reach), max(reach)
-    if high > low:
-        margin = 0.12 * (high - low)
-        axes.set_ylim(low - margin, high + margin)
-        axes.ticklabel_format(axis="y", style="sci", scilimits=(-3, 3))
-    lines = [words for words in (outside_words(each, *axes.get_ylim()) for each in found) if words]
-    words = "\n".join(lines if len(lines) <= 4 else [*lines[:3], f"and {len(lines) - 3} more"])
-    if words:
-        box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}
-        place = {"transform": axes.transAxes, "ha": "right", "va": "bottom"}
-        axes.text(0.99, 0.03, words, fontsize=8, color=BASELINE, bbox=box, **place)
-    if not any(len(each.steps) for each in found):
+    show_range(axes, loss_range([], [np.array(reach)]) or LossRange(-1, 1, log=False))
+    axes.ticklabel_format(axis="y", style="sci", scilimits=(-3, 3))
+    if all(each.largest is None for each in found):
         axes.text(0.5, 0.6, "no common step", transform=axes.transAxes, ha="center")
-
-
-def _averaged(each: Difference) -> Curve:
-    """Return the averaged differences whose window is full, without what is not finite."""
-    half = each.window // 2
-    full = slice(half, max(half, len(each.steps) - half))
-    return finite(Curve(each.steps, each.averaged).at(full))
-
-
-def outside_words(each: Difference, low: float, high: float) -> str:
-    """Say how many single differences a picture from `low` to `high` does not show; nothing where it shows all."""
-    infinite = int(np.count_nonzero(~np.isfinite(each.values)))
-    beyond = int(np.count_nonzero((each.values < low) | (each.values > high))) - infinite
-    words = [f"{beyond:,} off scale"] if beyond else []
-    words += [f"{infinite:,} infinite"] if infinite else []
-    if not words:
-        return ""
-    largest, where = each.largest
-    at = f" (largest {largest:.3g} at step {where})" if beyond and not infinite else ""
-    return f"{each.letter}, {each.curve}: {', '.join(words)} of {len(each.steps):,} differences{at}"
 
 
 def _mark_parting(axes: Any, each: Difference, color: str, row: int) -> None:
     """Draw a line at the step where a log parts from the first, and its words in a row of their own."""
-    left = each.parts is not None and each.parts > (each.steps[0] + each.steps[-1]) / 2
+    assert each.parts is not None
+    left = each.parts > (each.steps[0] + each.steps[-1]) / 2
     axes.axvline(each.parts, color=color, linewidth=1, linestyle=(0, (4, 3)))
-    axes.annotate(
-        f"{each.letter} parts at {each.parts} ({each.curve})", (each.parts, 0.97 - 0.1 * (row % 9)),
-        xycoords=("data", "axes fraction"), xytext=(-4 if left else 4, 0), textcoords="offset points",
-        ha="right" if left else "left", va="top", fontsize=8, color=color,
+    axes.text(
+        each.parts, 0.97 - 0.1 * (row % 9), f" {each.log} parts at {each.parts} ({each.curve}) ", fontsize=8,
+        transform=axes.get_xaxis_transform(), ha="right" if left else "left", va="top", color=color,
     )  # fmt: skip
 
 

@@ -159,10 +159,13 @@ def cells(found: Difference) -> list[str]:
     return [*map(small, sizes), index_text(found.worst_index), *(f"{value:.6g}" for value in found.worst_values)]
 
 
+MEASURES = (
+    "shape", "largest_error", "mean_error", "relative_norm", "worst_index", "worst_values", "differing_values",
+    "differing_bits", "not_finite", "same_bits", "agrees",
+)  # fmt: skip
+
+
 def as_json(found: Difference) -> dict[str, Any]:
-    """Return what JSON has of every difference: all but what is about a limit."""
-    measures = (
-        "shape", "largest_error", "mean_error", "relative_norm", "worst_index", "worst_values", "differing_values",
-        "differing_bits", "not_finite", "same_bits",
-    )  # fmt: skip
-    return {name: getattr(found, name) for name in measures}
+    """Return what JSON has of a difference; with a limit also how far it is kept."""
+    of_limit = () if found.limit is None else ("limit", "share", "beyond")
+    return {name: getattr(found, name) for name in (*MEASURES, *of_limit)}

@@ -82,7 +82,7 @@ def thinned_places(values: np.ndarray, points: int) -> np.ndarray:
 
 def spread(count: int, most: int) -> np.ndarray:
     """Return at most so many of the numbers below `count`, the first and the last among them."""
-    return np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.int64)) if count else np.zeros(0, np.int64)
+    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.int64))
 
 
 def window_of(count: int) -> int:

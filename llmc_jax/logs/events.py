@@ -3,27 +3,26 @@
 A damaged file gives what can be read of it, and a note about the rest. Leaves out single files' names (files.py).
 """
 
-import json
 import math
 from array import array
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
-from llmc_jax.base.errors import FormatError, InputError
-from llmc_jax.base.files import reason
+from llmc_jax.base.errors import InputError
 from llmc_jax.logs.curves import NONE, Curve
-from llmc_jax.logs.files import LARGEST_NUMBER, LARGEST_STEP, NON_FINITE, event_in, step_of, time_of, whole_lines
+from llmc_jax.logs.files import LARGEST_NUMBER, NON_FINITE, OF_STEPS, time_of
+from llmc_jax.logs.follow import Follower
 
 OF_ALL = frozenset({"event", "step", "time"})  # fields that every event has, and that are no figures
-STEP = "train"  # the kind of most events
-OF_STEPS = frozenset({STEP, "val", "eval", "gpu"})  # kinds of events that are kept as columns
-MOST_OTHERS = 20_000  # events that are kept as they are
-ABSENT = math.nan  # a time that an event does not have
+TORN = "the last line is incomplete (still being written, or cut off) and is skipped"
+MOST_OTHERS = 20_000  # events that are kept as they are, other than those of OF_STEPS
 
 
 @dataclass
@@ -33,10 +32,10 @@ class Column:
     values: array = field(default_factory=lambda: array("d"))  # of all rows up to the last that has it
     absent: array = field(default_factory=lambda: array("I"))  # rows that lack it; their value is NaN
 
-    def put(self, row: int, values: Sequence[float]) -> None:
+    def put(self, row: int, values: array, absent: Sequence[int] = ()) -> None:
         """Take the values of the rows from `row` on; those before it that have none yet lack it."""
         gap = range(len(self.values), row)
-        self.absent.extend(gap)
+        self.absent.extend((*gap, *absent))
         self.values.extend([math.nan] * len(gap))
         self.values.extend(values)
 
@@ -46,49 +45,33 @@ class Table:
     """The events of one kind, in the order of the file."""
 
     steps: array = field(default_factory=lambda: array("q"))
-    times: array = field(default_factory=lambda: array("d"))  # seconds since 1970, or ABSENT
+    times: array = field(default_factory=lambda: array("d"))  # seconds since 1970, NaN where an event has none
     columns: dict[str, Column] = field(default_factory=dict)
     words: dict[str, list[tuple[int, str]]] = field(default_factory=dict)  # of text fields: row and word at each change
 
-    def put(self, step: int, time: float, event: dict[str, Any]) -> None:
-        """Take an event."""
+    def put(self, events: Sequence[Mapping[str, Any]]) -> None:
+        """Take some events."""
         row = len(self.steps)
-        self.steps.append(step)
-        self.times.append(time)
-        for name in event.keys() - OF_ALL:
-            value = event[name]
-            kind = type(value)
-            if kind is float or kind is bool or (kind is int and abs(value) < LARGEST_NUMBER):
-                pass
-            elif kind is str and value in NON_FINITE:
-                value = float(value)
-            elif kind is str:
-                changes = self.words.setdefault(name, [])
-                if not changes or changes[-1][1] != value:
-                    changes.append((row, value))
-                continue
-            else:
-                continue
-            self.columns.setdefault(name, Column()).put(row, (value,))
+        self.steps.extend(event["step"] for event in events)
+        self.times.extend(_time(event) for event in events)
+        for name in {*chain.from_iterable(events)} - OF_ALL:
+            try:
+                values = list(map(itemgetter(name), events))  # twice as fast
+            except KeyError:
+                values = [event.get(name) for event in events]
+            self._put(name, row, values)
 
-    def put_alike(self, events: Sequence[Mapping[str, Any]]) -> bool:
-        """Take events at once, which is faster; return False, and take none, where they have other fields or words."""
-        names = list(events[0]) if events else []
-        if "step" not in names or set(map(len, events)) != {len(names)}:
-            return False
+    def _put(self, name: str, row: int, values: list[Any]) -> None:
         try:
-            fields = dict(zip(names, zip(*map(itemgetter(*names), events), strict=True), strict=True))
-            values = {name: array("d", numbers) for name, numbers in fields.items() if name not in OF_ALL}
-        except (KeyError, TypeError, OverflowError):  # another field, a word, nothing, an enormous integer
-            return False
-        steps, times = fields["step"], fields.get("time", [None] * len(events))
-        if set(map(type, steps)) != {int} or not 0 <= min(steps) <= max(steps) <= LARGEST_STEP:
-            return False
-        for name, numbers in values.items():
-            self.columns.setdefault(name, Column()).put(len(self.steps), numbers)
-        self.steps.extend(steps)
-        self.times.extend(map(_time, times))
-        return True
+            self.columns.setdefault(name, Column()).put(row, array("d", values))
+        except (TypeError, OverflowError):  # a word, nothing, an enormous integer
+            numbers = [_number(value) for value in values]
+            absent = [row + at for at, number in enumerate(numbers) if number is None]
+            self.columns[name].put(row, array("d", [math.nan if each is None else each for each in numbers]), absent)
+            for at, value in enumerate(values):
+                changes = self.words.setdefault(name, []) if isinstance(value, str) else []
+                if numbers[at] is None and isinstance(value, str) and (not changes or changes[-1][1] != value):
+                    changes.append((row + at, value))
 
 
 @dataclass
@@ -127,70 +110,44 @@ def figures(events: Events, kind: str, name: str) -> Curve:
 
 def read_events(path: Path) -> Events:
     """Return the events of a file of ours; lines that are none become a note. Raises InputError, naming the file."""
-    try:
-        with path.open("rb") as file:
-            return events_in(path, file)
-    except OSError as error:
-        raise InputError(f"{path}: cannot read it: {reason(error)}") from error
-
-
-def events_in(path: Path, file: BinaryIO) -> Events:
-    """Return the events of an open file of ours. path: what notes name. Raises OSError."""
-    events, bad = Events(), array("Q")
-    for first, lines in whole_lines(file, events.notes):
-        _take_all(events, _parsed(lines), first, bad)
-    if bad:
-        events.first_bad = bad[0]
-        several = f"{len(bad):,} lines are not events, the first is line {bad[0]}"
-        words = several if len(bad) > 1 else f"line {bad[0]} is not an event"
+    events, follower = Events(), Follower(path)
+    if not path.exists():
+        raise InputError(f"{path}: cannot read it: No such file or directory")
+    for found in follower.all():
+        if follower.begun > 1:  # a resume has cut the file back
+            return read_events(path)
+        _take(events, found)
+    if count := follower.damaged:
+        events.first_bad = follower.first_damaged
+        several = f"{count:,} lines are not events, the first is line {events.first_bad}"
+        words = several if count > 1 else f"line {events.first_bad} is not an event"
         events.notes.append(f"{path.name}: {words}; skipped")
+    if follower.torn:
+        events.notes.append(TORN)
     if len(events.others) == MOST_OTHERS:
         events.notes.append(f"{path.name}: only the first {MOST_OTHERS:,} events other than steps are read")
     return events
 
 
-def _take_all(events: Events, parsed: Sequence[dict[str, Any] | None], first: int, bad: array) -> None:
-    """Keep the events of some lines; put the numbers of lines that are none into `bad`."""
+def _take(events: Events, found: Sequence[dict[str, Any]]) -> None:
+    """Keep some events."""
     if events.first_time is None:
-        times = (_time(event.get("time")) for event in parsed if event)
-        events.first_time = next((time for time in times if not math.isnan(time)), None)
-    steps = [event for event in parsed if event and event.get("event") == STEP]
-    alike = events.tables.setdefault(STEP, Table()).put_alike(steps)
-    for number, event in enumerate([] if alike and len(steps) == len(parsed) else parsed, first):
-        try:
-            if not (alike and event and event.get("event") == STEP):
-                _take(events, event)
-        except FormatError:
-            bad.append(number)
+        events.first_time = next((time for event in found if not math.isnan(time := _time(event))), None)
+    by_kind = defaultdict(list)
+    for event in found:
+        by_kind[event["event"] if event["event"] in OF_STEPS else ""].append(event)
+    events.others += by_kind.pop("", [])[: MOST_OTHERS - len(events.others)]
+    for kind, each in by_kind.items():
+        events.tables.setdefault(kind, Table()).put(each)
 
 
-def _take(events: Events, event: dict[str, Any] | None) -> None:
-    """Keep an event. Raises FormatError for what is none."""
-    if event is None or not isinstance(event.get("event"), str):
-        raise FormatError("an event is a JSON object with a kind")
-    kind, step, time = event["event"], step_of(event), _time(event.get("time"))
-    if kind in OF_STEPS:
-        if step is None:
-            raise FormatError("its step is a whole number from 0")
-        events.tables.setdefault(kind, Table()).put(step, time, event)
-    elif len(events.others) < MOST_OTHERS:
-        events.others.append(event)
+def _time(event: Mapping[str, Any]) -> float:
+    seconds = time_of(event.get("time"))
+    return math.nan if seconds is None else float(seconds)
 
 
-def _time(value: Any) -> float:
-    seconds = time_of(value)
-    return ABSENT if seconds is None else float(seconds)
-
-
-def _parsed(lines: Sequence[bytes]) -> list[dict[str, Any] | None]:
-    """Return the JSON objects that lines are, None for those that are none.
-
-    All at once takes a quarter of the time that one after the other takes, and fails where one of them is damaged.
-    """
-    try:
-        found = json.loads(b"[%s]" % b",".join(lines))
-        if len(found) == len(lines) and set(map(type, found)) == {dict}:
-            return list(found)
-    except (ValueError, RecursionError):
-        pass
-    return [event_in(line) for line in lines]
+def _number(value: Any) -> float | None:
+    """Return a figure; None for what is none, or too large for one."""
+    if isinstance(value, str):
+        return float(value) if value in NON_FINITE else None
+    return value if type(value) in (float, bool) or (type(value) is int and abs(value) < LARGEST_NUMBER) else None

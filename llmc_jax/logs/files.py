@@ -6,9 +6,10 @@ Leaves out writing them (run/folder.py), and other programs' logs (reading.py).
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.base.files import reason
@@ -22,8 +23,8 @@ REPORT = "report.html"
 CURVES = "curves.png"
 KERNELS = "kernels.json"  # which implementation of each operation the run has
 LARGEST = 1 << 24  # bytes that the last two are read up to
-LONGEST_LINE = 1 << 22  # bytes, of a log; a sample in metrics.jsonl takes a hundredth
-BATCH = 1 << 18  # bytes of lines that are read at once
+STEP = "train"  # the kind of most events
+OF_STEPS = frozenset({STEP, "val", "eval", "gpu"})  # kinds of events that are figures of a step
 LARGEST_NUMBER, LARGEST_STEP, LARGEST_TIME = 1e300, 10**12, 1e11  # of events; the last in seconds since 1970
 
 # JSON has no number for these; they are written as strings and read back as floats, in the fields that hold numbers
@@ -63,21 +64,6 @@ def rank_of(path: Path) -> int | None:
     return int(match[1]) if match and rank_log(path.parent, int(match[1])) == path else None
 
 
-def whole_lines(file: BinaryIO, notes: list[str]) -> Iterator[tuple[int, list[bytes]]]:
-    """Yield the lines of a log, many at a time, with the number of the first; of one that is too long its end.
-
-    A last line without its newline is left out, which a note says.
-    """
-    first, rest = 1, b""
-    while data := file.read(BATCH):
-        *lines, rest = (rest + data).split(b"\n")
-        rest = rest[-LONGEST_LINE:]
-        yield first, lines
-        first += len(lines)
-    if rest:
-        notes.append("the last line is incomplete (still being written, or cut off) and is skipped")
-
-
 def parse_event(where: str, line: bytes) -> dict[str, Any]:
     """Return a line of a metrics.jsonl. where: what an error names. Raises FormatError if it is not a JSON object."""
     try:
@@ -86,6 +72,11 @@ def parse_event(where: str, line: bytes) -> dict[str, Any]:
         event = None
     if not isinstance(event, dict):
         raise FormatError(f"{where} is not a JSON object; expected one event a line")
+    return with_floats(event)
+
+
+def with_floats(event: dict[str, Any]) -> dict[str, Any]:
+    """Return an event with floats for what JSON has no number for."""
     for key in NUMBER_FIELDS & event.keys():
         if event[key] in NON_FINITE:
             event[key] = float(event[key])
@@ -98,7 +89,23 @@ def event_in(line: bytes) -> dict[str, Any] | None:
         event = parse_event("", line)
     except FormatError:
         return None
-    return event if isinstance(event.get("event"), str) else None
+    return event if is_event(event) else None
+
+
+def is_event(event: Mapping[str, Any]) -> bool:
+    """Return whether an object has a kind, and where that is one of OF_STEPS a step."""
+    kind = event.get("event")
+    return isinstance(kind, str) and (kind not in OF_STEPS or step_of(event) is not None)
+
+
+def events_in(lines: Sequence[bytes]) -> list[dict[str, Any] | None]:
+    """Return what `event_in` does of each line. All at once take a quarter of the time, where none is damaged."""
+    with suppress(ValueError, RecursionError):
+        text = b",".join(lines)
+        found = json.loads(b"[%s]" % text)
+        if len(found) == len(lines) and set(map(type, found)) <= {dict} and all(map(is_event, found)):
+            return list(map(with_floats, found)) if b'nan"' in text or b'inf"' in text else found
+    return [event_in(line) for line in lines]
 
 
 def finite_number(value: Any, least: float = -LARGEST_NUMBER, most: float = LARGEST_NUMBER) -> float | None:

@@ -8,9 +8,9 @@ from typing import Any
 
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import reason
-from llmc_jax.logs.files import event_in
+from llmc_jax.logs.files import event_in, events_in
 
-AT_ONCE = 1 << 22  # bytes that one reading takes, about 14,000 steps; a longer line is left out
+AT_ONCE = 1 << 20  # bytes that one reading takes, about 4,000 steps; a longer line is left out
 LONG = 1 << 23  # bytes; of a longer file `thin` reads one step in ten, of one ten times as long one in a hundred, …
 ANCHOR = 256  # bytes before the place that was read up to: where they have changed, it is another file
 
@@ -28,7 +28,10 @@ class Follower:
         self.thin, self.every = thin, 1  # of a long file's steps, but for its end, leave out all but each `every`th
         self.place = start  # bytes read so far, whole lines
         self.begun = 1  # times that it began with the first line: who keeps what was read drops it when this grows
-        self.damaged = 0  # lines left out since then: no event, or longer than any
+        self.lines = 0  # read since then
+        self.damaged = 0  # of them left out: no event, or longer than any
+        self.first_damaged: int | None = None  # the number of the first of these, from 1
+        self.torn = False  # the file ends within a line
         self.behind = False  # the last reading has not reached the file's end
         self._anchor = b""
         self._inside = False  # the place is inside a line that is too long
@@ -48,13 +51,19 @@ class Follower:
         self.behind = len(data) == AT_ONCE
         return self._events(self._whole_lines(data))
 
+    def all(self) -> Iterator[list[dict[str, Any]]]:
+        """Yield the events up to the file's end, those of each reading together."""
+        yield self.new()
+        while self.behind:
+            yield self.new()
+
     def _read(self) -> bytes:
         """Return what follows the place, from the beginning where what lies before it has changed."""
         with open(self.path, "rb", buffering=0, opener=_open_at_once) as file:
             file.seek(self.place - len(self._anchor))
             if file.read(len(self._anchor)) != self._anchor or file.seek(0, 2) < self.place:
                 self.place, self._anchor, self._inside = 0, b"", False
-                self.begun, self.damaged = self.begun + 1, 0
+                self.begun, self.lines, self.damaged, self.first_damaged = self.begun + 1, 0, 0, None
             if self.thin and not self.place:
                 self.every = 10 ** len(str(file.seek(0, 2) // LONG).lstrip("0"))
             file.seek(self.place)
@@ -63,16 +72,17 @@ class Follower:
     def _whole_lines(self, data: bytes) -> bytes:
         """Move the place behind the last whole line of what was read, and return all of these."""
         end = data.rfind(b"\n") + 1
+        self.torn = end < len(data)
         if not end and self.behind:  # one line, longer than all that is read at once: it is passed over in pieces
             self._move(data)
-            self.damaged += not self._inside
             self._inside = True
             return b""
         lines = data[:end]
         self._move(lines)
-        begin = lines.find(b"\n") + 1 if self._inside else 0
-        self._inside &= not end
-        return lines[begin:]
+        if self._inside and end:
+            self._inside = False
+            lines = b"\n" + lines[lines.find(b"\n") + 1 :]  # an empty one in its place
+        return lines
 
     def _move(self, data: bytes) -> None:
         self.place += len(data)
@@ -80,9 +90,12 @@ class Follower:
 
     def _events(self, lines: bytes) -> list[dict[str, Any]]:
         thin = lines and self.behind and self.every > 1
-        found = [event_in(line) for line in (_thinned(lines, self.every) if thin else lines.split(b"\n")[:-1])]
+        found = events_in(_thinned(lines, self.every) if thin else lines.split(b"\n")[:-1])
         events = [event for event in found if event is not None]
         self.damaged += len(found) - len(events)
+        if self.damaged and self.first_damaged is None:
+            self.first_damaged = self.lines + found.index(None) + 1
+        self.lines += len(found)
         return events
 
 

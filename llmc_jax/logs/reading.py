@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -18,8 +19,8 @@ from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.base.files import reason
 from llmc_jax.base.magics import MEANINGS
 from llmc_jax.logs.curves import NONE, Curve
-from llmc_jax.logs.events import Events, events_in, figures
-from llmc_jax.logs.files import MAIN_LOG, METRICS, whole_lines
+from llmc_jax.logs.events import TORN, Events, figures, read_events
+from llmc_jax.logs.files import MAIN_LOG, METRICS
 from llmc_jax.logs.follow import STARTS
 
 LONGEST_TEXT = 1 << 12  # a longer line of text is none of a log's
@@ -156,7 +157,7 @@ def read_log(path: str | Path) -> Log:
             head = opened.peek(4096)[:4096]
             _check_text(file, head)
             if head.lstrip()[:1] == b"{":
-                return _read_metrics(path, file, opened)
+                return _read_metrics(path, file)
             return _read_text(path, file, opened)
     except OSError as error:
         raise InputError(f"{file}: cannot read it: {reason(error)}") from error
@@ -183,8 +184,8 @@ def _check_text(path: Path, head: bytes) -> None:
 # ----- ours ---------------------------------------------------------------------------------------------------------
 
 
-def _read_metrics(path: Path, file: Path, opened: BinaryIO) -> Log:
-    events = events_in(file, opened)
+def _read_metrics(path: Path, file: Path) -> Log:
+    events = read_events(file)
     if events.first_bad:
         raise FormatError(f"{file}: line {events.first_bad} is not an event; expected one per line")
     log = log_of(events, str(path), f"{'run folder' if file != path else METRICS} of ours")
@@ -229,13 +230,14 @@ class Position:
 
 def _read_text(path: Path, file: Path, opened: BinaryIO) -> Log:
     found, position = Found(), Position()
-    for _, lines in whole_lines(opened, found.notes):
-        for text in lines:
-            if len(text) <= LONGEST_TEXT:
-                for part in text.decode("utf-8", "replace").split("\r"):  # a progress line is overwritten in place
-                    _take_line(found, position, COLOURS.sub("", part).strip())
+    for text in iter(partial(opened.readline, LONGEST_TEXT), b""):  # of a longer line the end is one
+        if text.endswith(b"\n"):
+            for part in text.decode("utf-8", "replace").split("\r"):  # a progress line is overwritten in place
+                _take_line(found, position, COLOURS.sub("", part).strip())
         if found.empty and opened.tell() > NOTHING_FOUND:
             break
+    else:
+        found.notes += [TORN] if not text.endswith(b"\n") else []
     _place(found, position, None)
     if found.empty:
         raise FormatError(

@@ -8,5 +8,5 @@ trace.py         a recording of jax.profiler read back: when each instruction ra
 measure.py       the step itself: compiled, timed, beside the machine's own rates
 table.py         all of these put together: the table, as text and JSON
 picture.py       one layer's timeline as a picture
-compare.py       another implementation, precision, thread count or commit, in turns with this one
+compare.py       another implementation, precision or commit, in turns with this one
 """

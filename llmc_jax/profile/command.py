@@ -21,9 +21,8 @@ OWN = (
     own("--calculate", "", False, "only FLOPs, bytes and memory, from the shape: needs no device, compiles nothing"),
     own("--device", "NAME", None, "with --calculate: the GPU whose peaks set the floors: h200, 'NVIDIA H200'"),
     own("--vs", "NAME=VALUE", [], "time another version in turns with this one; may be given several times: a flag of "
-        "train.py (kernels=xla, dtype=bf16), threads=1, or commit=HEAD~1"),
-    own("--threads", "LIST", None, "time each of these numbers of threads in turns, such as 1,2,4 (CPU)"),
-    own("--rounds", "N", 5, "with --vs and --threads: turns"),
+        "train.py (kernels=xla, dtype=bf16), or commit=HEAD~1"),
+    own("--rounds", "N", 5, "with --vs: turns"),
 )  # fmt: skip
 
 
@@ -51,9 +50,8 @@ def main(words: list[str]) -> int:
         print(help_text())
         return ExitCode.DONE
     if words[:1] == ["--worker"]:
-        from llmc_jax.profile.compare import serve, stay_on_cores
+        from llmc_jax.profile.compare import serve
 
-        stay_on_cores()
         return serve(words[1:])
     asked, rest = take_own(words, OWN)
     from llmc_jax.profile import modes  # here, because --help does without JAX
@@ -63,6 +61,6 @@ def main(words: list[str]) -> int:
     config, _ = step_config(rest)
     if asked.calculate:
         return modes.calculate(config, asked)
-    if asked.vs or asked.threads:
+    if asked.vs:
         return modes.compare(rest, asked)
     return modes.measure(config, asked)

@@ -1,4 +1,4 @@
-"""Several versions of a step in turns: another implementation, precision, number of threads, or commit.
+"""Several versions of a step in turns: another implementation, precision or commit.
 
 Each runs in a process of its own, which compiles its step and then waits to be asked for steps, so that all see the
 same machine; a figure is the median of the ratios of neighbouring blocks. Leaves out what a step is made of.
@@ -6,7 +6,6 @@ same machine; a figure is the median of the ratios of neighbouring blocks. Leave
 
 import contextlib
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -21,10 +20,7 @@ from llmc_jax.base.errors import InputError
 from llmc_jax.base.text import table
 from llmc_jax.config.flags import step_config
 from llmc_jax.config.train import OPTIONS
-from llmc_jax.machine.device import usable_cores
 from llmc_jax.machine.jax_setup import child_environment
-
-CORES = "LLMC_JAX_PROFILE_CORES"  # tells a worker which cores it may use
 
 
 class Variant(NamedTuple):
@@ -32,60 +28,24 @@ class Variant(NamedTuple):
 
     label: str
     words: tuple[str, ...]  # flags of train.py
-    threads: int | None = None  # None: all cores
+    commit: str | None = None  # of its source; None: this one's
     tree: Path = ROOT  # where its source is
-    commit: str | None = None  # to be checked out first: its hash
 
 
 def parse_variant(text: str, words: Sequence[str]) -> Variant:
-    """Return a variant from `NAME=VALUE`: a flag of train.py, threads or commit. Raises InputError for another."""
+    """Return a variant from `NAME=VALUE`: a flag of train.py, or commit. Raises InputError for another."""
     name, equals, value = text.partition("=")
     flag = name.replace("_", "-")
     if not equals or not value:
-        raise InputError(f"--vs {text}: must be NAME=VALUE, such as kernels=xla, dtype=bf16, threads=1, commit=HEAD~1")
-    if name == "threads":
-        return Variant(text, tuple(words), threads=thread_count(value, f"--vs {text}"))
+        raise InputError(f"--vs {text}: must be NAME=VALUE, such as kernels=xla, dtype=bf16, commit=HEAD~1")
     if name == "commit":
-        return Variant(text, tuple(words), commit=resolve_commit(value))
+        return Variant(text, tuple(words), commit=value)
     about = next((each for each in OPTIONS if flag in (each.long_flag[2:], *(f[1:] for f in each.flags))), None)
     if about is None:
-        raise InputError(
-            f"--vs {text}: there is no flag --{flag}; train.py --help lists them, beside threads and commit"
-        )
+        raise InputError(f"--vs {text}: there is no flag --{flag}; train.py --help lists them, beside commit")
     changed = (*words, f"{about.long_flag}={value}")
     step_config(changed)
     return Variant(text, changed)
-
-
-def thread_count(text: str, flag: str) -> int:
-    """Return a number of threads that this process may use; raises InputError if it is none."""
-    available = len(usable_cores())
-    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= available):
-        raise InputError(f"{flag}: threads must be a whole number from 1 to {available}, the cores that there are")
-    return int(text)
-
-
-# ----- commits ------------------------------------------------------------------------------------------------------
-
-
-def _git(*words: str) -> subprocess.CompletedProcess[str]:
-    try:
-        return subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=False)
-    except FileNotFoundError as error:
-        raise InputError("--vs commit: needs git, which is not installed here") from error
-
-
-def resolve_commit(name: str) -> str:
-    """Return the hash of a commit; raises InputError if there is none such, or it has no profiler yet."""
-    if _git("rev-parse", "--git-dir").returncode:
-        raise InputError(f"--vs commit={name}: {ROOT} is not a git repository; run from a clone")
-    found = _git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
-    if found.returncode:
-        raise InputError(f"--vs commit={name}: there is no such commit; `git log --oneline` lists them")
-    commit = found.stdout.strip()
-    if _git("cat-file", "-e", f"{commit}:llmc_jax/profile/compare.py").returncode:
-        raise InputError(f"--vs commit={name}: has no profiler to measure it with; take a later commit")
-    return commit
 
 
 @contextmanager
@@ -95,14 +55,22 @@ def checked_out(variant: Variant) -> Iterator[Variant]:
         yield variant
         return
     with tempfile.TemporaryDirectory(prefix="llmc-jax-") as folder:
-        tree = Path(folder) / "tree"
-        done = _git("worktree", "add", "--detach", str(tree), variant.commit)
-        if done.returncode:
-            raise InputError(f"--vs {variant.label}: cannot be checked out: {done.stderr.strip().splitlines()[-1]}")
+        tree = str(Path(folder) / "tree")
+        _worktree(variant.label, "add", "--detach", tree, f"{variant.commit}^{{commit}}")
         try:
-            yield variant._replace(tree=tree)
+            yield variant._replace(tree=Path(tree))
         finally:
-            _git("worktree", "remove", "--force", str(tree))
+            _worktree(variant.label, "remove", "--force", tree)
+
+
+def _worktree(label: str, *words: str) -> None:
+    """Run git worktree on this clone. Raises InputError with what it says where it fails."""
+    try:
+        subprocess.run(["git", "-C", str(ROOT), "worktree", *words], capture_output=True, text=True, check=True)
+    except FileNotFoundError as error:
+        raise InputError(f"--vs {label}: needs git, which is not installed here") from error
+    except subprocess.CalledProcessError as error:
+        raise InputError(f"--vs {label}: cannot be checked out: {error.stderr.strip().splitlines()[-1]}") from error
 
 
 # ----- one process per variant --------------------------------------------------------------------------------------
@@ -115,16 +83,11 @@ def running(variant: Variant) -> Iterator[Callable[[str], dict[str, Any]]]:
     It answers without a line once its step is compiled. Where it cannot continue, InputError has what it says.
     """
     environment = child_environment() | {"PYTHONPATH": str(variant.tree), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    if variant.threads is not None:
-        # XLA makes as many threads as the process may use cores; where there is no affinity, as PJRT_NPROC says.
-        environment[CORES] = ",".join(map(str, usable_cores()[: variant.threads]))
-        environment["PJRT_NPROC"] = str(variant.threads)
     _, words = step_config(variant.words)  # with the model: an older commit's profiler takes none from a preset
-    with tempfile.TemporaryFile("w+") as errors:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "llmc_jax.profile", "--worker", *words],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=variant.tree, env=environment
-        )  # fmt: skip
+    with tempfile.TemporaryFile("w+") as errors, subprocess.Popen(
+        [sys.executable, "-m", "llmc_jax.profile", "--worker", *words],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=variant.tree, env=environment,
+    ) as process:  # fmt: skip
         given, said = process.stdin, process.stdout
         assert given is not None and said is not None
 
@@ -133,53 +96,32 @@ def running(variant: Variant) -> Iterator[Callable[[str], dict[str, Any]]]:
                 given.write(line)
                 given.flush()
             text = said.readline()
-            found: dict[str, Any] = json.loads(text) if text.startswith("{") else {}
-            if not found:
-                process.wait()
-                errors.seek(0)
-                last = errors.read().strip().splitlines()[-1:]
-                found["error"] = last[0] if last else f"its process ended with status {process.returncode}"
-            if "error" in found:
-                raise InputError(f"{variant.label}: {found['error']}")
-            return found
+            if text.startswith("{"):
+                found: dict[str, Any] = json.loads(text)
+                return found
+            process.wait()
+            errors.seek(0)
+            last = errors.read().strip().splitlines() or [f"its process ended with status {process.returncode}"]
+            raise InputError(f"{variant.label}: {last[-1]}")
 
         try:
             yield answer
         finally:
-            with contextlib.suppress(OSError):
-                given.close()
             process.terminate()
-            process.wait()
-            said.close()
-
-
-def stay_on_cores() -> None:
-    """Keep this process to the cores that its parent named, where the system can: before JAX counts them."""
-    named = os.environ.get(CORES)
-    if named and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, [int(core) for core in named.split(",")])
 
 
 def serve(words: Sequence[str]) -> int:
     """Be the other side: prepare the step that the words describe, then make as many as each line of input says."""
+    config, _ = step_config(words)
+    from llmc_jax.machine import jax_setup
 
-    def say(answer: dict[str, Any]) -> None:
-        print(json.dumps(answer), flush=True)
+    jax_setup.configure(tf32=config.tf32)
+    from llmc_jax.profile.measure import prepared
 
-    try:
-        config, _ = step_config(words)
-        from llmc_jax.machine import jax_setup
-
-        jax_setup.configure(tf32=config.tf32)
-        from llmc_jax.profile.measure import prepared
-
-        bench = prepared(config)
-    except InputError as error:
-        say({"error": str(error)})
-        return 2
-    say({"tokens": bench.tokens, "compile_seconds": bench.compile_seconds})
+    bench = prepared(config)
+    print(json.dumps({"tokens": bench.tokens}), flush=True)
     for line in sys.stdin:
-        say({"seconds": bench.steps(int(line), 1)})
+        print(json.dumps({"seconds": bench.steps(int(line), 1)}), flush=True)
     return 0
 
 
@@ -209,8 +151,8 @@ def compare(variants: Sequence[Variant], rounds: int, steps: int) -> list[Result
     """Run the variants in turns: in each round a block of steps of each; the first is what the others are held to."""
     with contextlib.ExitStack() as stack:
         workers, tokens = [], []
-        for variant in variants:  # one after the other: compilations would disturb each other
-            workers.append(stack.enter_context(running(stack.enter_context(checked_out(variant)))))
+        for variant in [stack.enter_context(checked_out(each)) for each in variants]:
+            workers.append(stack.enter_context(running(variant)))  # after the last: compilations disturb each other
             tokens.append(workers[-1]("")["tokens"])
         blocks: list[list[float]] = [[] for _ in workers]
         for _ in range(rounds):

@@ -4,7 +4,6 @@ Batches are random tokens and weights random numbers: neither changes what a ste
 consists of (plan/program.py, trace.py).
 """
 
-import math
 import resource
 import statistics
 import sys
@@ -35,7 +34,7 @@ from llmc_jax.run.weights import first_state
 from llmc_jax.training.step import train_step
 from llmc_jax.trials import here
 
-PATIENCE = 1.0  # seconds for one product
+PATIENCE = 1.0  # seconds after which three runs of a product are enough
 ROW = 4096  # elements that are summed to one
 SCHEDULE_STEPS = 1000  # of the learning rate's course, which costs the same for any number
 
@@ -107,9 +106,9 @@ class Bench:
         return bool(self.traced.as_text() == self.compiled.as_text())
 
     @property
-    def weights(self) -> jax.Array:
-        """Return the parameters that the model computes with."""
-        return self._state.weights
+    def dtype(self) -> Any:
+        """Return the dtype of the parameters that the model computes with."""
+        return self._state.weights.dtype
 
 
 def prepared(config: TrainConfig) -> Bench:
@@ -149,51 +148,35 @@ def summary(seconds: Sequence[float]) -> Times:
     return Times(statistics.median(seconds), low, high, min(seconds), len(seconds))
 
 
-def times_of(run: Callable[[], Any], rounds: int, patience: float = math.inf) -> list[float]:
-    """Return the seconds of some runs, after one that compiles and one that is not counted.
-
-    patience: seconds after which three runs are enough.
-    """
+def least_time(run: Callable[[], Any]) -> float:
+    """Return the least seconds of up to nine runs, after one that compiles and one that is not counted."""
     for _ in range(2):
         jax.block_until_ready(run())
     seconds: list[float] = []
-    while len(seconds) < rounds and (len(seconds) < 3 or sum(seconds) < patience):
+    while len(seconds) < 9 and (len(seconds) < 3 or sum(seconds) < PATIENCE):
         start = time.perf_counter()
         jax.block_until_ready(run())
         seconds.append(time.perf_counter() - start)
-    return seconds
+    return min(seconds)
 
 
 # ----- the machine's own rates --------------------------------------------------------------------------------------
 
 
-class MemoryRates(NamedTuple):
-    """Bytes per second to and from memory."""
-
-    best: float  # of everything measured
-    median: float  # of scaling an array in place, which reads as much as it writes
-    reading: float  # the best where nothing is written
-    reading_median: float
-    array_bytes: int  # of an array, 0 where nothing was measured
-
-
 class Rates(NamedTuple):
-    """What the roofline is drawn with."""
+    """What the roofline is drawn with: the best of each."""
 
     flops: float  # FLOP/s of the fastest product
     products: float  # FLOP/s of all the model's products one after the other, attention's left out
-    memory: MemoryRates
-    cache: int | None  # bytes of the caches; None: not known
-    measured: bool  # here; otherwise peaks from the table of GPUs
+    memory: float  # bytes per second to and from memory
+    reading: float  # where nothing is written
+    array_bytes: int = 0  # of an array that memory was measured with
+    cache: int | None = None  # bytes of the caches; None: not known
+    measured: bool = True  # here; otherwise peaks from the table of GPUs
 
     @property
     def roof(self) -> Roof:
-        return Roof(self.flops, self.memory.best, self.memory.reading, self.cache)
-
-    @property
-    def beyond_caches(self) -> bool:
-        """Return whether memory was measured with arrays of which the caches hold a quarter at most."""
-        return self.cache is None or self.memory.array_bytes >= 4 * self.cache
+        return Roof(self.flops, self.memory, self.reading, self.cache)
 
 
 def machine_rates(bench: Bench) -> Rates:
@@ -202,19 +185,16 @@ def machine_rates(bench: Bench) -> Rates:
     peak = peak_flops(device.kind, bench.plan.product_precision)
     if device.platform != "cpu" and peak is not None:
         roof = gpu(device.kind, bench.plan.product_precision).roof
-        memory = MemoryRates(roof.bandwidth, roof.bandwidth, roof.reading, roof.reading, 0)
-        return Rates(roof.flops, peak, memory, roof.cache, False)
-    fastest, together = product_rates(bench)
+        return Rates(roof.flops, peak, roof.bandwidth, roof.reading, cache=roof.cache, measured=False)
     cache = cache_bytes()
-    memory = memory_rates(array_bytes(cache, device.memory_bytes))
-    return Rates(fastest, together, memory, cache if device.platform == "cpu" else None, True)
+    fastest, together = product_rates(bench)
+    memory, reading, size = memory_rates(array_bytes(cache, device.memory_bytes))
+    return Rates(fastest, together, memory, reading, size, cache if device.platform == "cpu" else None)
 
 
 def better(first: Rates, second: Rates) -> Rates:
     """Return the higher of each rate of two looks at the same machine, which others may use as well."""
-    memory = MemoryRates._make(map(max, first.memory, second.memory))
-    flops, products = max(first.flops, second.flops), max(first.products, second.products)
-    return first._replace(flops=flops, products=products, memory=memory)
+    return first._replace(**{name: max(getattr(first, name), getattr(second, name)) for name in Rates._fields[:4]})
 
 
 def product_rates(bench: Bench) -> tuple[float, float]:
@@ -224,12 +204,12 @@ def product_rates(bench: Bench) -> tuple[float, float]:
     """
     C, Vp, L = bench.model.channels, bench.model.padded_vocab_size, bench.model.num_layers
     n = bench.shape.rows
-    dtype = bench.weights.dtype
+    dtype = bench.dtype
     fastest = flops = seconds = 0.0
     for inputs, outputs, count in ((C, 3 * C, L), (C, C, L), (C, 4 * C, L), (4 * C, C, L), (C, Vp, 1)):
         x, y, w = (jnp.full(shape, 0.5, dtype) for shape in ((n, inputs), (n, outputs), (outputs, inputs)))
         for form, a, b in (("ni,oi->no", x, w), ("no,oi->ni", y, w), ("no,ni->oi", y, x)):
-            best = min(times_of(partial(_product, form, a, b), 9, PATIENCE))
+            best = least_time(partial(_product, form, a, b))
             work = 2 * n * inputs * outputs
             fastest = max(fastest, work / best)
             flops, seconds = flops + count * work, seconds + count * best
@@ -256,11 +236,14 @@ WAYS = {
 }
 
 
-def memory_rates(size: int, rounds: int = 15) -> MemoryRates:
-    """Measure memory with arrays of `size` bytes: scaled in place, added to in place, and only read, in turns."""
+def memory_rates(size: int, rounds: int = 15) -> tuple[float, float, int]:
+    """Measure memory with arrays of `size` bytes: scaled in place, added to in place, and only read, in turns.
+
+    Returns the best bytes per second of all, of only reading, and an array's bytes.
+    """
     count = size // 4 // ROW * ROW
     x, y = jnp.full(count, 0.5, jnp.float32), jnp.full(count, 0.5, jnp.float32)
-    found: dict[str, list[float]] = {name: [] for name in WAYS}
+    best = dict.fromkeys(WAYS, 0.0)
     for number in range(rounds + 2):
         for name, (arrays, run) in WAYS.items():
             start = time.perf_counter()
@@ -268,10 +251,8 @@ def memory_rates(size: int, rounds: int = 15) -> MemoryRates:
             seconds = time.perf_counter() - start
             x = x if name == "read" else result
             if number >= 2:  # before, it compiles and warms up
-                found[name].append(arrays * 4 * count / seconds)
-    best = max(max(each) for each in found.values())
-    read = found["read"]
-    return MemoryRates(best, statistics.median(found["scale"]), max(read), statistics.median(read), 4 * count)
+                best[name] = max(best[name], arrays * 4 * count / seconds)
+    return max(best.values()), best["read"], 4 * count
 
 
 # ----- memory -------------------------------------------------------------------------------------------------------

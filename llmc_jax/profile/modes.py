@@ -231,26 +231,22 @@ def _summary(bench: Any, times: Any, used: Any, rates: Any) -> str:
                  f"least {1e3 * times.least:.2f}, of {times.runs}"),
         ("tok/s", f"{per_second:,.0f}"),
     ]  # fmt: skip
-    memory_rates = rates.memory
     if rates.measured:
         share = products_flops(model, shape) / times.median / rates.products
         step += [
             ("products alone", f"{rates.products / 1e9:,.1f} GFLOP/s; the step has {100 * share:.1f}% of that rate"),
             ("fastest product", f"{rates.flops / 1e9:,.1f} GFLOP/s"),
-            ("memory", f"{memory_rates.best / 1e9:,.1f} GB/s, median {memory_rates.median / 1e9:,.1f}"),
-            ("memory, only read", f"{memory_rates.reading / 1e9:,.1f} GB/s, "
-                                  f"median {memory_rates.reading_median / 1e9:,.1f}"),
-            ("arrays for that", f"{gib(memory_rates.array_bytes)} each"),
+            ("memory", f"{rates.memory / 1e9:,.1f} GB/s, only read {rates.reading / 1e9:,.1f}"),
+            ("arrays for that", f"{gib(rates.array_bytes)} each"),
         ]  # fmt: skip
         if rates.cache is not None:
-            doubt = "" if rates.beyond_caches else "; the arrays are not 4 times as large: perhaps the cache's rates"
-            step.append(("caches", gib(rates.cache) + doubt))
+            step.append(("caches", gib(rates.cache)))
     else:
         for definition, name in (("llm.c", "MFU (llm.c)"), ("palm", "MFU (PaLM)")):
             each: Any = definition
             flops = flops_per_token(model, shape.sequence, definition=each) * per_second
             step.append((name, f"{100 * flops / rates.flops:.1f}% of {rates.flops / 1e12:,.1f} TFLOP/s"))
-        step.append(("memory", f"{memory_rates.best / 1e9:,.1f} GB/s, from the table of GPUs"))
+        step.append(("memory", f"{rates.memory / 1e9:,.1f} GB/s, from the table of GPUs"))
     memory = [
         *memory_rows(model, shape),
         ("program's arguments", f"{gib(used.arguments)}, {gib(used.overwritten)} of it overwritten"),
@@ -284,15 +280,10 @@ def _traced(bench: Any, own: SimpleNamespace, folder: Path, roof: Any) -> Any:
 
 
 def compare(words: list[str], own: SimpleNamespace) -> int:
-    """Run versions in turns and print how they compare: `--vs` and `--threads`."""
+    """Run versions in turns and print how they compare: `--vs`."""
     from llmc_jax.profile import compare
 
-    variants = [compare.Variant("this", tuple(words))]
-    variants += [compare.parse_variant(text, words) for text in own.vs]
-    if own.threads:
-        counts = [compare.thread_count(text, f"--threads {own.threads}") for text in own.threads.split(",")]
-        threads = [compare.Variant(f"threads={count}", tuple(words), threads=count) for count in counts]
-        variants = [*threads, *variants[1:]]
+    variants = [compare.Variant("this", tuple(words)), *(compare.parse_variant(text, words) for text in own.vs)]
     for note in settle(steps=True):
         print_error(f"note: {note}")
     results = compare.compare(variants, own.rounds, steps=3)

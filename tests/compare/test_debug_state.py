@@ -404,10 +404,10 @@ def test_a_wrong_gradient_is_placed(
     rows = {row["name"]: row for row in result["tensors"]}
     assert {name for name, row in rows.items() if not row["agrees"]} == {"fcw", "fcprojb", "ln1b"}
     fcw = rows["fcw"]
-    assert (fcw["worst_index"], fcw["beyond_allowed"]) == ([1, 17, 3], 1) and fcw["largest_error"] == pytest.approx(2)
+    assert (fcw["worst_index"], fcw["beyond"]) == ([1, 17, 3], 1) and fcw["largest_error"] == pytest.approx(2)
     right = float(theirs["layer_01.dfcw"][17, 3])
     assert fcw["worst_values"] == pytest.approx([right, right + 2], abs=1e-5)
-    assert fcw["share_of_allowed"] == pytest.approx(2 / (1e-6 + 0.079 * abs(right + 2)), rel=1e-4)
+    assert fcw["share"] == pytest.approx(2 / (1e-6 + 0.079 * abs(right + 2)), rel=1e-4)
     assert (result["first"]["name"], result["first"]["layer"]) == ("ln1b", 2)  # the backward begins with the last layer
     out = capsys.readouterr().out
     assert "3 of 18 fail" in out and "the gradient of ln1b of layer 2" in out and "worst at [1]" in out
@@ -540,8 +540,7 @@ def test_the_golden_debug_state(shared: Path, capsys: pytest.CaptureFixture[str]
         (["--operation-tolerance", "1"], "--operation-tolerance needs --against"),
         (["--all"], "--all needs --against"),
         (["--json", "result"], "must end in .json"),
-        (["--dump", "full"], "holds something already"),
-        (["--dump", "model.bin"], "a file; name a new folder"),
+        (["--dump", "full"], "exists already; name a new folder"),
         (["--dump", "none/new"], "there is no folder"),
         (["--against", "none"], "no such folder"),
         (["--against", "model.bin"], "a file; expected one of .npy files"),
@@ -579,16 +578,15 @@ GOOD = np.zeros((B, T, 8), np.float32)
 SIZE = GOOD.nbytes
 WHOLE = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({B}, {T}, 8), }}"
 BAD_ARRAYS = {
-    "empty": (b"", "not a plain array in NumPy's format"),
-    "a pickle": (b"\x80\x04\x95" + b"\x00" * 99, "not a plain array in NumPy's format"),
-    "objects": (header(WHOLE.replace("<f4", "|O"), b"\x80\x04N."), r"type \|O; expected float32"),
-    "a program": (header("__import__('os').abort()"), "not a plain array in NumPy's format"),
-    "deep": (header("(" * 3000), "not a plain array in NumPy's format"),
-    "version 9": (header(WHOLE, GOOD.tobytes(), b"\x09\x00"), "not a plain array in NumPy's format"),
-    "cut off": (npy(GOOD)[:-4], f"{SIZE - 4} bytes follow the header"),
-    "too long": (npy(GOOD) + b"1234", f"{SIZE + 4} bytes follow the header"),
+    "empty": (b"", "not a whole, plain array of NumPy's"),
+    "a pickle": (b"\x80\x04\x95" + b"\x00" * 99, "not a whole, plain array of NumPy's"),
+    "objects": (header(WHOLE.replace("<f4", "|O"), b"\x80\x04N."), "not a whole, plain array of NumPy's"),
+    "a program": (header("__import__('os').abort()"), "not a whole, plain array of NumPy's"),
+    "deep": (header("(" * 3000), "not a whole, plain array of NumPy's"),
+    "version 9": (header(WHOLE, GOOD.tobytes(), b"\x09\x00"), "not a whole, plain array of NumPy's"),
+    "cut off": (npy(GOOD)[:-4], "not a whole, plain array of NumPy's"),
     "another shape": (npy(GOOD[:, :5]), r"shape \(2, 5, 8\); expected \(2, 6, 8\)"),
-    "beyond all": (header(WHOLE.replace(f"({B},", f"({10**30},")), r"shape \(10+, 6, 8\); expected"),
+    "beyond all": (header(WHOLE.replace(f"({B},", f"({10**30},")), "not a whole, plain array of NumPy's"),
     "integers": (npy(GOOD.astype(np.int32)), "type <i4; expected float32, float64, float16"),
     "bfloat16": (
         header(WHOLE.replace("<f4", "|V2"), bytes(SIZE // 2)),
@@ -697,6 +695,6 @@ def test_a_dump_that_cannot_be_written_leaves_nothing(
 
     monkeypatch.setattr(activations.np, "save", full)
     values = {"x": batch_of().x, "y": batch_of().y, "logits": theirs["logits"]}
-    with pytest.raises(InputError, match=r"dump: cannot be written: No space left on device"):
+    with pytest.raises(InputError, match=r"dump: cannot be written .No space left on device"):
         activations.write_folder(tmp_path / "dump", model_of(weights()), values, "fp32")
     assert list(tmp_path.iterdir()) == []

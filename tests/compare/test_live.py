@@ -66,37 +66,26 @@ def test_kinds_by_name(tmp_path: Path, model: Path, tokens: TokenPair) -> None:
     for kind in live.FLAGS:
         assert planned(program(tmp_path / kind, ""), files(model, tokens)).kind == kind
     odd = program(tmp_path / "train_gpt2cu_h100", "")
-    with pytest.raises(
-        InputError,
-        match=r"cu_h100 is not a trainer .*; if it is one, give --kind train_gpt2\|",
-    ):
+    with pytest.raises(InputError, match=r"cu_h100 is not a trainer .*--kind train_gpt2\|"):
         planned(odd, [])
     assert live.make_comparison(str(odd), live.CUDA, [], []).kind == live.CUDA
     (tmp_path / "source").write_text("int main() {}")
-    program(tmp_path / "test_gpt2", "")
-    for name, why in (("test_gpt2", "test_gpt2 is not a trainer"), ("none", "not there"),
-                      ("", "not a file"), ("source", "cannot be executed")):  # fmt: skip
-        with pytest.raises(InputError, match=why):
+    for name in ("none", "", "source"):
+        with pytest.raises(InputError, match="no program; give the path of a built trainer"):
             planned(tmp_path / name, [])
 
 
 FLAGS = {
-    "cpu has none": ("train_gpt2", "-b 8", r"-b: train_gpt2 has no flags \(B=4, T=64, 41 steps are fixed\); -e -i -j"),
-    "cpu, one of ours": ("train_gpt2", "-l 1", "for us alone use --ours"),
-    "only ours": ("train_gpt2cu", "--kernels xla", "train_gpt2cu has no such flag; for us alone use --ours '--kernels"),
-    "only ours, fp32": ("train_gpt2fp32cu", "-x 4", "has no such flag; for us alone use --ours '-x …'"),
-    "nobody's": ("train_gpt2cu", "-qq 4", "no flag that both know; those are -e -i -j -b"),
-    "glued": ("train_gpt2cu", "-b4 -t 64", "-b4: no flag that both know"),
+    "cpu": ("train_gpt2", "-b 8", "-b: train_gpt2 and ours share the flags -e -i -j; for ours alone there is --ours"),
+    "only ours": ("train_gpt2cu", "--kernels xla", "--kernels: train_gpt2cu and ours share the flags -e"),
+    "only ours, fp32": ("train_gpt2fp32cu", "-x 4", "-x: train_gpt2fp32cu and ours share the flags -e"),
+    "glued": ("train_gpt2cu", "-b4 -t 64", "-b4: train_gpt2cu and ours share"),
     "no value": ("train_gpt2cu", "-b 4 -t", "-t: its value must follow"),
-    "folder": ("train_gpt2cu", "-o x", "-o: leave it out; both write where --keep says"),
-    "resume": ("train_gpt2cu", "-y 1", "-y: leave it out; both start from scratch"),
-    "checkpoints": ("train_gpt2cu", "-n 5", "-n: leave it out; no checkpoints are written"),
+    "folder": ("train_gpt2cu", "-o x", "-o: train_gpt2cu and ours share"),
     "bad value": ("train_gpt2cu", "-b many", "-b many: "),
     "auto": ("train_gpt2cu", "-b auto", "-b auto: train_gpt2cu takes a number"),
     "contradiction": ("train_gpt2cu", "-b 4 -t 64 -d 100", "-d 100"),
     "not built": ("train_gpt2cu", "-z 3", "-z 3"),
-    "never validates": ("train_gpt2cu", "-v 0", "-v 0: train_gpt2cu divides by it"),
-    "never samples": ("train_gpt2fp32cu", "-s 0", "-s 0: train_gpt2fp32cu divides by it"),
 }
 
 
@@ -132,7 +121,7 @@ def test_files_of_the_cpu_trainer(tmp_path: Path, model: Path, tokens: TokenPair
         planned(executable, words[:4])
     cases = [
         ("L1-NH2-C16-V257-T64", 5, "version 5; train_gpt2 reads version 3 alone"),
-        ("L1-NH2-C16-V257-T32", 3, "max_seq_len 32; train_gpt2 trains with T=64"),
+        ("L1-NH2-C16-V257-T32", 3, "max_seq_len is below 64, the T that train_gpt2 trains with"),
     ]
     for descriptor, version, expected in cases:
         config = parse_descriptor(descriptor)
@@ -206,10 +195,10 @@ def test_flags_of_the_cuda_trainers(tmp_path: Path, model: Path, monkeypatch: An
 
 
 FAILURES = {
-    "status": ("say('before'); say('Bad magic'); sys.exit(1)", "exited with status 1; last line: Bad m"),
-    "silent": ("sys.exit(3)", "exited with status 3 and printed nothing"),
-    "signal": ("os.kill(os.getpid(), signal.SIGKILL)", f"was killed by signal {int(signal.SIGKILL)}"),
-    "long": ("say('y' * 10**6 + 'end'); sys.exit(1)", r"exited with status 1; last line: y{400}$"),
+    "status": ("say('before'); say('Bad magic'); sys.exit(1)", "ended with status 1; last line: Bad m"),
+    "silent": ("sys.exit(3)", "ended with status 3; last line: it printed nothing"),
+    "signal": ("os.kill(os.getpid(), signal.SIGKILL)", f"ended with status -{int(signal.SIGKILL)}"),
+    "long": ("say('y' * 10**6 + 'end'); sys.exit(1)", r"last line: y{400}$"),
     "binary": ("os.write(1, bytes(range(256)) * 99 + b'\\nend of it\\n'); sys.exit(1)", "last line: end of it"),
     "no loss": ("say('hello')", "no losses found"),
 }
@@ -229,7 +218,7 @@ def test_programs_that_fail(name: str, tmp_path: Path, model: Path, tokens: Toke
         executable.write_bytes(b"\x7fELF of another machine")
         comparison = planned(executable, files(model, tokens))
         (tmp_path / "again").mkdir()
-        with pytest.raises(InputError, match="train_gpt2: cannot be run: Exec format error"):
+        with pytest.raises(InputError, match="cannot be run"):
             live.run_llmc(comparison, tmp_path / "again")
 
 
@@ -269,10 +258,10 @@ def test_verdicts() -> None:
     assert "together" in train and "0.001, at step 1" in train and "equal at step 0" in val
     assert "20.00 ms" in time and "5.00 ms" in time and "4.00 times as fast" in time
     assert "losses agree within 0.01" in verdict
-    table = [line.split() for line in live.steps_table((theirs, mine), 50).splitlines()]
-    assert table[3] == ["1", "3.000000", "3.001000", "+0.001", "20.00", "5.00"]
-    assert table[-1] == ["3", "1.000000"]
-    assert len(live.steps_table((theirs, mine), 2).splitlines()) == 4
+    text = logs.steps_table((theirs, mine), [0, 1, 3], live.NAMES, with_times=True)
+    rows = [line.split() for line in text.splitlines()]
+    assert rows[3] == ["1", "3.000000", "3.001000", "+0.001", "20.00", "5.00"]
+    assert rows[-1] == ["3", "1.000000"]
     agree, ratio, (_, _, time, verdict) = said(mine, theirs, tolerance=1e-4)
     assert (agree, ratio) == (False, 4)
     assert "4.00 times as long" in time and "do NOT agree within 0.0001" in verdict
@@ -308,7 +297,7 @@ def test_both_for_real(tmp_path: Path, model: Path, tokens: TokenPair, capsys: A
     found = json.loads(result.read_text())
     assert (found["comparison"], found["kind"], found["agree"]) == ("run", "train_gpt2", False)
     assert found["logs"][0]["median_ms"] == 30.5 and found["time_ratio"] == found["logs"][1]["median_ms"] / 30.5
-    assert found["logs"][1]["train"]["values"] == mine.train.values.tolist()
+    assert found["logs"][1]["curves"]["train.loss"]["values"] == mine.train.values.tolist()
     assert found["commands"]["llm.c"] == [str(executable)]
 
     vals = {str(step): loss for step, loss in zip(mine.val.steps.tolist(), mine.val.values.tolist(), strict=True)}
@@ -324,4 +313,4 @@ def test_ours_fails(tmp_path: Path, model: Path, tokens: TokenPair, capsys: Any)
     assert main(["run", str(executable), "--ours", "-e nothing.bin", "--", *files(model, tokens)]) == 2
     error = capsys.readouterr().err.splitlines()
     assert len(error) == 2 and ": train.py --preset llmc-cpu" in error[1]
-    assert "exited with status 2; last line: train.py: " in error[1] and "nothing.bin" in error[1]
+    assert "ended with status 2; last line: train.py: " in error[1] and "nothing.bin" in error[1]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from llmc_jax.base.errors import InputError
 from llmc_jax.logs import events as module
-from llmc_jax.logs import files
+from llmc_jax.logs import follow
 from llmc_jax.logs.events import figures, read_events
 
 
@@ -85,8 +85,7 @@ def test_figures_of_all_steps_are_no_copies(tmp_path: Path) -> None:
 
 
 def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "LONGEST_LINE", 1 << 10)
-    monkeypatch.setattr(files, "BATCH", 1 << 9)
+    monkeypatch.setattr(follow, "AT_ONCE", 1 << 10)
     monkeypatch.setattr(module, "MOST_OTHERS", 3)
     long = b'{"event": "x", "text": "%s"}' % (b"x" * (1 << 14))
     read = read_events(file_of(tmp_path / "m", train(0), long, train(1), *[{"event": "checkpoint", "step": 1}] * 5))
@@ -108,26 +107,29 @@ EVENTS = st.dictionaries(
 
 
 SAME = st.fixed_dictionaries({
-    "event": st.just("train"), "step": st.integers(0, 9), "loss": st.floats() | st.integers(), "skipped": st.booleans(),
+    "event": st.just("train"), "step": st.integers(0, 9), "loss": st.floats() | st.integers(-(2**70), 2**70),
+    "skipped": st.booleans(),
     "time": st.floats(0, 1e9) | st.sampled_from(["x", -1]),
 })  # fmt: skip
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(SAME, min_size=1, max_size=20), st.integers(1, 300))
-def test_events_read_together_are_those_read_one_by_one(tmp_path: Path, rows: list[dict[str, Any]], batch: int) -> None:
-    found = []
-    for together in (True, False):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(files, "BATCH", batch if together else 1 << 20)
-            if not together:
-                patch.setattr(module.Table, "put_alike", lambda table, events: False)
-            found.append(read_events(file_of(tmp_path / "m", *rows)))
+@given(st.lists(SAME, min_size=1, max_size=20), st.integers(300, 900))
+def test_events_are_read_in_pieces_as_they_are_read_at_once(
+    tmp_path: Path, rows: list[dict[str, Any]], at_once: int
+) -> None:
+    whole = read_events(file_of(tmp_path / "m", *rows))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(follow, "AT_ONCE", at_once)
+        pieces = read_events(tmp_path / "m")
+    kept = {row["step"]: row for row in rows}
     for name in ("loss", "skipped"):
-        one, other = (figures(read, "train", name) for read in found)
+        one, other = (figures(read, "train", name) for read in (whole, pieces))
         for field in ("steps", "values", "times"):
             np.testing.assert_array_equal(getattr(one, field), getattr(other, field))
-    assert found[0].first_time == found[1].first_time and found[0].notes == found[1].notes == []
+        assert one.steps.tolist() == sorted(kept)
+        np.testing.assert_array_equal(one.values, [float(kept[step][name]) for step in sorted(kept)])
+    assert whole.first_time == pieces.first_time and whole.notes == pieces.notes == []
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

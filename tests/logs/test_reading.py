@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from llmc_jax.base.errors import FormatError, InputError
-from llmc_jax.logs import files, reading
+from llmc_jax.logs import follow, reading
 from llmc_jax.logs.reading import BATCHES, ESTIMATE, HELLASWAG, SPEED, read_log
 from llmc_jax.run.figures import StepFigures
 from llmc_jax.run.folder import RunLog
@@ -235,7 +235,7 @@ def test_what_is_no_log(name: str, tmp_path: Path) -> None:
 
 
 def test_lines_without_end_take_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "LONGEST_LINE", 1 << 12)
+    monkeypatch.setattr(follow, "AT_ONCE", 1 << 12)
     rubbish = b"x" * (1 << 23)
     text = written(tmp_path / "log", b"s:0 trl:4.0\n" + rubbish + b"\ns:1 trl:3.0\n" + rubbish)
     tracemalloc.start()
@@ -250,7 +250,6 @@ def test_lines_without_end_take_no_memory(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_large_file_of_something_else_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "NOTHING_FOUND", 1 << 12)
-    monkeypatch.setattr(files, "BATCH", 1 << 10)
     data = b"once upon a time\n" * 1000
     with pytest.raises(FormatError, match="no losses found"):
         read_log(written(tmp_path / "log", data + b"s:0 trl:1.0\n"))

@@ -47,7 +47,6 @@ def test_a_reader_that_leaves_early_ends_it_quietly(
         (["--steps", "0"], "at least 1"),
         (["--steps", "x"], "must be a whole number"),
         (["--layers=2"], "takes no value"),
-        (["--threads", "1,x"], "threads must be"),
         (["--vs", "speed=1"], "there is no flag"),
         (["-i", "x"], "reads no data"),
         (["--output-dir=x"], "--output-dir: a profile writes no run"),
@@ -147,10 +146,9 @@ def test_times_add_up_to_the_step(measured: Path) -> None:
 def test_the_rates_that_the_floors_come_from(measured: Path) -> None:
     """The fastest product is at least as fast as all together; what is in the caches has no floor."""
     plain = json.loads((measured / "out.json").read_text())
-    rates, memory = plain["rates"], plain["rates"]["memory"]
+    rates = plain["rates"]
     assert rates["measured"] and rates["cache"] == hardware.cache_bytes()
-    assert rates["flops"] >= rates["products"] > 0
-    assert memory["best"] >= memory["reading"] >= memory["reading_median"] > 0 and memory["best"] >= memory["median"]
+    assert rates["flops"] >= rates["products"] > 0 and rates["memory"] >= rates["reading"] > 0
     assert {each["bound"] for each in plain["operations"] if not each["flops"] and each["bytes"]} == {"cache"}
     assert json.loads((measured / "trace/step.json").read_text())["roof"]["cache"] == rates["cache"]
 
