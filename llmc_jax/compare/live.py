@@ -244,15 +244,6 @@ def verdict(both: Sequence[Log], found: Sequence[logs.Difference]) -> list[str]:
     return [*lines, f"verdict: {words} within {found[0].tolerance:g} nats per token"]
 
 
-def busy_note() -> str | None:
-    """Return a warning where other programs have the processor: both are then slow, and not to the same degree."""
-    cores = os.cpu_count() or 1
-    load = os.getloadavg()[0]
-    if load < 0.5 * cores:
-        return None
-    return f"warning: other programs are using the machine (load {load:.1f} on {cores} cores); timings are unreliable"
-
-
 # ----- the command --------------------------------------------------------------------------------------------------
 
 DESCRIPTION = f"""\
@@ -288,9 +279,6 @@ def run(args: argparse.Namespace, show: Show) -> tuple[bool, dict[str, Any]]:
     except ValueError as error:
         raise InputError(f"--ours {args.ours}: {error}") from error
     comparison = make_comparison(args.executable, args.kind, args.flags, extra)
-    busy = busy_note()
-    if busy:
-        show(busy)
     with work_folder(args.keep) as folder:
         show(f"1 of 2, llm.c: {shlex.join(llmc_command(comparison))}")
         theirs = run_llmc(comparison, folder)
@@ -310,6 +298,6 @@ def run(args: argparse.Namespace, show: Show) -> tuple[bool, dict[str, Any]]:
     return agree(found), {
         "comparison": "run", "kind": comparison.kind, "executable": comparison.executable,
         "commands": {"llm.c": llmc_command(comparison), "ours": ["train.py", *ours]},
-        "agree": agree(found), "time_ratio": time_ratio(both), "busy": busy,
+        "agree": agree(found), "time_ratio": time_ratio(both),
         "verdict": lines, **logs.as_json(both, found, args.rows),
     }  # fmt: skip

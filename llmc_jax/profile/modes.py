@@ -127,21 +127,16 @@ def calculate(config: TrainConfig, own: SimpleNamespace) -> int:
                 f"--device {device}: it does not compute in {plan.product_precision}; take another --dtype"
             )
         roof = gpu(device, plan.product_precision).roof
-    lines = table.calculated(step_work(model, shape), roof, by_layer=own.layers)
+    report = table.calculated(step_work(model, shape), roof, by_layer=own.layers)
     if own.json:
-        kept = ("phase", "operation", "layer", "flops", "bytes")
-        operations = [
-            {name: getattr(line, name) for name in kept} | ({"floor_seconds": line.floor} if roof else {})
-            for line in lines
-        ]
         memory = memory_of.memory(model, shape, outliers.BYTES)
         _write_json(own.json, {
             "shape": shape, "memory_bytes": memory._asdict() | {"state": memory.state},
             "activation_bytes": memory_of.activations(model, shape),
-            "products_flops": products_flops(model, shape), "operations": operations,
+            "products_flops": products_flops(model, shape), "operations": [line._asdict() for line in report.lines],
         })  # fmt: skip
     print(format_table(sections))
-    print(table.calculated_text(lines))
+    print(table.as_text(report))
     return ExitCode.DONE
 
 

@@ -1,9 +1,10 @@
 """One layer's timeline as a picture: what runs when in its forward and in its backward pass, as coloured boxes.
 
-The idea is the figure in llm.c's announcement. matplotlib is imported when a picture is drawn, without pyplot.
+Time in which nothing of the layer runs is left out: XLA runs some of a layer's instructions long before or after the
+others, such as the copy of its weights. The idea is the figure in llm.c's announcement. matplotlib is imported when a
+picture is drawn, without pyplot.
 """
 
-import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -25,7 +26,7 @@ Stretch = tuple[float, float]  # start and end
 
 
 class Box(NamedTuple):
-    """A stretch of time in which one operation ran, in microseconds from the first of its panel."""
+    """A stretch of time in which one operation ran, in microseconds of its panel."""
 
     operation: str
     start: float
@@ -41,23 +42,24 @@ def layer_boxes(trace: Trace, program: Program, layer: int, phase: str) -> list[
     spans = [span for span in _last_step(trace) if _is_of(span, program, layer, phase)]
     if not spans:
         return []
-    first = spans[0].start
-    tolerated = (max(span.end for span in spans) - first) / 200
+    tolerated = (max(span.end for span in spans) - spans[0].start) / 200
     by_operation: dict[str, list[Stretch]] = defaultdict(list)
     for span in spans:
         by_operation[program.owners[span.name].place.operation].append((span.start, span.end))
     joined = {operation: _joined(stretches, tolerated) for operation, stretches in by_operation.items()}
-    found = sorted((start, end, operation) for operation, each in joined.items() for start, end in each)
     rows: list[float] = []  # where each row is free from
     boxes: list[Box] = []
-    for start, end, operation in found:
+    idle, busy_until = spans[0].start, spans[0].start  # time that is left out; where all boxes so far end
+    for start, end, operation in sorted((*each, name) for name in joined for each in joined[name]):
+        idle += max(0.0, start - busy_until)
+        busy_until = max(busy_until, end)
         row = next((index for index, free in enumerate(rows) if free <= start), len(rows))
         rows[row:row + 1] = [end]  # fmt: skip
-        boxes.append(Box(operation, (start - first) / 1e3, (end - first) / 1e3, row))
+        boxes.append(Box(operation, (start - idle) / 1e3, (end - idle) / 1e3, row))
     return boxes
 
 
-def _joined(stretches: Iterable[Stretch], tolerated: float = 0.0) -> list[Stretch]:
+def _joined(stretches: Iterable[Stretch], tolerated: float) -> list[Stretch]:
     """Return stretches of time in the order of their starts, joined where no more than `tolerated` lies in between."""
     joined: list[Stretch] = []
     for start, end in stretches:
@@ -66,29 +68,6 @@ def _joined(stretches: Iterable[Stretch], tolerated: float = 0.0) -> list[Stretc
         else:
             joined.append((start, end))
     return joined
-
-
-def without_gaps(boxes: Sequence[Box], longest: float = 0.01) -> tuple[list[Box], list[float]]:
-    """Return the boxes moved together where none of them runs for long, and the times at which something was cut out.
-
-    XLA runs some of a layer's instructions long before or after the others, such as the copy of its weights. longest:
-    the longest gap that stays, as a part of the time in which a box runs.
-    """
-    edges = _joined(sorted((box.start, box.end) for box in boxes))
-    allowed = longest * sum(end - start for start, end in edges)
-    moves: list[tuple[float, float]] = []  # from this time on, so much earlier
-    cuts: list[float] = []
-    removed = 0.0
-    for (_, before), (start, _) in itertools.pairwise(edges):
-        if start - before > allowed:
-            cuts.append(before - removed + allowed / 2)
-            removed += start - before - allowed
-            moves.append((start, removed))
-
-    def moved(time: float) -> float:
-        return time - next((by for since, by in reversed(moves) if time >= since), 0.0)
-
-    return [box._replace(start=moved(box.start), end=moved(box.start) + box.end - box.start) for box in boxes], cuts
 
 
 def _last_step(trace: Trace) -> Sequence[Span]:
@@ -112,20 +91,18 @@ def draw_layer(trace: Trace, program: Program, layer: int, out_png: Path, title:
     """Draw one layer's forward and backward pass into a PNG, SVG or PDF; return False if the trace has none of it."""
     from matplotlib.figure import Figure
 
-    panels = [(phase, *without_gaps(layer_boxes(trace, program, layer, phase))) for phase in ("forward", "backward")]
-    if not any(boxes for _, boxes, _ in panels):
+    panels = {phase: layer_boxes(trace, program, layer, phase) for phase in ("forward", "backward")}
+    drawn = [box for boxes in panels.values() for box in boxes]
+    if not drawn:
         return False
     figure = Figure(figsize=(11, 4.2), dpi=110)
-    longest = max(box.end for _, boxes, _ in panels for box in boxes)
+    longest = max(box.end for box in drawn)
     unit, scale = ("ms", 1e-3) if longest > 2000 else ("µs", 1.0)
     axes = figure.subplots(2, 1, sharex=True, gridspec_kw={"left": 0.09, "right": 0.985, "top": 0.87, "bottom": 0.2})
-    for (phase, boxes, cuts), panel in zip(panels, axes, strict=True):
+    for (phase, boxes), panel in zip(panels.items(), axes, strict=True):
         _draw_panel(panel, boxes, phase, longest, scale, unit)
-        for cut in cuts:
-            panel.axvline(scale * cut, color="#777777", lw=0.8, ls=(0, (2, 2)))
-    cut_out = ", without (dashed) the time of other layers in between" if any(cuts for *_, cuts in panels) else ""
-    axes[1].set_xlabel(f"{unit} since the first instruction of the layer's pass{cut_out}")
-    _legend(figure, {box.operation for _, boxes, _ in panels for box in boxes})
+    axes[1].set_xlabel(f"{unit} in which something of the layer runs")
+    _legend(figure, {box.operation for box in drawn})
     figure.suptitle(title, fontsize=11, fontweight="bold")
     save_figure(figure, out_png)
     return True

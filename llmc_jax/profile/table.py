@@ -17,7 +17,6 @@ from llmc_jax.plan.program import Place, Program
 from llmc_jax.profile.trace import Trace, shared_time
 
 NAMELESS = 0.2  # share of the time that may have no operation
-TOLERANCE = 0.05  # a line that is faster than its floor by more than this part of it shows that the floor is wrong
 ORDER = (OPERATIONS[0], "weights", *OPERATIONS[1:], "other")
 # What stands outside the layers: 0 before them, 2 behind them, 3 after everything.
 OUTSIDE = {"embedding": 0, "lnf": 2, "head": 2, "classifier": 2, "gradient": 3, "other": 3}
@@ -35,8 +34,7 @@ class Line(NamedTuple):
     bytes: int  # compulsory
     floor: float  # seconds that the machine's rates allow
     bound: str  # what sets the floor: products, memory; CACHE: there is none; empty: no work that must be done
-    mixed: float  # share of the time in instructions that also do other operations' work
-    beats_floor: bool = False  # by more than TOLERANCE: then the floor is none
+    mixed: float = 0.0  # share of the time in instructions that also do other operations' work
 
     @property
     def gap(self) -> float | None:
@@ -84,11 +82,8 @@ def _line(place: Place, seconds: float, calls: float, mixed: float, work: Sequen
         bound = "products" if by_products > floor / 2 else "memory"
     else:
         bound = CACHE if any(bound == CACHE for _, bound in floors) else ""
-    # What a GPU's caches hold is not known, so what memory bounds may be faster there.
-    certain = all(bound == "products" for _, bound in floors) or (roof is not None and roof.cache is not None)
-    beats = certain and 0 < seconds < (1 - TOLERANCE) * floor
     flops, moved = sum(each.flops for each in work), sum(each.bytes for each in work)
-    return Line(*place, calls, seconds, flops, moved, floor, bound, mixed, beats)
+    return Line(*place, calls, seconds, flops, moved, floor, bound, mixed)
 
 
 def _sorted(lines: Iterable[Line]) -> tuple[Line, ...]:
@@ -161,34 +156,27 @@ def as_json(report: Report) -> dict[str, Any]:
 
 
 def as_text(report: Report) -> str:
-    """Return the report as a table for the screen."""
-    rows = _rows(report.lines, report.step)
+    """Return the report as a table for the screen: the lines, each phase with its sum, and the step."""
+    rows: list[list[str]] = []
+    for phase, members in groupby(report.lines, key=lambda line: line.phase):
+        listed = [line._replace(phase="") for line in members]
+        listed[0] = listed[0]._replace(phase=phase)
+        rows += [_cells(line, report.step) for line in [*listed, _sum("all", listed)]]
+        rows.append([])
     for name, seconds in (("of no operation", report.unknown), ("nothing runs", report.idle)):
         if seconds > 0:
             rows.append(["", name, "", "", f"{1e3 * seconds:.3f}", _percent(seconds, report.step)])
-    rows.append(["", "step", "", "", f"{1e3 * report.step:.3f}"])
-    return "\n".join([text.table(HEADINGS, rows, left=LEFT, optional=OPTIONAL), *_faster_than_floors(report)])
+    rows.append(_cells(_sum("step", report.lines)._replace(seconds=report.step), report.step))
+    return text.table(HEADINGS, rows, left=LEFT, optional=OPTIONAL)
 
 
-def _rows(lines: Iterable[Line], step: float) -> list[list[str]]:
-    """Return a row for each line, each phase with its sum and a blank row behind it."""
-    rows: list[list[str]] = []
-    for phase, members in groupby(lines, key=lambda line: line.phase):
-        listed = list(members)
-        rows += [_cells(line, step, first=line is listed[0]) for line in listed]
-        rows += [_sum_cells(phase, listed, step), []]
-    return rows
-
-
-def _faster_than_floors(report: Report) -> list[str]:
-    """Return a line that names what shows a floor to be wrong, or none."""
-    named = [
-        f"{line.phase} {line.operation}{'' if line.layer is None else f' {line.layer}'} ({line.gap or 0:.2f} x)"
-        for line in report.lines
-        if line.beats_floor
-    ]
-    words = f"Faster than the floor by more than {100 * TOLERANCE:.0f} %, so the floor is wrong"
-    return [f"{words}: {', '.join(named)}."] if named else []
+def _sum(name: str, lines: Sequence[Line]) -> Line:
+    """Return the sum of some lines under a name."""
+    sums = {
+        each: sum(getattr(line, each) for line in lines) for each in ("calls", "seconds", "flops", "bytes", "floor")
+    }
+    mixed = sum(line.mixed * line.seconds for line in lines)
+    return Line("", name, None, **sums, bound="", mixed=mixed / sums["seconds"] if sums["seconds"] else 0.0)
 
 
 HEADINGS = (
@@ -206,14 +194,14 @@ def _percent(part: float, whole: float) -> str:
     return f"{100 * part / whole:.1f}%" if whole > 0 else ""
 
 
-def _cells(line: Line, step: float, *, first: bool) -> list[str]:
+def _cells(line: Line, step: float) -> list[str]:
     rate = ""
     if line.seconds > 0 and line.bound in ("memory", CACHE):
         rate = f"{line.bytes / line.seconds / 1e9:,.1f} GB/s"
     elif line.seconds > 0 and line.flops:
         rate = f"{line.flops / line.seconds / 1e9:,.0f} GFLOP/s"
     return [
-        line.phase if first else "",
+        line.phase,
         line.operation,
         "" if line.layer is None else str(line.layer),
         f"{line.calls:g}" if line.calls else "",
@@ -229,24 +217,7 @@ def _cells(line: Line, step: float, *, first: bool) -> list[str]:
     ]
 
 
-def _sum_cells(phase: str, lines: Sequence[Line], step: float) -> list[str]:
-    def total_of(field: str) -> Any:
-        return sum(getattr(line, field) for line in lines)
-
-    seconds = total_of("seconds")
-    total = Line(
-        phase, "all", None, total_of("calls"), seconds, total_of("flops"), total_of("bytes"), total_of("floor"), "",
-        sum(line.mixed * line.seconds for line in lines) / seconds if seconds else 0.0,
-    )  # fmt: skip
-    return _cells(total, step, first=False)
-
-
-def calculated(work: Sequence[Work], roof: Roof | None, *, by_layer: bool) -> list[Line]:
+def calculated(work: Sequence[Work], roof: Roof | None, *, by_layer: bool) -> Report:
     """Return the work alone; with a roof also the floors that it sets."""
-    return [_line(place, 0.0, 0.0, 0.0, each, roof) for place, each in _grouped(work, by_layer).items()]
-
-
-def calculated_text(lines: Sequence[Line]) -> str:
-    """Return lines without times as a table."""
-    rows = [*_rows(_sorted(lines), 0.0), ["step", *_sum_cells("", lines, 0.0)[1:]]]
-    return text.table(HEADINGS, rows, left=LEFT, optional=OPTIONAL)
+    lines = (_line(place, 0.0, 0.0, 0.0, each, roof) for place, each in _grouped(work, by_layer).items())
+    return Report(_sorted(lines), 0.0, 0.0, 0.0)

@@ -3,6 +3,7 @@
 Without a mistake everything agrees; with each of many mistakes the operation that is named is the one that was spoiled.
 """
 
+import io
 import json
 import math
 import struct
@@ -365,10 +366,9 @@ def test_a_right_debug_state(
     tmp_path: Path, model_file: Path, theirs: dict[str, np.ndarray], op_by_op: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     state = write_state(tmp_path / "state.bin", theirs, batch_of())
-    for tolerances in debug_state.TOLERANCES:
-        status, result = compared(tmp_path, model_file, state, "--tolerances", tolerances)
-        assert status == 0 and result["agrees"] and result["first"] is None
-        assert all(row["agrees"] and row["relative_norm"] < 1e-5 for row in result["tensors"])
+    status, result = compared(tmp_path, model_file, state)
+    assert status == 0 and result["agrees"] and result["first"] is None
+    assert all(row["agrees"] and row["relative_norm"] < 1e-5 for row in result["tensors"])
     assert [row["name"] for row in result["tensors"][:4]] == ["logits", "loss", "lnfw", "lnfb"]
     assert {row["name"] for row in result["tensors"][2:]} == set(Params._fields)
     assert "Logits, loss and all 16 gradients agree" in capsys.readouterr().out
@@ -561,37 +561,30 @@ def test_bad_flags_are_one_line_and_leave_nothing(
     assert "\n" not in str(caught.value) and sorted(tmp_path.rglob("*")) == before
 
 
-def npy(array: np.ndarray, *, version: tuple[int, int] = (1, 0)) -> bytes:
-    import io
-
+def npy(array: np.ndarray) -> bytes:
     file = io.BytesIO()
-    np.lib.format.write_array(file, array, version=version)
+    np.save(file, array)
     return file.getvalue()
 
 
-def header(text: str, data: bytes = b"", version: bytes = b"\x01\x00") -> bytes:
+def header(text: str, data: bytes = b"") -> bytes:
     raw = text.encode() + b"\n"
-    return b"\x93NUMPY" + version + struct.pack("<H", len(raw)) + raw + data
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(raw)) + raw + data
 
 
 GOOD = np.zeros((B, T, 8), np.float32)
-SIZE = GOOD.nbytes
 WHOLE = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({B}, {T}, 8), }}"
+NOT_WHOLE = "not a whole, plain array of NumPy's"
 BAD_ARRAYS = {
-    "empty": (b"", "not a whole, plain array of NumPy's"),
-    "a pickle": (b"\x80\x04\x95" + b"\x00" * 99, "not a whole, plain array of NumPy's"),
-    "objects": (header(WHOLE.replace("<f4", "|O"), b"\x80\x04N."), "not a whole, plain array of NumPy's"),
-    "a program": (header("__import__('os').abort()"), "not a whole, plain array of NumPy's"),
-    "deep": (header("(" * 3000), "not a whole, plain array of NumPy's"),
-    "version 9": (header(WHOLE, GOOD.tobytes(), b"\x09\x00"), "not a whole, plain array of NumPy's"),
-    "cut off": (npy(GOOD)[:-4], "not a whole, plain array of NumPy's"),
+    "empty": (b"", NOT_WHOLE),
+    "a pickle": (header(WHOLE.replace("<f4", "|O"), b"\x80\x04N."), NOT_WHOLE),
+    "a program": (header("__import__('os').abort()"), NOT_WHOLE),
+    "deep": (header("(" * 3000), NOT_WHOLE),
+    "cut off": (npy(GOOD)[:-4], NOT_WHOLE),
+    "beyond all": (header(WHOLE.replace(f"({B},", f"({10**30},")), NOT_WHOLE),
     "another shape": (npy(GOOD[:, :5]), r"shape \(2, 5, 8\); expected \(2, 6, 8\)"),
-    "beyond all": (header(WHOLE.replace(f"({B},", f"({10**30},")), "not a whole, plain array of NumPy's"),
     "integers": (npy(GOOD.astype(np.int32)), "type <i4; expected float32, float64, float16"),
-    "bfloat16": (
-        header(WHOLE.replace("<f4", "|V2"), bytes(SIZE // 2)),
-        r"type \|V2; .*bfloat16 is to be written as float32",
-    ),
+    "bfloat16": (header(WHOLE.replace("<f4", "|V2"), bytes(GOOD.nbytes // 2)), "bfloat16 is to be written as float32"),
 }
 
 
@@ -607,12 +600,8 @@ def test_bad_arrays_are_refused_in_one_line(tmp_path: Path, name: str) -> None:
 
 def test_the_forms_in_which_an_array_may_stand(tmp_path: Path) -> None:
     values = np.random.default_rng(1).normal(size=(B, T, 8)).astype(np.float32)
-    forms = [
-        npy(values), npy(values.astype(np.float64)), npy(values.astype(">f4")), npy(np.asfortranarray(values)),
-        npy(values, version=(2, 0)),
-    ]  # fmt: skip
-    for raw in forms:
-        (tmp_path / "encoded.npy").write_bytes(raw)
+    for form in (values, values.astype(np.float64), values.astype(">f4"), np.asfortranarray(values)):
+        (tmp_path / "encoded.npy").write_bytes(npy(form))
         folder = activations.read_folder(tmp_path, CONFIG, batch_of())
         np.testing.assert_array_equal(folder.values["encoded"], values)
         assert folder.dtype == "fp32"
@@ -657,7 +646,7 @@ JSON_VALUES = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_mutated_folders_are_read_or_refused(tmp_path: Path, data: st.DataObject) -> None:
     raw = bytearray(npy(np.arange(B * T * 8, dtype=np.float32).reshape(B, T, 8)))

@@ -269,14 +269,6 @@ def test_verdicts() -> None:
     assert not said(theirs, log_of([4, float("nan"), 2]))[0]
 
 
-@pytest.mark.parametrize(("load", "busy"), [(0.1, False), (3.9, False), (4.1, True)])
-def test_a_busy_machine_is_named(load: float, busy: bool, monkeypatch: Any) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
-    expected = f"warning: other programs are using the machine (load {load} on 8 cores); timings are unreliable"
-    assert live.busy_note() == (expected if busy else None)
-
-
 @pytest.mark.slow
 def test_both_for_real(tmp_path: Path, model: Path, tokens: TokenPair, capsys: Any) -> None:
     """First a trainer that prints other losses, then one that prints what ours gave, with the digits that C prints."""
@@ -308,6 +300,7 @@ def test_both_for_real(tmp_path: Path, model: Path, tokens: TokenPair, capsys: A
     assert live.agree(same) and [each.parts for each in same] == [None, None]
 
 
+@pytest.mark.slow
 def test_ours_fails(tmp_path: Path, model: Path, tokens: TokenPair, capsys: Any) -> None:
     executable = program(tmp_path / "train_gpt2", "losses, vals = [4.0], {}\n" + PRINT_RUN)
     assert main(["run", str(executable), "--ours", "-e nothing.bin", "--", *files(model, tokens)]) == 2

@@ -190,7 +190,10 @@ def test_no_text_leaves_the_page(name: str, tmp_path: Path, panels: list[Any]) -
     ]
     bad = log_with(rows, tmp_path, name)
     calm = log_with(metrics_of(1000), tmp_path, name)
-    for logs in ([bad], [calm], [calm, bad], [bad, calm] * 13, [log_of_losses([1e30, -1e30])._replace(path=name)]):
+    cases = [[bad], [calm, bad]]
+    if name == ODD_NAMES[0]:
+        cases += [[calm], [bad, calm] * 13, [log_of_losses([1e30, -1e30])._replace(path=name)]]
+    for logs in cases:
         if len(logs) > 1:
             draw_logs(logs, differences(logs), tmp_path / "a.png")
         else:

@@ -1,7 +1,5 @@
 """Versions in turns: what may be compared, how the processes talk, and how ratios are made."""
 
-import io
-import json
 import re
 import subprocess
 
@@ -63,15 +61,6 @@ def test_the_text() -> None:
     lines = as_text([Result("this", 0.1, 0.09, 0.2, 1, 1, 1, 256), Result("r=0", 0.05, 0.04, 0.06, 2, 1.5, 2.5, 256)])
     assert lines.splitlines()[2].split()[:2] == ["this", "100.00"]
     assert " ".join(lines.splitlines()[3].split()) == "r=0 50.00 (40.00 - 60.00) 5,120 2.000 (1.500 - 2.500)"
-
-
-def test_the_worker_answers_each_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("2\n3\n"))
-    assert compare.serve(WORDS) == 0
-    ready, *answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert ready["tokens"] == 8
-    assert [len(answer["seconds"]) for answer in answers] == [2, 3]
-    assert all(second > 0 for answer in answers for second in answer["seconds"])
 
 
 def test_what_a_worker_cannot_do_ends_the_comparison() -> None:

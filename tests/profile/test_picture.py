@@ -1,11 +1,11 @@
-"""The timeline of a layer: boxes where its operations ran, gaps of other layers cut out, drawn into a PNG."""
+"""The timeline of a layer: boxes where its operations ran, without the time of other layers, drawn into a PNG."""
 
 from pathlib import Path
 
 import pytest
 
 from llmc_jax.plan.program import Program
-from llmc_jax.profile.picture import Box, draw_layer, layer_boxes, without_gaps
+from llmc_jax.profile.picture import Box, draw_layer, layer_boxes
 from llmc_jax.profile.trace import Span, Trace
 
 PROGRAM = Program(
@@ -41,14 +41,11 @@ def test_an_operation_is_one_box_while_any_part_of_it_runs() -> None:
     assert layer_boxes(trace, PROGRAM, 1, "backward") == []
 
 
-def test_long_gaps_are_cut_out() -> None:
-    boxes = [Box("weights", 0, 10, 0), Box("ln1", 1000, 1040, 0), Box("qkv", 1040.1, 1090, 0)]
-    moved, cuts = without_gaps(boxes, longest=0.01)
-    assert [box.end - box.start for box in moved] == pytest.approx([10, 40, 49.9])
-    assert moved[1].start == pytest.approx(10 + 0.01 * 99.9)
-    assert moved[2].start - moved[1].end == pytest.approx(0.1)  # short: stays
-    assert cuts == [pytest.approx(10 + 0.005 * 99.9)]
-    assert without_gaps([]) == ([], [])
+def test_time_in_which_nothing_of_the_layer_runs_is_left_out() -> None:
+    trace = traced(("add.0", 100, 110), ("exp.0", 5000, 5040), ("mul.0", 5020, 5060), ("exp.0", 5061, 5070))
+    boxes = layer_boxes(trace, PROGRAM, 0, "forward")
+    expected = [("ln1", 0, 10, 0), ("gelu", 10, 80, 0), ("ln1", 30, 70, 1)]  # a short pause belongs to the box
+    assert [box[:1] + tuple(map(pytest.approx, box[1:])) for box in boxes] == expected
 
 
 def test_a_picture(tmp_path: Path) -> None:
