@@ -1,6 +1,6 @@
 """One batch through the model, operation by operation, with everything in between: kept, written, read, compared.
 
-The values are those of models/gpt2/model.py's own blocks. Beside them stands the list of the operations that make them,
+The values are those of models/gpt2/model.py. Beside them stands the list of the operations that make them,
 by which one operation can be computed from inputs of another program. Leaves out what is printed (debug_state.py).
 
     B batch, T sequence length, C channels, L layers, NH heads, V vocabulary, Vp padded vocabulary
@@ -25,9 +25,9 @@ from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.base.files import opened, read_json_object, refusing
 from llmc_jax.compare.tensors import Difference, Limit, difference
 from llmc_jax.config.model import ModelConfig
-from llmc_jax.models.gpt2.model import Execution, block_backward, block_forward, block_params
+from llmc_jax.models.gpt2.model import BlockParams, Execution, backward, flatten_gradients, forward_stream
 from llmc_jax.models.gpt2.operations import Operation, backward_operations, forward_operations, full_name, row_of
-from llmc_jax.models.gpt2.tensors import Params, letters
+from llmc_jax.models.gpt2.tensors import Params, letters, views
 from llmc_jax.models.tensors import sizes
 from llmc_jax.ops.embedding import embedding_forward
 from llmc_jax.ops.linear import linear_backward, linear_forward
@@ -129,49 +129,35 @@ def names_of(config: ModelConfig, *, gradients: bool) -> list[str]:
     return ["x", "y", *(name for operation in listed for name in operation.outputs)]
 
 
-# ----- the values that the model's own blocks make ------------------------------------------------------------------
+# ----- the values that the model itself makes ------------------------------------------------------------------
 
 
 def own_values(model: Model, batch: Batch, *, gradients: bool) -> Values:
-    """Return every value of a batch, from block_forward and block_backward, which the model itself runs.
+    """Return every value of a batch, from the model's own forward and backward.
 
-    What stays inside a block comes from the list of operations: attproj and the gradients within the block.
+    What these do not return comes from the list of operations: attproj, fcproj and the gradients of activations.
     """
-    config, p = model.config, model.params
+    config, p, layers = model.config, model.params, range(model.config.num_layers)
     execution = model.execution._replace(recompute=0, recompute_blocks=0)
-    forward = jax.jit(lambda x, pending, w: block_forward(x, pending, w, config.num_heads, execution))
-    last_layernorm = jax.jit(lambda x, f: execution.op.residual_layernorm_forward(x, f, p.lnfw, p.lnfb))
-    listed = forward_operations(config.num_layers)
+    lnf, kept = jax.jit(lambda p, x: forward_stream(p, x, config, execution))(p, batch.x)
+    made = {full_name(name, layer): each for layer in layers for name, each in kept.blocks[layer]._asdict().items()}
+    made[full_name("residual1", config.num_layers)] = kept.residual
+    made |= {"lnf": lnf, "lnf_mean": kept.lnf_mean, "lnf_rstd": kept.lnf_rstd}
     values: Values = {"x": batch.x, "y": batch.y}
-    _complete(values, islice(listed, 1), model)
-    x, pending, kept = _device("encoded", values["encoded"], model), None, []
-    for layer in range(config.num_layers):
-        x, pending, a = forward(x, pending, block_params(p, layer))
-        made = a._asdict() | {"fcproj": pending}
-        values |= {full_name(name, layer): _written(name, value, config) for name, value in made.items()}
-        kept.append(a if gradients else None)
-    last = ("residual1", "lnf", "lnf_mean", "lnf_rstd")
-    for name, value in zip(last, last_layernorm(x, pending), strict=True):
-        values[full_name(name, config.num_layers)] = _host(value)
-    _complete(values, listed, model)
+    values |= {name: _written(name, value, config) for name, value in made.items()}
+    _complete(values, forward_operations(config.num_layers), model)
     if gradients:
-        _add_gradients(values, model, kept)
+        _complete(values, islice(backward_operations(config.num_layers), 2), model)  # the classifier and the head
+        of_head = (_device(name, values[name], model) for name in ("dlnf", "dwte_head"))
+        backwards = jax.jit(lambda d, dwte, p, x, a: backward(d, dwte, p, x, a, config, execution))
+        of_weights = backwards(*of_head, p, batch.x, kept)
+        found = views(flatten_gradients(of_weights, config, p.wte.dtype), config)
+        for name, tensor in found._asdict().items():
+            layered = name in BlockParams._fields
+            own = {full_name(f"d{name}", at): tensor[at] for at in layers} if layered else {f"d{name}": tensor}
+            values |= {name: _host(value) for name, value in own.items()}
+        _complete(values, backward_operations(config.num_layers), model)
     return values
-
-
-def _add_gradients(values: Values, model: Model, kept: list[Any]) -> None:
-    """Add the gradients that block_backward gives, of the stream and of the weights, and those of the list."""
-    config, p = model.config, model.params
-    backward = jax.jit(lambda d, dbias, w, a: block_backward(d, dbias, w, a, config.num_heads, model.execution))
-    listed = backward_operations(config.num_layers)
-    _complete(values, islice(listed, 3), model)  # down to the last layernorm they are the same in model.py
-    above = (full_name(name, config.num_layers) for name in ("dresidual1", "below.dfcprojb"))
-    dx, dbias = (_device(name, values[name], model) for name in above)
-    for layer in reversed(range(config.num_layers)):
-        dx, dbias, of_weights = backward(dx, dbias, block_params(p, layer), kept[layer])
-        values[full_name("dresidual1", layer)] = _host(dx)
-        values |= {full_name(f"d{name}", layer): _host(value) for name, value in of_weights._asdict().items()}
-    _complete(values, listed, model)
 
 
 def _complete(values: Values, listed: Iterator[Operation], model: Model) -> None:

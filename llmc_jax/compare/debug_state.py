@@ -4,7 +4,6 @@
 """
 
 import argparse
-import heapq
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,7 +50,7 @@ A folder holds NumPy files of float32, float64 or float16; any of them may be mi
 
 Exit status: 0 everything agrees, 2 bad input, 4 compared, and something differs."""
 
-ROWS = 12  # of --against, unless --all
+ROWS = 12  # of --against, of operations that fail of themselves, unless --all
 
 
 def _limits(logits: float, loss: float, gradients: Limit) -> dict[str, Limit]:
@@ -249,10 +248,6 @@ def _verdict(found: dict[str, Difference], first: dict[str, Any] | None, test: s
         f"{failing} of {len(found)} fail the tolerances of llm.c's {test}.",
         f"The first that disagrees, in the order of computation: {what} ({how}).",
     ]
-    if first["not_finite"]:
-        lines.append(f"{first['not_finite']:,} of its values are NaN or infinite on at least one side.")
-    if first["name"] == "logits":
-        lines.append("The forward pass already differs, and so do the gradients.")
     if not against:
         lines.append("Given a folder of the other side's values, --against FOLDER names the operation.")
     return "\n".join(lines)
@@ -274,11 +269,11 @@ def _compare_values(
     first = activations.first_step(found)
     lines = [f"\n{args.against}: {len(found)} values, {folder.dtype}"]
     lines += [f"warning: {args.against / name}.npy: not the name of a value; ignored" for name in folder.ignored[:8]]
-    chosen = range(len(found)) if args.all else _telling(found, first)
-    lines += ["", _values_table([found[at] for at in chosen])]
-    left_out = len(found) - len(chosen)
-    if left_out:
-        lines.append(f"({left_out} more{'' if first is None else ', some of which fail'}; --all prints them)")
+    shown = found if args.all else _telling(found, first)
+    if shown:
+        lines += ["", _values_table(shown)]
+    if len(shown) < len(found):
+        lines.append(f"({len(found) - len(shown)} more; --all prints them)")
     lines += ["", _first_words(found, first, tolerance)]
     show("\n".join(lines))
     return {
@@ -290,13 +285,13 @@ def _compare_values(
     }  # fmt: skip
 
 
-def _telling(found: "list[Step]", first: int | None) -> list[int]:
+def _telling(found: "list[Step]", first: int | None) -> "list[Step]":
     """Return the rows to print: round the first failure, and the other operations that fail of themselves."""
     if first is None:
-        return sorted(heapq.nlargest(ROWS, range(len(found)), key=lambda at: found[at].local.relative_norm))
-    begin = max(0, first - 2)
-    others = [at for at, step in enumerate(found) if not step.local.agrees]
-    return sorted({*range(begin, min(begin + 6, len(found))), *others[:ROWS]})
+        return []
+    near = range(max(0, first - 2), first + 4)
+    failing = [at for at, step in enumerate(found) if not step.local.agrees][:ROWS]
+    return [step for at, step in enumerate(found) if at in near or at in failing]
 
 
 def _values_table(found: "list[Step]") -> str:
@@ -331,7 +326,4 @@ def _first_words(found: "list[Step]", first: int | None, tolerance: float) -> st
         )
         if step.covers:
             lines.append(f"The folder lacks values in between: {', '.join(step.covers)}. The error is in one of them.")
-    if step.total.not_finite:
-        a, b = step.total.worst_values
-        lines.append(f"NaN or infinite at {index_text(step.total.worst_index)}: ours {a:g}, theirs {b:g}.")
     return "\n".join(lines)

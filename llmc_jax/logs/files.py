@@ -125,10 +125,5 @@ def step_of(event: Mapping[str, Any]) -> int | None:
 
 
 def config_file(folder: Path) -> Path | None:
-    """Return the file with the `config_record` of a run's last start; None where no run of ours was.
-
-    Earlier versions moved the one before aside, as config-1.json, config-2.json, …, and could be killed right then.
-    """
-    aside = [path for path in folder.glob("config-*.json") if re.fullmatch(r"config-[1-9][0-9]{0,8}", path.stem)]
-    newest_first = sorted(aside, key=lambda path: int(path.stem.removeprefix("config-")), reverse=True)
-    return next((path for path in [folder / CONFIG, *newest_first] if path.is_file()), None)
+    """Return the file with the `config_record` of a run's last start; None where no run of ours was."""
+    return folder / CONFIG if (folder / CONFIG).is_file() else None

@@ -676,17 +676,3 @@ def test_of_the_configuration_and_the_kernels_both_are_written_or_none(
     assert len(list(tmp_path.iterdir())) == 2
     write_config(tmp_path, {"start": 3}, {"kernels": 3})
     assert json.loads((tmp_path / "kernels.json").read_bytes()) == {"kernels": 3}
-
-
-def test_the_configurations_of_earlier_versions(tmp_path: Path) -> None:
-    """They kept those of earlier starts under numbers; killed at a start, they could leave these alone."""
-    assert config_file(tmp_path) is None
-    for name in ("config-0.json", "config-x.json", "config-.json", "config-1.json.bak"):
-        (tmp_path / name).write_text("{}")
-    (tmp_path / "config-77.json").mkdir()
-    assert config_file(tmp_path) is None
-    for number in (1, 2, 10):
-        (tmp_path / f"config-{number}.json").write_text(json.dumps({"start": number}))
-        assert in_config(tmp_path) == {"start": number}
-    write_config(tmp_path, {"start": 11})
-    assert in_config(tmp_path) == {"start": 11}

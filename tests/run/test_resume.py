@@ -631,7 +631,7 @@ def test_whose_main_log_it_is(tmp_path: Path) -> None:
     (tmp_path / "main.log").write_text("s:0 tel:1.0000\n")
     with pytest.raises(InputError, match=r"main\.log of another program"):
         find_earlier(config, print)
-    (tmp_path / "config-1.json").write_text("{}")  # what a killed start of an earlier version left
+    (tmp_path / "config.json").write_text("{}")
     assert find_earlier(config, print) is None
 
 
