@@ -22,6 +22,7 @@ from llmc_jax.logs.follow import Follower
 
 OF_ALL = frozenset({"event", "step", "time"})  # fields that every event has, and that are no figures
 TORN = "the last line is incomplete (still being written, or cut off) and is skipped"
+PIECE = 1 << 17  # bytes that are read at once, of which the events take ten times as many
 MOST_OTHERS = 20_000  # events that are kept as they are, other than those of OF_STEPS
 
 
@@ -110,13 +111,14 @@ def figures(events: Events, kind: str, name: str) -> Curve:
 
 def read_events(path: Path) -> Events:
     """Return the events of a file of ours; lines that are none become a note. Raises InputError, naming the file."""
-    events, follower = Events(), Follower(path)
+    events, follower = Events(), Follower(path, piece=PIECE)
     if not path.exists():
         raise InputError(f"{path}: cannot read it: No such file or directory")
     for found in follower.all():
         if follower.begun > 1:  # a resume has cut the file back
             return read_events(path)
         _take(events, found)
+        del found  # before the next are there
     if count := follower.damaged:
         events.first_bad = follower.first_damaged
         several = f"{count:,} lines are not events, the first is line {events.first_bad}"

@@ -10,7 +10,7 @@ from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import reason
 from llmc_jax.logs.files import event_in, events_in
 
-AT_ONCE = 1 << 20  # bytes that one reading takes, about 4,000 steps; a longer line is left out
+AT_ONCE = 1 << 22  # bytes that one reading takes, about 14,000 steps; a longer line is left out
 LONG = 1 << 23  # bytes; of a longer file `thin` reads one step in ten, of one ten times as long one in a hundred, …
 ANCHOR = 256  # bytes before the place that was read up to: where they have changed, it is another file
 
@@ -22,9 +22,13 @@ class Follower:
     begins again with its first line. It holds no file open between two readings.
     """
 
-    def __init__(self, path: str | Path, start: int = 0, *, thin: bool = False) -> None:
-        """Follow a file that need not be there yet. start: bytes to pass over, at whose end a line begins."""
+    def __init__(self, path: str | Path, start: int = 0, *, thin: bool = False, piece: int = 0) -> None:
+        """Follow a file that need not be there yet. start: bytes to pass over, at whose end a line begins.
+
+        piece: bytes of a reading, for less memory; AT_ONCE is what a longer line may have.
+        """
         self.path = Path(path)
+        self.piece = piece or AT_ONCE
         self.thin, self.every = thin, 1  # of a long file's steps, but for its end, leave out all but each `every`th
         self.place = start  # bytes read so far, whole lines
         self.begun = 1  # times that it began with the first line: who keeps what was read drops it when this grows
@@ -37,7 +41,7 @@ class Follower:
         self._inside = False  # the place is inside a line that is too long
 
     def new(self) -> list[dict[str, Any]]:
-        """Return the events since the last call, of at most AT_ONCE bytes.
+        """Return the events since the last call, of at most AT_ONCE bytes or one longer line.
 
         Nothing where there is no file now. Raises InputError where it cannot be read.
         """
@@ -48,7 +52,6 @@ class Follower:
             return []
         except OSError as error:
             raise InputError(f"{self.path}: cannot read it: {reason(error)}") from error
-        self.behind = len(data) == AT_ONCE
         return self._events(self._whole_lines(data))
 
     def all(self) -> Iterator[list[dict[str, Any]]]:
@@ -67,7 +70,11 @@ class Follower:
             if self.thin and not self.place:
                 self.every = 10 ** len(str(file.seek(0, 2) // LONG).lstrip("0"))
             file.seek(self.place)
-            return _read_up_to(file, AT_ONCE)
+            data, most = _read_up_to(file, self.piece), self.piece
+            if len(data) == self.piece < AT_ONCE and b"\n" not in data:
+                data, most = data + _read_up_to(file, AT_ONCE - self.piece), AT_ONCE
+            self.behind = len(data) == most
+            return data
 
     def _whole_lines(self, data: bytes) -> bytes:
         """Move the place behind the last whole line of what was read, and return all of these."""

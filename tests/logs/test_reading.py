@@ -235,7 +235,7 @@ def test_what_is_no_log(name: str, tmp_path: Path) -> None:
 
 
 def test_lines_without_end_take_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follow, "AT_ONCE", 1 << 12)
+    monkeypatch.setattr(follow, "AT_ONCE", 1 << 18)
     rubbish = b"x" * (1 << 23)
     text = written(tmp_path / "log", b"s:0 trl:4.0\n" + rubbish + b"\ns:1 trl:3.0\n" + rubbish)
     tracemalloc.start()
