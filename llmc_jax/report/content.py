@@ -5,6 +5,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ class Figure:
     y: np.ndarray  # (n,) float64: points that were logged, thinned so that extremes stay
     count: int  # of points that were logged
     mean: Points | None  # means of bins of equal count, which smoothing works on; None where nothing was thinned
+    usual: tuple[float, float] | None = None  # values without a few spikes, which may lie off scale; None: without any
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,7 @@ class Run:
     samples: Sequence[Sample]
     events: Sequence[Event]
     notes: list[str]  # what could not be read, or is not as it seems
+    baseline: float | None = None  # loss of a bigram model of the data, in nats per token; None: not known
 
 
 @dataclass(frozen=True)
@@ -184,9 +187,31 @@ PANELS = (
 )  # fmt: skip
 
 KEYS = tuple(curve.key for panel in PANELS for curve in panel.curves)
+LINES = tuple(curve.key for panel in PANELS for curve in panel.curves if curve.mark == "line")
 
 
-def panels_of(keys: Collection[str]) -> list[Panel]:
-    """Return the panels that have data, with the curves that do."""
+def panels_of(keys: Collection[str], several: bool = False) -> list[Panel]:
+    """Return the panels that have data, with the curves that do.
+
+    Of several runs, a panel of several lines becomes a panel for each, as one of several kinds of points does: a colour
+    can say but one thing.
+    """
     kept = [replace(panel, curves=[each for each in panel.curves if each.key in keys]) for panel in PANELS]
-    return [panel for panel in kept if panel.curves]
+    return [part for panel in kept if panel.curves for part in (_parts(panel) if several else [panel])]
+
+
+def _parts(panel: Panel) -> list[Panel]:
+    """Return a panel as panels of one line and one kind of points each."""
+    lines, points = ([each for each in panel.curves if each.mark == mark] for mark in ("line", "points"))
+    if max(len(lines), len(points)) < 2:
+        return [panel]
+    pairs = [[each for each in pair if each is not None] for pair in zip_longest(lines, points)]
+    return [
+        replace(
+            panel,
+            key=f"{panel.key}.{curves[0].key}" if index else panel.key,
+            title=panel.title if len(curves) > 1 else f"{panel.title}: {curves[0].label}",
+            curves=curves,
+        )
+        for index, curves in enumerate(pairs)
+    ]

@@ -53,7 +53,7 @@ def content_of(runs: Sequence[Read], title: str = "") -> Content:
         made=round(time.time(), 3),
         version=installed("llmc-jax").get("llmc-jax", ""),
         runs=[each.shown for each in runs],
-        panels=panels_of({key for each in runs for key in each.figures}),
+        panels=panels_of({key for each in runs for key in each.figures}, len(runs) > 1),
         differences=facts.differences_of(names, [each.settings for each in runs]) if len(runs) > 1 else None,
     )
 

@@ -1,6 +1,6 @@
 """A page as one file that asks nothing of any server: page.html, page.js, Bokeh's JavaScript and the content.
 
-Leaves out what the content is (content.py).
+Leaves out what the content is (content.py), and what of it is HTML (html.py).
 """
 
 import base64
@@ -9,16 +9,16 @@ import json
 import re
 from collections.abc import Mapping
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from llmc_jax.base.errors import InputError
-from llmc_jax.base.pictures import PALETTE
 from llmc_jax.report.content import Content
+from llmc_jax.report.html import Page, look, short_names, signs
 
 HERE = Path(__file__).parent
-SCRIPTS = {"BOKEH": "bokeh.min.js", "BOKEH_API": "bokeh-api.min.js"}  # of the installed package
+BOKEH = HERE / "bokeh"  # its README.md says what these files are
+SCRIPTS = {"BOKEH": BOKEH / "bokeh.min.js", "BOKEH_API": BOKEH / "bokeh-api.min.js", "SCRIPT": HERE / "page.js"}
 MARK = re.compile(r"@([A-Z_]+)@")
 # Nothing is fetched, and no script runs but the three that are named by their hashes. Bokeh makes style sheets.
 POLICY = (
@@ -28,16 +28,35 @@ POLICY = (
 
 
 def page(content: Content) -> bytes:
-    """Return the page that shows a content. Raises InputError where Bokeh is not installed."""
-    return page_of(content.to_json())
-
-
-def page_of(content: Mapping[str, Any]) -> bytes:
-    """Return the page that shows a content given as JSON can hold it."""
+    """Return the page that shows a content."""
     template, scripts = template_and_scripts()
-    parts = {**scripts, "POLICY": policy(scripts), "CONTENT": embedded({**content, "palette": PALETTE})}
+    data = embedded(drawn(content))
+    parts = {**Page(content).parts(), **scripts, "POLICY": policy(scripts), "CONTENT": data}
     # once over the template: nothing that is filled in is searched for marks
-    return MARK.sub(lambda mark: parts[mark[1]], template).encode()
+    return MARK.sub(lambda mark: parts[mark[1]], template).encode(errors="xmlcharrefreplace")
+
+
+def drawn(content: Content) -> dict[str, Any]:
+    """Return what page.js draws, as JSON can hold it."""
+    shown = content.to_json()
+    runs = [
+        {
+            "name": name,
+            "curves": shown_run["curves"],
+            "events": [event | sign for event, sign in zip(shown_run["events"], signs(run.events), strict=True)],
+        }
+        for name, run, shown_run in zip(
+            short_names([run.name for run in content.runs]), content.runs, shown["runs"], strict=True
+        )
+    ]
+    looks = max([len(runs), *(len(panel.curves) for panel in content.panels)])
+    known = {run.baseline for run in content.runs if run.baseline is not None}
+    return {
+        "runs": runs,
+        "panels": shown["panels"],
+        "looks": [look(index) for index in range(looks)],
+        "baselines": {f"bigram baseline {value:.4g}": value for value in sorted(known)},
+    }
 
 
 def embedded(value: Any) -> str:
@@ -55,17 +74,7 @@ def policy(scripts: Mapping[str, str]) -> str:
 @cache
 def template_and_scripts() -> tuple[str, dict[str, str]]:
     """Return page.html, and what its scripts consist of by their marks."""
-    scripts = {mark: _text(bokeh_folder() / name) for mark, name in SCRIPTS.items()}
-    scripts["SCRIPT"] = _text(HERE / "page.js")
-    return _text(HERE / "page.html"), scripts
-
-
-def bokeh_folder() -> Path:
-    """Return the folder with Bokeh's JavaScript, without the import of Bokeh, which takes a second."""
-    found = find_spec("bokeh")
-    if found is None or not found.submodule_search_locations:
-        raise InputError("the report's curves need Bokeh, which is not installed; run: pip install bokeh")
-    return Path(found.submodule_search_locations[0]) / "server" / "static" / "js"
+    return _text(HERE / "page.html"), {mark: _text(path) for mark, path in SCRIPTS.items()}
 
 
 def _text(path: Path) -> str:
@@ -73,4 +82,4 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8").replace("\r\n", "\n")
     except OSError as error:
-        raise InputError(f"{path}: cannot read it: {error.strerror}; install llmc-jax and bokeh again") from error
+        raise InputError(f"{path}: cannot read it: {error.strerror}; install llmc-jax again") from error

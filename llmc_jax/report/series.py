@@ -7,11 +7,12 @@ from typing import NamedTuple
 import numpy as np
 
 from llmc_jax.logs.curves import BINS, Curve, binned, finite, thinned_places
-from llmc_jax.report.content import BEFORE, Figure, Points, X
+from llmc_jax.report.content import BEFORE, LINES, Figure, Points, X
 
 POINTS = 2000  # of a curve, or a few more
 FEW = 0.01  # of the points, which may lack a time
 LONGEST = 1e9  # ms, of a step
+SPIKES = 0.005  # the part of a curve's values that may lie off scale at either end
 
 Figures = Mapping[str, Curve]  # as they were logged, by the key of the curve
 
@@ -104,7 +105,21 @@ def drawn(series: Curve, axes: Axes, key: str) -> Figure:
     steps, values, times = series
     places = thinned_places(values, POINTS)
     shown = place(axes, key, steps[places], None if times is None else times[places])
-    return Figure(shown, values[places], len(steps), None if len(places) == len(steps) else means(series, axes, key))
+    mean = None if len(places) == len(steps) else means(series, axes, key)
+    return Figure(shown, values[places], len(steps), mean, usual(values, key))
+
+
+def usual(values: np.ndarray, key: str) -> tuple[float, float] | None:
+    """Return the range of a curve's values without spikes; None where it has none that would squeeze the others."""
+    good = values[np.isfinite(values)]
+    if len(good) <= 50 or key not in LINES:
+        return None
+    low, high = np.quantile(good, [SPIKES, 1 - SPIKES], method="nearest").tolist()
+    room = (high - low) / 2
+    least, most = float(good.min()), float(good.max())
+    low = low if low - least > room else least
+    high = (max(high, float(good[0])) if key == "train.loss" else high) if most - high > room else most
+    return None if (low, high) == (least, most) else (low, high)
 
 
 def means(series: Curve, axes: Axes, key: str) -> Points | None:

@@ -4,24 +4,27 @@ import base64
 import hashlib
 import json
 import math
-import sys
+import re
+import tomllib
 from collections.abc import Iterator
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from llmc_jax.base.errors import InputError
-from llmc_jax.report import page as page_module
-from llmc_jax.report.content import Content
+from llmc_jax.report.content import Content, Event, Figure, Run, Sample, Status, X, panels_of
 from llmc_jax.report.gather import content_of, read_runs
-from llmc_jax.report.page import embedded, page, page_of
+from llmc_jax.report.html import short_names
+from llmc_jax.report.page import BOKEH, embedded, page
 from tests import chromium
 from tests.report.runs import BEGAN, end, run_folder, start, train, usual
 
+ROOT = Path(__file__).resolve().parents[2]
 HOSTILE = (
     "</script><script>window.hit = 1</script><!-- <img src=x onerror=window.hit=2> $$\\int$$ \u2028\x00\ud800 &lt;"
 )
@@ -73,13 +76,13 @@ def test_content_comes_back_out_of_the_page_as_it_was(value: Any) -> None:
 
 @pytest.fixture(scope="module")
 def hostile_page() -> Elements:
-    return Elements(page_of({"title": HOSTILE + "@BOKEH@ @CONTENT@ @@", "runs": []}).decode())
+    return Elements(page(Content(HOSTILE + "@BOKEH@ @CONTENT@ @@", 0.0, "0", [], [], None)).decode())
 
 
 def test_a_hostile_text_adds_no_element(hostile_page: Elements) -> None:
     plain = Elements(page(EMPTY).decode())
     assert [tag for tag, _ in hostile_page.found] == [tag for tag, _ in plain.found]
-    assert json.loads(hostile_page.scripts[0])["title"] == HOSTILE + "@BOKEH@ @CONTENT@ @@"
+    assert len(hostile_page.scripts) == 4
 
 
 def test_only_the_page_s_own_scripts_run_and_nothing_is_fetched(hostile_page: Elements) -> None:
@@ -94,19 +97,19 @@ def test_only_the_page_s_own_scripts_run_and_nothing_is_fetched(hostile_page: El
     assert all(address.startswith("data:") for address in addresses)
 
 
-def test_bokeh_s_python_is_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "bokeh", raising=False)
-    page_module.template_and_scripts.cache_clear()
-    page(EMPTY)
-    assert "bokeh" not in sys.modules
+def test_bokeh_s_files_are_those_of_its_release_and_the_wheel_has_them() -> None:
+    digests = dict(re.findall(r"`(\S+)` \| `([0-9a-f]{64})`", (BOKEH / "README.md").read_text()))
+    found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in BOKEH.glob("*.js")}
+    assert found == digests and len(found) == 2
+    assert "Bokeh Contributors" in (BOKEH / "LICENSE.txt").read_text()
+    data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["llmc_jax"]
+    assert {f"report/{name}" for name in ("page.html", "page.js", "bokeh/*")} <= set(data)
 
 
-def test_without_bokeh_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    page_module.template_and_scripts.cache_clear()
-    monkeypatch.setattr(page_module, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match="pip install bokeh"):
-        page(EMPTY)
-    page_module.template_and_scripts.cache_clear()
+def test_names_drop_a_long_beginning_where_a_word_begins() -> None:
+    assert short_names(["demo-2026-11-28-cosine", "demo-2026-11-28-constant"]) == ["…cosine", "…constant"]
+    assert short_names(["run-1", "run-12"]) == ["run-1", "run-12"]
+    assert short_names(["alone-with-a-long-name"]) == ["alone-with-a-long-name"]
 
 
 # ----- in a browser ---------------------------------------------------------------------------------------------------
@@ -119,58 +122,44 @@ def losses(shift: float) -> list[float]:
     return [5.3 * math.exp(-step / 40) + 1 + shift + 0.1 * math.sin(12.9898 * step) for step in range(STEPS)]
 
 
-def curve(steps: list[int], y: list[Any], **x: Any) -> dict[str, Any]:
-    places = {"step": steps, "tokens": [step * TOKENS for step in steps], "time": [0.25 * step for step in steps]}
-    return {"x": {**places, **x}, "y": y, "count": len(y), "mean": None}
+def curve(steps: list[int], y: list[float], timed: bool = True) -> Figure:
+    x = np.array(steps)
+    places = X(x, x * TOKENS if timed else None, x * 0.25 if timed else None)
+    return Figure(places, np.array(y), len(y), None)
 
 
-def run(name: str, shift: float, **curves: Any) -> dict[str, Any]:
+def run(name: str, shift: float, curves: dict[str, Figure] | None = None) -> Run:
     train, every = losses(shift), list(range(0, STEPS, 20))
-    status = {"state": "done", "step": STEPS, "steps": STEPS, "last": 0.0, "seconds_left": None, "words": "all steps"}
-    return {
-        "name": name, "path": f"runs/{name}", "kind": "run folder", "status": status, "clock": "wall",
-        "summary": [["Best validation loss", "1.2"]], "facts": [["Options", [["seed", "42"]]]],
-        "curves": {
-            "train.loss": curve(list(range(STEPS)), train),
-            "val.loss": curve(every, [train[step] + 0.05 for step in every]),
-            "norm": curve(list(range(STEPS)), [1 / (1 + step) for step in range(STEPS)]),
-            **curves,
-        },
-        "samples": [{"step": step, "tokens": 4, "text": f"{HOSTILE} {step}"} for step in (0, 60)],
-        "events": [{"kind": "resume", "step": 60, "tokens": 60 * TOKENS, "time": 15.0, "words": HOSTILE}],
-        "notes": [],
-    }  # fmt: skip
+    usual = {
+        "train.loss": curve(list(range(STEPS)), train),
+        "val.loss": curve(every, [train[step] + 0.05 for step in every]),
+        "norm": curve(list(range(STEPS)), [1 / (1 + step) for step in range(STEPS)]),
+    }
+    status = Status("done", STEPS, STEPS, 0.0, None, "all steps")
+    samples = [Sample(step, 4, f"{HOSTILE} {step}") for step in (0, 60)]
+    events = [Event("resume", 60, 60.0 * TOKENS, 15.0, HOSTILE)]
+    facts = [("Options", [("seed", "42")])]
+    return Run(name, f"runs/{name}", "run folder", status, "wall", [("loss", "1.2")], facts,
+               usual if curves is None else curves, samples, events, [HOSTILE], baseline=2.4)  # fmt: skip
 
 
-PANELS = [
-    {
-        "key": "loss", "title": "Loss", "unit": "nats", "log": True,
-        "curves": [
-            {"key": "train.loss", "label": "training", "mark": "line"},
-            {"key": "val.loss", "label": "validation", "mark": "points"},
-        ],
-    },
-    {
-        "key": "norm", "title": "Norm", "unit": "", "log": False,
-        "curves": [{"key": "norm", "label": "norm", "mark": "line"}],
-    },
-]  # fmt: skip
-
-
-def made_by_hand(*runs: dict[str, Any]) -> bytes:
-    shown = {"title": HOSTILE, "made": 1.0, "version": "0", "runs": list(runs), "panels": PANELS, "differences": None}
-    return page_of(shown)
+def made_by_hand(*runs: Run) -> bytes:
+    found = panels_of({"train.loss", "val.loss", "norm"}, len(runs) > 1)
+    panels = [replace(panel, log=panel.key == "loss") for panel in found]
+    return page(Content(HOSTILE, 1.0, "0", list(runs), panels, None))
 
 
 # Every renderer of the drawn figures by its name, which says run, curve and part; JSON has no NaN.
 FIGURES = """(() => {
     const found = {}, number = value => Number.isFinite(value) ? value : String(value);
-    const column = (each, name) => Array.from(each.data_source.get_column(name), number);
+    const column = (each, name) => Array.from(each.data_source.get_column(name) ?? [], number);
     for (const figure of Bokeh.documents.flatMap(document => document.roots())) {
         const {x_range: x, y_range: y} = figure;
         found[figure.name] = {log: figure.y_scale.type === "LogScale", x: [x.start, x.end], y: [y.start, y.end]};
         for (const each of figure.renderers.filter(each => each.name))
-            found[figure.name + each.name] = {shown: each.visible, x: column(each, "x"), y: column(each, "y")};
+            found[figure.name + each.name] = {
+                shown: each.visible, x: column(each, each.glyph.x.field), y: column(each, "y"),
+            };
     }
     return found;
 })()"""
@@ -238,7 +227,7 @@ def test_the_figures_hold_the_numbers_of_the_metrics_file_by_each_axis(
     shown = Shown(tab, tmp_path / "report.html", page(content_of(read_runs([folder]))))
     drawn: dict[str, Any] = {}
     for axis in ("step", "tokens", "time"):
-        figures = shown.do(f"document.querySelector('input[name=axis][value={axis}]').click()")
+        figures = shown.do(f"document.querySelector('input[name=x][value={axis}]').click()")
         drawn[axis] = figures
         (low, high), y = figures["loss"]["x"], figures["loss"]["y"]
         points = figures[part(0, "train.loss", "raw")]
@@ -258,17 +247,17 @@ def test_the_figures_hold_the_numbers_of_the_metrics_file_by_each_axis(
     validation = drawn["step"][part(0, "val.loss", "points")]
     assert (validation["x"], validation["y"]) == (list(losses), list(losses.values()))
     infinite = [step for step, loss in logged(folder, "train", "loss").items() if not isinstance(loss, float)]
-    assert infinite and drawn["step"][part(0, "train.loss", "not finite")]["x"] == infinite
+    assert infinite and drawn["step"][part(0, "train.loss", "bad")]["x"] == infinite
     shown.check_quiet()
 
 
 def test_controls_do_what_they_say(tab: chromium.Tab, tmp_path: Path) -> None:
     shown = Shown(tab, tmp_path / "two.html", made_by_hand(run("one", 0.0), run("two", 0.5)))
     before = shown.figures()
-    log = shown.do("document.getElementById('log').click()")
+    log = shown.do("document.querySelector('[name=log]').click()")
     assert before["loss"]["log"] != log["loss"]["log"] and not before["norm"]["log"] and not log["norm"]["log"]
     slider = "document.getElementById('smooth')"
-    set_to = f"{slider}.value = '{{}}'; {slider}.dispatchEvent(new Event('input'))"
+    set_to = f"{slider}.value = '{{}}'; {slider}.dispatchEvent(new Event('input', {{{{bubbles: true}}}}))"
     shown.do(set_to.format(0))
     assert shown.figures()[part(0, "train.loss", "smooth")]["y"] == losses(0.0)
     shown.do(set_to.format(20))
@@ -278,20 +267,24 @@ def test_controls_do_what_they_say(tab: chromium.Tab, tmp_path: Path) -> None:
         half = min(window, step)
         near = [loss for at, loss in enumerate(losses(0.0)) if abs(at - step) <= half]
         assert means[step] == pytest.approx(sum(near) / len(near), rel=1e-9)
-    hidden = shown.do("document.querySelector('#list input[data-run=\"1\"]').click()")
+    hidden = shown.do("document.querySelector('[name=run1]').click()")
     assert hidden[part(0, "train.loss", "smooth")]["shown"] and not hidden[part(1, "train.loss", "smooth")]["shown"]
-    assert "hidden=1" in tab.run("location.hash")
+    assert "run1=0" in tab.run("location.hash")
+    off = shown.do("document.querySelector('[name=\"loss train.loss\"]').click()")
+    assert not off[part(0, "train.loss", "smooth")]["shown"] and off[part(0, "val.loss", "points")]["shown"]
     shown.check_quiet()
 
 
 def test_the_readings_at_a_step_are_its_values(tab: chromium.Tab, tmp_path: Path) -> None:
     shown = Shown(tab, tmp_path / "read.html", made_by_hand(run("low", 0.0), run("high", 0.5)))
-    tab.run("pointAt(charts[0], 61)")
-    first, *rows = tab.run("[...document.querySelectorAll('#tip tr')].map(row => row.innerText.split(/\\s+/))")
+    tab.run("document.querySelector('.plot').focus(); charts[0].cursor = 60")
+    tab.press("ArrowRight", 39)  # two of 120 points further: a hundredth of them, rounded up
+    rows = "document.querySelector('.bk-Tooltip').shadowRoot.querySelectorAll('tr')"
+    first, *rows = tab.run(f"[...{rows}].map(row => row.innerText.trim().split(/\\s+/))")
     assert first[-2:] == ["training", "validation"]
     for row, name, shift in zip(rows, ("high", "low"), (0.5, 0.0), strict=True):  # from high to low
         numbers = [float(word) for word in row if word[:1].isdigit()]
-        assert name in row and numbers[0] == pytest.approx(losses(shift)[61], rel=1e-4)
+        assert name in row and numbers[0] == pytest.approx(losses(shift)[62], rel=1e-4)
         assert numbers[-2:] == [pytest.approx(losses(shift)[60] + 0.05, rel=1e-4), 60]  # the validation, and its step
     shown.check_quiet()
 
@@ -299,7 +292,7 @@ def test_the_readings_at_a_step_are_its_values(tab: chromium.Tab, tmp_path: Path
 def test_a_zoom_is_shared_by_all_charts_and_kept_by_its_address(tab: chromium.Tab, tmp_path: Path) -> None:
     shown = Shown(tab, tmp_path / "zoom.html", made_by_hand(run("one", 0.0)))
     whole = shown.figures()
-    zoomed = shown.do("document.getElementById('nearer').click()")
+    zoomed = shown.do("document.querySelector('[data-zoom=\"0.5\"]').click()")
     start, end = zoomed["loss"]["x"]
     assert end - start == pytest.approx((whole["loss"]["x"][1] - whole["loss"]["x"][0]) / 2)
     assert zoomed["norm"]["x"] == [start, end]
@@ -307,17 +300,18 @@ def test_a_zoom_is_shared_by_all_charts_and_kept_by_its_address(tab: chromium.Ta
     tab.fresh(tab.run("location.href"))
     tab.until(READY)
     assert shown.figures()["norm"]["x"] == pytest.approx([start, end])
-    assert shown.do("document.getElementById('reset').click()")["loss"] == whole["loss"]
-    size = "charts[0].picture().then(createImageBitmap).then(picture => [picture.width, picture.height])"
-    assert all(side > 100 for side in tab.run(size))
+    assert shown.do("document.getElementById('unzoom').click()")["loss"] == whole["loss"]
+    tab.run("HTMLAnchorElement.prototype.dispatchEvent = function () { window.saved = this; }")
+    tab.run("document.querySelector('[data-save]').click()")
+    assert tab.until("window.saved && saved.download") == "loss.png"
     shown.check_quiet()
 
 
 def test_hostile_texts_stay_texts(tab: chromium.Tab, tmp_path: Path) -> None:
-    shown = Shown(tab, tmp_path / "hostile.html", made_by_hand(run(HOSTILE, 0.0), run(HOSTILE, 0.5)))
+    shown = Shown(tab, tmp_path / "hostile.html", made_by_hand(run(f"a{HOSTILE}", 0.0), run(f"b{HOSTILE}", 0.5)))
     tab.run("document.querySelector('.plot').focus()")
     tab.press("ArrowRight", 39)
-    assert HOSTILE[:20] in tab.run("document.getElementById('tip').textContent")
+    assert HOSTILE[:20] in tab.run("document.querySelector('.bk-Tooltip').shadowRoot.textContent")
     assert tab.run("document.querySelector('#samples pre').textContent.startsWith('</script><script>window.hit = 1')")
     assert tab.run("window.hit === undefined && document.querySelectorAll('script').length === 4")
     assert tab.run("document.querySelectorAll('img').length") == 0
@@ -325,21 +319,22 @@ def test_hostile_texts_stay_texts(tab: chromium.Tab, tmp_path: Path) -> None:
 
 
 def test_runs_without_points_with_one_and_with_no_finite_one(tab: chromium.Tab, tmp_path: Path) -> None:
-    bad = curve([0, 1, 2, 3, 4], [3.0, "nan", "inf", 2.0, 0.0])
+    nan = math.nan
+    bad = curve([0, 1, 2, 3, 4], [3.0, nan, math.inf, 2.0, 0.0])
     runs = [
-        {**run("none", 0.0), "curves": {}, "samples": [], "events": [], "facts": [], "summary": []},
-        {**run("one", 0.0), "curves": {"train.loss": curve([0], [2.0])}},
-        {**run("bad", 0.0), "curves": {"train.loss": bad, "norm": curve([0], ["nan"], tokens=None, time=None)}},
+        replace(run("none", 0.0, {}), samples=[], events=[], facts=[], summary=[]),
+        run("one", 0.0, {"train.loss": curve([0], [2.0])}),
+        run("bad", 0.0, {"train.loss": bad, "norm": curve([0], [nan], timed=False)}),
     ]
     shown = Shown(tab, tmp_path / "bad.html", made_by_hand(*runs))
     figures = shown.figures()
-    assert figures[part(2, "train.loss", "not finite")]["x"] == [1, 2]
+    assert figures[part(2, "train.loss", "bad")]["x"] == [1, 2]
     assert figures[part(2, "train.loss", "raw")]["y"] == [3.0, "NaN", "NaN", 2.0, 0.0]
-    assert figures[part(1, "train.loss", "lone")]["x"] == [0]
-    shown.do("document.getElementById('log').click()")  # none has a place for 0
-    shown.do("document.getElementById('log').click()")
+    assert figures[part(1, "train.loss", "points")]["x"] == [0]
+    shown.do("document.querySelector('[name=log]').click()")  # none has a place for 0
+    shown.do("document.querySelector('[name=log]').click()")
     for axis in ("tokens", "time"):
-        shown.do(f"document.querySelector('input[name=axis][value={axis}]').click()")
+        shown.do(f"document.querySelector('input[name=x][value={axis}]').click()")
     assert "x=time" in tab.run("location.hash")
     shown.check_quiet()
     Shown(tab, tmp_path / "empty.html", page(EMPTY)).check_quiet()
