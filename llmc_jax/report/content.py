@@ -91,7 +91,7 @@ class Run:
     samples: Sequence[Sample]
     events: Sequence[Event]
     notes: list[str]  # what could not be read, or is not as it seems
-    baseline: float | None = None  # loss of a bigram model of the data, in nats per token; None: not known
+    baseline: float | None = None  # validation loss of guessing each byte from the one before; None: not known
 
 
 @dataclass(frozen=True)

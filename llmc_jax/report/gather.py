@@ -126,7 +126,10 @@ def _run(
     """Return a run as a page shows it. start: the event of its last start; shown: its settings."""
     summary = facts.summary_of(status, figures, axes, start)
     curves = {key: drawn(series, axes, key) for key, series in figures.items()}
-    return Run(log.path, log.path, log.kind, status, axes.clock, summary, shown, curves, samples, events, notes)
+    baseline = facts.positive(start.get("bigram_nats"))
+    return Run(
+        log.path, log.path, log.kind, status, axes.clock, summary, shown, curves, samples, events, notes, baseline
+    )
 
 
 def figures_of(log: Log) -> dict[str, Curve]:

@@ -158,7 +158,7 @@ class Page:
                 class_="check", data_look=index)
             for index in range(len(self.runs))
         ]  # fmt: skip
-        both = [tag("button", words, type="button", data_all=value) for words, value in (("All", "1"), ("None", ""))]
+        both = [tag("button", words, type="button", data_shows=words.lower()) for words in ("All", "None")]
         return tag("fieldset", tag("legend", "Runs"), tag("div", *rows, id="list"), tag("div", *both, class_="row"))
 
     def remarks(self) -> Iterator[Html]:
@@ -201,7 +201,7 @@ class Page:
         """Return the card of a chart, into which page.js draws it."""
         unit = tag("span", f" {panel.unit}", class_="unit") if panel.unit else None
         label = f"Save as a picture: {panel.title}"
-        save = tag("button", "PNG", type="button", title="Save as a picture", aria_label=label, data_save=True)
+        save = tag("button", "PNG", type="button", title="Save as a picture", aria_label=label, data_act="save")
         box = tag("input", type="checkbox", class_="away", aria_label=f"Full width: {panel.title}")
         tools = tag("span", save, tag("label", box, "⤢", title="Full width") if place else None, class_="tools")
         head = tag("div", tag("h3", panel.title, unit), tag("span", class_="at"), tools, class_="head")

@@ -56,9 +56,8 @@ function duration(seconds) {
   return `${Math.floor(total / size)} ${unit}${rest ? ` ${rest} ${next}` : ""}`;
 }
 
-const EXACTLY = {
-  step: value => `step ${value.toLocaleString("en")}`, tokens: value => `${short(value)} tokens`, time: duration,
-};
+const inSteps = value => `step ${value.toLocaleString("en")}`;
+const EXACTLY = { step: inSteps, tokens: value => `${short(value)} tokens`, time: duration };
 
 // ----- what is shown: the form says it, and the address too, so that a link or a reload keeps it ----------------------
 
@@ -79,20 +78,17 @@ function readAddress() {
     else if (field.type === "range") field.value = value;
     else if (field.value === value) field.checked = true;
   }
-  const [from, to] = ["from", "to"].map(name => Number.parseFloat(given.get(name)));
-  refresh(from < to ? [from, to] : null);
+  const ends = ["start", "end"].map(name => Number.parseFloat(given.get(name)));
+  refresh(ends[0] < ends[1] ? ends : null);
 }
 
 function writeAddress() {
   const kept = new URLSearchParams();
   for (const { name, type, value, defaultValue, checked, defaultChecked } of fields) {
     if (type === "checkbox" && checked !== defaultChecked) kept.set(name, Number(checked));
-    if (type === "radio" && checked && !defaultChecked || type === "range" && value !== defaultValue) kept.set(name, value);
+    if (type === "radio" ? checked && !defaultChecked : type === "range" && value !== defaultValue) kept.set(name, value);
   }
-  if (isZoomed()) {
-    kept.set("from", Number(range.start.toPrecision(8)));
-    kept.set("to", Number(range.end.toPrecision(8)));
-  }
+  if (isZoomed()) for (const end of ["start", "end"]) kept.set(end, Number(range[end].toPrecision(8)));
   try {
     history.replaceState(null, "", kept.size ? `#${kept}` : location.pathname + location.search);
   } catch {
@@ -135,8 +131,7 @@ function columns({ x, y }, isWanted = () => true) {
 }
 
 const shownCurves = () => content.runs.flatMap((run, index) => isHidden(index) ? [] : Object.values(run.curves));
-const longest = () => shownCurves().reduce((most, curve) => Math.max(most, curve.x.step.at(-1) ?? 0), 1);
-const windowSteps = () => longest() * smoothing() / 100;
+const windowSteps = () => Math.max(1, ...shownCurves().map(curve => curve.x.step.at(-1) ?? 0)) * smoothing() / 100;
 
 // ----- a chart --------------------------------------------------------------------------------------------------------
 
@@ -150,8 +145,7 @@ const PARTS = ["raw", "smooth", "joined", "points", "bad"];
 const POWERS = Array.from({ length: 40 }, (_, index) => 10 ** (index - 20));
 const TICKERS = {
   even: count => new Bokeh.BasicTicker({ mantissas: [1, 2, 2.5, 5], desired_num_ticks: count }),
-  step: () => new Bokeh.BasicTicker({ min_interval: 1 }),
-  tokens: () => new Bokeh.BasicTicker(),
+  whole: () => new Bokeh.BasicTicker({ min_interval: 1 }),
   time: () => new Bokeh.AdaptiveTicker({ base: 60, mantissas: [1, 2, 5, 10, 15, 30] }),
   log: () => new Bokeh.FixedTicker({ ticks: POWERS.flatMap(power => [1, 1.5, 2, 3, 5, 7].map(each => each * power)) }),
 };
@@ -172,11 +166,11 @@ class Chart {
     this.zoom = new Bokeh.BoxZoomTool({ dimensions: "width" });
     this.pan = new Bokeh.PanTool({ dimensions: "width" });
     this.saver = new Bokeh.SaveTool();
-    const wheel = new Bokeh.WheelZoomTool({ dimensions: "width", modifiers: { ctrl: true } });
     const figure = this.figure = new Bokeh.Plotting.Figure({
       name: key, height: this.isFirst ? 380 : 225, sizing_mode: "stretch_width", toolbar_location: null,
-      tools: [this.zoom, this.pan, this.saver, wheel], active_scroll: wheel, active_drag: null, x_range: range,
-      y_range: new Range1d({ start: 0, end: 1 }), outline_line_color: null, min_border_left: 58, min_border_right: 14,
+      tools: [this.zoom, this.pan, this.saver, new Bokeh.WheelZoomTool({ dimensions: "width", modifiers: { ctrl: true } })],
+      active_drag: null, outline_line_color: null, min_border_left: 58, min_border_right: 14,
+      x_range: range, y_range: new Range1d({ start: 0, end: 1 }),
       extra_y_ranges: { edge: new Range1d({ start: 0, end: 1 }) }, extra_y_scales: { edge: new LinearScale() },
     });
     for (const [axis, room] of [[figure.xaxes[0], 14], [figure.yaxes[0], 8]])
@@ -193,8 +187,7 @@ class Chart {
       tooltips: (_, { x }) => this.reading(x),
     }));
     if (this.isFirst) this.drawOnce();
-    const lines = this.series.filter(series => series.mark === "line");
-    for (const series of lines) this.add(series, "raw", "line", columns(series.data));
+    for (const series of this.series) if (series.mark === "line") this.add(series, "raw", "line", columns(series.data));
     for (const series of this.series) this.drawSeries(series);
     figure.on_event("doubletap", () => zoomTo(whole));
     // a finger leaves where it taps, and would take the reading with it
@@ -229,7 +222,7 @@ class Chart {
     const lines = { ...EDGE, line_color: own, line_dash: { value: [3, 3] }, line_alpha: 0.6 };
     this.events = content.runs.map(({ events }, run) => {
       const names = ["step", "tokens", "time", "mark", "color", "top"];
-      const data = Object.fromEntries(names.map(name => [name, events.map(event => event[name])]));
+      const data = Object.fromEntries(names.map(name => [name, events.map(event => event[name] ?? NaN)]));
       const scatter = this.add({ run }, "events", "scatter", { ...data, own: [], y: events.map(() => 0.025) }, marks);
       return [scatter, this.figure.segment(step, y, step, top, { ...lines, source: scatter.data_source })];
     });
@@ -244,10 +237,6 @@ class Chart {
     return !isHidden(series.run) && is(`${this.panel.key} ${series.key}`) && Boolean(series.data.x[axis]);
   }
 
-  get log() {
-    return this.panel.log && is("log");
-  }
-
   // Puts in place what the form asks for.
   fill() {
     for (const series of this.series) {
@@ -258,13 +247,14 @@ class Chart {
       }
       if (smooth) smooth.data_source.data = { ...smooth.data_source.data, y: means(data.mean ?? data, key) };
     }
-    for (const [run, parts] of (this.events ?? []).entries()) for (const part of parts) {
-      part.visible = !isHidden(run);
-      part.glyph.setv(part.glyph instanceof Bokeh.Segment ? { x0: { field: axis }, x1: { field: axis } } : { x: { field: axis } });
+    for (const [run, [marks, lines]] of (this.events ?? []).entries()) {
+      marks.visible = lines.visible = !isHidden(run);
+      marks.glyph.x = lines.glyph.x0 = lines.glyph.x1 = { field: axis };
     }
+    this.log = this.panel.log && is("log");
     this.probe.data_source.data = { step: whole, y: [0.5, 0.5] };
     this.figure.y_scale = this.log ? new Bokeh.LogScale() : new Bokeh.LinearScale();
-    this.figure.xaxes[0].ticker = this.figure.xgrids[0].ticker = TICKERS[axis]();
+    this.figure.xaxes[0].ticker = this.figure.xgrids[0].ticker = TICKERS[axis === "time" ? "time" : "whole"]();
     this.zoom.active = form.elements.drag.value === "zoom";
     this.pan.active = form.elements.drag.value === "pan";
     this.node.hidden = this.series.every(series => isHidden(series.run));
@@ -284,12 +274,12 @@ class Chart {
     this.figure.y_range.setv({ start, end });
     const ticker = TICKERS[this.log && end > 5 * start ? "log" : "even"](this.isFirst ? 9 : 5);
     this.figure.yaxes[0].ticker = this.figure.ygrids[0].ticker = ticker;
-    const sum = counts => counts.reduce((one, other) => one + other, 0);
-    const off = sum(shown.map(({ data: { y, usual }, raw }) => (
-      usual && raw?.visible && is("clip") ? y.filter(each => each < usual[0] || each > usual[1]).length : 0)));
-    const odd = sum(shown.map(({ data: { y } }) => y.filter(each => !Number.isFinite(each)).length));
-    const words = [off && `${off.toLocaleString("en")} off scale`, odd && `${odd.toLocaleString("en")} not finite`];
-    this.node.querySelector(".at").textContent = words.filter(Boolean).join(", ");
+    const spikes = ({ data: { y, usual }, raw }) => (
+      usual && raw.visible && is("clip") ? y.filter(value => value < usual[0] || value > usual[1]) : []);
+    const counts = [["off scale", shown.flatMap(spikes)],
+      ["not finite", shown.flatMap(({ data }) => data.y.filter(value => !Number.isFinite(value)))]];
+    const words = counts.filter(([, { length }]) => length).map(([name, { length }]) => `${length} ${name}`);
+    this.node.querySelector(".at").textContent = words.join(", ");
   }
 
   // What is seen of a curve but a few spikes.
@@ -346,7 +336,8 @@ class Chart {
     const lines = groups.map(([look, own]) => {
       const name = several ? content.runs[look].name : own[0].series.label;
       const cells = several ? curves.map(({ key }) => own.find(row => row.series.key === key)) : own;
-      return make("tr", {}, make("td", {}, this.swatch(look)), make("td", { class: "cut" }, name),
+      const swatch = (several ? $("list") : this.node).querySelector(`[data-look="${look}"] svg`)?.cloneNode(true) ?? "";
+      return make("tr", {}, make("td", {}, swatch), make("td", { class: "cut" }, name),
         ...cells.map(row => make("td", {}, ...(row ? this.words(row, at.x) : []))));
     });
     const heads = several && curves.length > 1 ? ["", "", ...curves.map(each => each.label)] : [];
@@ -356,21 +347,17 @@ class Chart {
       .filter(event => event[axis] !== null && Math.abs(event[axis] - at.x) <= near)
       .map(({ words }) => several ? `${name}: ${words}` : words)).slice(0, 4);
     this.cursor = at.x;
-    this.said = [when.join(", "), ...lines.map(line => [...line.cells].map(cell => cell.textContent).join(" ")), ...happened];
+    const spoken = lines.map(line => [...line.cells].map(cell => cell.textContent).join(" "));
+    this.said = [when.join(", "), ...spoken, ...happened].join("; ");
     return make("div", { class: "tip" }, $("tip").cloneNode(true), make("div", { class: "when" }, when.join(" · ")),
       make("table", {}, head, ...lines), ...happened.map(words => make("div", { class: "event" }, words)));
   }
 
-  swatch(look) {
-    const place = several ? $("list") : this.node;
-    return place.querySelector(`[data-look="${look}"] svg`)?.cloneNode(true) ?? "";
-  }
-
-  words({ series, value, mean, x }, at) {
-    const isLine = series.mark === "line", isSmooth = smoothing() > 0 && !UNSMOOTHED.includes(series.key);
-    const where = !isLine && x !== at ? ` ${EXACTLY[axis](x)}` : "";
-    const more = isLine && isSmooth && Number.isFinite(mean + value) ? ` mean ${short(Number(mean.toPrecision(4)))}` : where;
-    return [make("b", {}, short(value)), make("span", { class: "soft" }, more)];
+  // A value and its mean, or where it is when that is elsewhere.
+  words({ series: { key }, value, mean, x }, at) {
+    const isSmooth = smoothing() > 0 && !UNSMOOTHED.includes(key) && Number.isFinite(mean + value);
+    const more = isSmooth ? `mean ${short(Number(mean.toPrecision(4)))}` : x !== at ? EXACTLY[axis](x) : "";
+    return [make("b", {}, short(value)), make("span", { class: "soft" }, ` ${more}`)];
   }
 
   // The keyboard moves a pointer that is not there, and Bokeh's tools follow it.
@@ -384,7 +371,7 @@ class Chart {
     const xs = this.series.find(series => this.visible(series))?.data.x[axis] ?? [0];
     const here = nearest(xs, this.cursor ?? (range.start + range.end) / 2), far = Math.ceil(Math.abs(part) * xs.length);
     this.point(xs[clamp(here + Math.sign(part) * far, 0, xs.length - 1)]);
-    $("say").textContent = this.said?.join("; ") ?? "";
+    $("say").textContent = this.said ?? "";
   }
 
   press(event) {
@@ -471,30 +458,21 @@ function changed(name) {
   refresh(ends && name === "x" ? translated(ends, form.elements.x.value) : ends);
 }
 
-// What the buttons do, by what their data says.
-const ACTS = {
-  zoom: button => zoomBy(Number(button.dataset.zoom)),
-  reset: () => zoomTo(whole),
-  all: button => {
-    for (const { hidden, control } of $("list").children) if (!hidden) control.checked = button.dataset.all === "1";
-    changed();
-  },
-  save: (_, chart) => chart.save(),
-};
-
+// What a button does is said by its data.
 function onClick({ target }) {
-  const button = target.closest("button"), chart = charts.find(each => each.node.contains(button));
-  for (const name of Object.keys(button?.dataset ?? {})) ACTS[name]?.(button, chart);
-}
-
-function onInput({ target }) {
-  if (target.form === form && target.name) changed(target.name);
+  const { zoom, shows, act } = target.closest("button")?.dataset ?? {};
+  if (zoom) zoomBy(Number(zoom));
+  if (act === "reset") zoomTo(whole);
+  if (act === "save") charts.find(chart => chart.node.contains(target)).save();
+  if (!shows) return;
+  for (const { control } of $("list").children) control.checked = shows === "all";
+  changed();
 }
 
 async function begin() {
   Bokeh.logger.set_level("warn");
-  for (const run of content.runs)
-    for (const curve of Object.values(run.curves)) for (const part of [curve, curve.mean]) if (part) part.y = part.y.map(number);
+  const curves = content.runs.flatMap(run => Object.values(run.curves));
+  for (const part of curves.flatMap(curve => [curve, curve.mean ?? []]).flat()) part.y = part.y.map(number);
   if (coarse.matches) document.querySelector("[name=drag][value=none]").defaultChecked = true;
   const fold = () => { $("display").open = !narrow.matches; };  // on a narrow page the controls stand above the charts
   fold();
@@ -505,16 +483,14 @@ async function begin() {
   const views = await Bokeh.embed.add_document_standalone(together, document.body, charts.map(chart => chart.plot));
   for (const chart of charts) {
     chart.view = views.get(chart.figure);
-    const { events_el } = chart.view.canvas_view;  // the plot round it takes the focus
-    events_el.tabIndex = -1;
-    events_el.style.outline = "none";
+    chart.view.canvas_view.events_el.removeAttribute("tabindex");  // the plot round it takes the focus
   }
-  document.addEventListener("input", onInput);
+  document.addEventListener("input", ({ target }) => { if (target.form === form) changed(target.name); });
   document.addEventListener("click", onClick);
   document.addEventListener("pointerdown", leave, true);
   form.addEventListener("submit", event => event.preventDefault());
   addEventListener("hashchange", readAddress);
-  range.change.connect(fit);
+  range.change.connect(() => requestAnimationFrame(fit));  // after Bokeh's tools have set the vertical ranges too
   narrow.addEventListener("change", fold);
   for (const media of [dark, matchMedia("print")]) media.addEventListener("change", () => changed());
   setInterval(() => { if (form.elements.reload.checked) location.reload(); }, 60000);

@@ -62,9 +62,9 @@ def opened(setup: Setup, output: Output, request: threading.Event, held: LockedF
     request: is set by what asks the run to stop. held: the folder, if it was there before and this process has locked
     it. Of several processes the first one makes and locks the folder, and has the screen, the logs and the picture.
     """
-    config, group, corpus = setup.config, cluster.here(), setup.data.corpus
+    config, group, baseline = setup.config, cluster.here(), baseline_of(setup)
     folder, made = of_first_folder(setup, held)
-    baselines = {"bigram baseline": corpus.bigram_nats} if corpus and config.val_data == "stdlib" else {}
+    baselines = {} if baseline is None else {"bigram baseline": baseline}
     with ExitStack() as closing:
         if held is None and group.rank == 0:
             held = closing.enter_context(locked(folder))
@@ -205,6 +205,7 @@ def begun_log(setup: Setup, held: LockedFolder, made: list[Path]) -> RunLog:
                 "steps": setup.steps,
                 "parameters": num_parameters(shape),
                 "tokens_per_step": config.tokens_per_step,
+                "bigram_nats": baseline_of(setup),
             }
             facts = {"rank": 0, **own_process(), **utilization_facts(setup)._asdict()}
             log.event(kind, step=step, **counts, **facts, config=record)
@@ -248,8 +249,14 @@ def announce(setup: Setup, folder: Path, console: Console, log: RunLog) -> None:
         console.warning(warning)
     if (corpus := setup.data.corpus) is not None:
         console.note(wrapped(f"{corpus.description}; fingerprint {corpus.fingerprint}"))
-        if setup.config.val_data == "stdlib":
-            console.note(f"bigram baseline: {corpus.bigram_nats:.3f} nats (each byte guessed from the one before)")
+    if (baseline := baseline_of(setup)) is not None:
+        console.note(f"bigram baseline: {baseline:.3f} nats (each byte guessed from the one before)")
+
+
+def baseline_of(setup: Setup) -> float | None:
+    """Return the validation loss of guessing each byte from the one before, where the data's maker reckoned it."""
+    corpus = setup.data.corpus
+    return None if corpus is None or setup.config.val_data != "stdlib" else corpus.bigram_nats
 
 
 class UtilizationFacts(NamedTuple):

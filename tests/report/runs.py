@@ -25,7 +25,8 @@ KERNELS = {"choices": [{"operation": "attention", "implementation": "naive, xla"
 
 
 def start(**fields: Any) -> dict[str, Any]:
-    counts = {"steps": 40, "parameters": 858880, "tokens_per_step": 8, "flops_per_token": 1e6, "peak_flops": None}
+    counts = {"steps": 40, "parameters": 858880, "tokens_per_step": 8, "flops_per_token": 1e6, "peak_flops": None,
+              "bigram_nats": 2.4}  # fmt: skip
     return {"event": "start", "step": 0, **counts, "config": CONFIG, **fields, "time": BEGAN}
 
 

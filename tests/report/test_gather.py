@@ -58,7 +58,7 @@ def test_a_step_s_tokens_and_time_count_its_update_and_a_validation_s_do_not(who
 
 def test_facts_and_status_of_a_run(whole: Run) -> None:
     assert (whole.name, whole.status.state, whole.status.step, whole.status.steps) == ("demo", "done", 40, 40)
-    assert whole.status.last == BEGAN + 43.0 and whole.notes == []
+    assert whole.status.last == BEGAN + 43.0 and whole.notes == [] and whole.baseline == 2.4
     assert [(each.kind, each.step) for each in whole.events] == [("start", 0), ("end", 40)]
     assert [(each.step, each.tokens, each.text) for each in whole.samples] == [(40, 4, "<b>\n")]
     assert rows_of(whole, "Options: Optimizer")["--learning-rate"] == "0.004"

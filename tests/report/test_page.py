@@ -302,7 +302,7 @@ def test_a_zoom_is_shared_by_all_charts_and_kept_by_its_address(tab: chromium.Ta
     assert shown.figures()["norm"]["x"] == pytest.approx([start, end])
     assert shown.do("document.getElementById('unzoom').click()")["loss"] == whole["loss"]
     tab.run("HTMLAnchorElement.prototype.dispatchEvent = function () { window.saved = this; }")
-    tab.run("document.querySelector('[data-save]').click()")
+    tab.run("document.querySelector('[data-act=save]').click()")
     assert tab.until("window.saved && saved.download") == "loss.png"
     shown.check_quiet()
 
