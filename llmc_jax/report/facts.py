@@ -80,10 +80,9 @@ def _choice(choice: Config) -> str:
 def _machine(config: Config) -> dict[str, str]:
     device = table_of(config.get("device"))
     rows = {name.replace("_", " "): _text(value) for name, value in device.items() if value is not None}
-    memory = device.get("memory_bytes")
-    if isinstance(memory, int) and not isinstance(memory, bool):
+    if (memory := positive(device.get("memory_bytes"))) is not None:
         rows.pop("memory bytes")
-        rows["memory"] = gib(memory)
+        rows["memory"] = gib(int(memory))
     if config.get("platform"):
         rows["operating system"] = _text(config["platform"])
     return rows

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from llmc_jax.base.numbers import duration
-from llmc_jax.report.content import Content, Event, Panel, PanelCurve, Rows, Run, Sample, Status
+from llmc_jax.report.content import Content, Event, Panel, Run, Sample, Status
 
 STATES = {
     "running": "● running", "done": "✓ finished", "stopped": "■ stopped", "diverged": "✗ diverged",
@@ -77,8 +77,9 @@ def scrolling(label: str, *children: object, class_: str = "scroll") -> Html:
 
 
 def table(head: Sequence[object], rows: Iterable[str]) -> Html:
-    """Return a table whose rows are made."""
-    return tag("table", tag("thead", tag("tr", *(tag("th", each, scope="col") for each in head))), tag("tbody", *rows))
+    """Return a table whose rows are made; without a head where that is empty."""
+    titles = tag("thead", tag("tr", *(tag("th", each, scope="col") for each in head))) if head else None
+    return tag("table", titles, tag("tbody", *rows))
 
 
 def look(index: int) -> dict[str, Any]:
@@ -163,32 +164,25 @@ class Page:
 
     def remarks(self) -> Iterator[Html]:
         """Yield what must be known of the runs to read the charts, some of it by one axis alone."""
-        for axis in ("tokens", "time"):
-            lacking = [
-                run.name
-                for run in self.runs
-                if run.curves and all(getattr(curve.x, axis) is None for curve in run.curves.values())
-            ]
-            if lacking:
-                yield remark(f"Not drawn, {axis} unknown: {', '.join(lacking)}.", axis)
-        summed = [run.name for run in self.runs if run.clock == "steps"]
-        if summed:
-            yield remark(
-                f"Time is the sum of step times, without the pauses between steps: {', '.join(summed)}.", "time"
-            )
-        thinned = [run.name for run in self.runs if any(each.count > len(each.y) for each in run.curves.values())]
-        if thinned:
-            words = f"Thinned to the first, last, lowest and highest point of each stretch: {', '.join(thinned)}."
-            yield remark(words)
+        said: list[tuple[str, str | None, list[Run]]] = [
+            (f"Not drawn, {axis} unknown", axis, [run for run in self.runs if run.curves and lacks(run, axis)])
+            for axis in ("tokens", "time")
+        ]
+        summed, thinned = [run for run in self.runs if run.clock == "steps"], [*filter(is_thinned, self.runs)]
+        said.append(("Time is the sum of step times, without the pauses between steps", "time", summed))
+        said.append(("Thinned to the first, last, lowest and highest point of each stretch", None, thinned))
+        for words, only, runs in said:
+            if runs:
+                yield tag("p", f"{words}: {', '.join(run.name for run in runs)}.", class_="soft", data_axis=only)
 
     # ----- the overview
 
     def overview_of_several(self) -> Html:
         """Return the headline figures of all runs as a table."""
-        names = list(dict.fromkeys(name for run in self.runs for name, _ in headlines(run)))
+        names = list(dict.fromkeys(name for run in self.runs for name, _ in run.summary))
         rows = []
         for index, run in enumerate(self.runs):
-            cells = [tag("td", dict(headlines(run)).get(name, ""), class_="num") for name in names]
+            cells = [tag("td", dict(run.summary).get(name, ""), class_="num") for name in names]
             state = tag("td", chip(run.status), title=run.status.words)
             rows.append(tag("tr", tag("th", self.named(index), scope="row"), state, *cells, data_run=index))
         notes = [tag("div", tag("b", run.name), notes_of(run)) for run in self.runs if run.notes]
@@ -206,28 +200,24 @@ class Page:
         tools = tag("span", save, tag("label", box, "⤢", title="Full width") if place else None, class_="tools")
         head = tag("div", tag("h3", panel.title, unit), tag("span", class_="at"), tools, class_="head")
         plot = tag("div", class_="plot", tabindex=0, role="img", aria_label=panel.title)
-        return tag(
-            "article",
-            head,
-            self.legend(panel),
-            plot,
-            class_="card panel" + ("" if place else " wide-panel"),
-            data_key=panel.key,
-        )
+        shape = "card panel" if place else "card panel wide-panel"
+        return tag("article", head, self.legend(panel), plot, class_=shape, data_key=panel.key)
 
     def legend(self, panel: Panel) -> Html | None:
         """Return the switches of a chart's curves, where it has several."""
         if len(panel.curves) < 2:
             return None
+
+        def sign(index: int, line: bool) -> Html:  # of several runs, colours say which run
+            return tag("span", "▬" if line else "●") if self.several else swatch(index, line, not line)
+
         switches = [
-            tag("label", field(f"{panel.key} {each.key}"), self.sign(index, each), each.label, data_look=index)
+            tag(
+                "label", field(f"{panel.key} {each.key}"), sign(index, each.mark == "line"), each.label, data_look=index
+            )
             for index, each in enumerate(panel.curves)
         ]
         return tag("div", *switches, class_="switches", role="group", aria_label=f"Curves of {panel.title}")
-
-    def sign(self, index: int, curve: PanelCurve) -> Html:
-        line = curve.mark == "line"
-        return tag("span", "▬" if line else "●") if self.several else swatch(index, line, not line)
 
     # ----- samples, events, differences, facts
 
@@ -253,7 +243,7 @@ class Page:
             return Html()
         kinds = [event.kind for _, event in found]
         filters = [
-            tag("label", field(f"kind {kind}"), f"{worded(kind)} {kinds.count(kind):,}")
+            tag("label", field(f"kind {kind}"), f"{kind.replace('_', ' ')} {kinds.count(kind):,}")
             for kind in dict.fromkeys(kinds)
         ]
         buttons = tag("div", *filters, class_="switches filters", role="group", aria_label="Kinds of events")
@@ -266,7 +256,7 @@ class Page:
         run = tag("td", self.named(index)) if self.several else None
         time = "" if event.time is None or not np.isfinite(event.time) else duration(event.time)
         cells = [tag("td", f"{event.step:,}", class_="num"), tag("td", time, class_="num")]
-        words = tag("td", worded(event.kind)), tag("td", event.words)
+        words = tag("td", event.kind.replace("_", " ")), tag("td", event.words)
         return tag("tr", run, *cells, *words, data_run=index, data_kind=event.kind)
 
     def differences(self) -> Html:
@@ -290,7 +280,12 @@ class Page:
         return section("facts", "Configuration and machine", *cards) if cards else Html()
 
     def facts_of(self, run: Run) -> Html:
-        groups = [tag("div", tag("h3", name), table_of(rows)) for name, rows in run.facts]
+        groups = [
+            tag("div", tag("h3", group), table((), (
+                tag("tr", tag("th", name, scope="row"), tag("td", value, class_="mono")) for name, value in rows
+            )))
+            for group, rows in run.facts
+        ]  # fmt: skip
         title = run.name if self.several else ", ".join(dict.fromkeys(name.split(":")[0] for name, _ in run.facts))
         return tag("details", tag("summary", title), tag("div", *groups, class_="groups"), class_="card")
 
@@ -303,20 +298,14 @@ def field(name: str) -> Html:
     return tag("input", type="checkbox", name=name, form="controls", checked=True, class_="away")
 
 
-def remark(words: str, axis: str | None = None) -> Html:
-    """Return what is said above the charts, by one axis alone where it is named."""
-    return tag("p", words, class_="soft", data_axis=axis)
+def lacks(run: Run, axis: str) -> bool:
+    """Return whether a run does not say where its points lie by an axis."""
+    return all(getattr(each.x, axis) is None for each in run.curves.values())
 
 
-def worded(kind: str) -> str:
-    """Return a kind of events in words."""
-    return kind.replace("_", " ")
-
-
-def table_of(rows: Rows) -> Html:
-    """Return rows of name and value as a table without a head."""
-    cells = (tag("tr", tag("th", name, scope="row"), tag("td", value, class_="mono")) for name, value in rows)
-    return tag("table", tag("tbody", *cells))
+def is_thinned(run: Run) -> bool:
+    """Return whether not all points of a run are drawn."""
+    return any(each.count > len(each.y) for each in run.curves.values())
 
 
 def chip(status: Status) -> Html:
@@ -329,22 +318,16 @@ def notes_of(run: Run) -> Html | None:
     return tag("ul", *(tag("li", note) for note in run.notes), class_="notes") if run.notes else None
 
 
-def headlines(run: Run) -> Rows:
-    """Return the summary without what the state's line says already."""
-    return [row for row in run.summary if row[1] != run.status.words]
-
-
 def overview(run: Run) -> Html:
     """Return the headline figures of one run as tiles."""
     status = run.status
-    left = f"about {duration(status.seconds_left)} left" if status.seconds_left else ""
     where = tag("span", f"{run.path} · {run.kind}", class_="soft grow")
-    row = tag("div", chip(status), tag("span", " · ".join(filter(None, (status.words, left)))), where, class_="row")
+    row = tag("div", chip(status), tag("span", status.words), where, class_="row")
     bar = None
     if status.steps:
         step = min(max(status.step or 0, 0), status.steps)
         bar = tag("progress", max=status.steps, value=step, aria_label=f"{step} of {status.steps} steps")
-    tiles = [tag("div", tag("dt", name), tag("dd", figure(value)), class_="tile") for name, value in headlines(run)]
+    tiles = [tag("div", tag("dt", name), tag("dd", figure(value)), class_="tile") for name, value in run.summary]
     return joined([tag("div", row, bar, notes_of(run), class_="card"), tag("dl", *tiles, class_="tiles")])
 
 
