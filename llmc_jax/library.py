@@ -51,7 +51,8 @@ def load(
 ) -> Model:
     """Open a checkpoint: of llm.c, a run of train.py or its state_… folder, of Hugging Face's, or nanoGPT's ckpt.pt.
 
-    A shape such as "d12" or "L4-NH4-C128-V257-T128" stands for random weights, always the same. dtype, that the model
+    "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl" and "hf:OWNER/NAME" are downloaded from Hugging Face if need be. A
+    shape such as "d12" or "L4-NH4-C128-V257-T128" stands for random weights, always the same. dtype, that the model
     computes in: fp32, bf16 or fp16; auto: bf16 on a GPU, fp32 on a CPU. tokenizer: bytes, gpt2 (its table may be
     downloaded), none, or the path of llm.c's gpt2_tokenizer.bin; auto: the model's own where it can be told, without a
     network. attention: softmax or relu; auto: as it was trained, where the checkpoint says it. step: of a run's folder,

@@ -180,8 +180,7 @@ FLAGS: dict[str, tuple[list[Any], str]] = {
     "no heads": (["-e", "L1-NH0-C16"], "'NH0' is not understood"),
     "no layers": (["-e", "L0-NH1-C16-T0"], "'L0' is not understood"),
     "heads that do not divide": (["-e", "L1-NH3-C16"], "write NH4, or C18"),
-    "a published name": (["-e", "gpt2-medium"], "huggingface.co/openai-community/gpt2-medium"),
-    "a published name with its owner": (["-e", "openai-community/gpt2-xl"], "; d48 "),
+    "no name on Hugging Face": (["-e", "hf:gpt2"], "-e hf:gpt2: expected hf:OWNER/NAME"),
     "the default model, which nobody asked for": (["-e", "gpt2_124M_bf16.bin"], "--preset demo"),
     "a run that is not there": (
         ["-e", "gpt2_124M_bf16.bin", "-y", 1, "-o", "nothere"],

@@ -38,6 +38,7 @@ llm.c model              model_%08d.bin, gpt2_124M.bin                      vers
 llm.c training state     a folder: model_*, state_*_* of each rank, DONE_*  yes             --to llmc-state
 llmc-jax training state  a run's folder, or a state_%08d in it              yes             --to state
 Hugging Face GPT-2       config.json, safetensors in one file or more       F32, BF16, F16  --to hf: F32, BF16
+  by name                gpt2, gpt2-medium, -large, -xl, hf:OWNER/NAME      as that         no
 nanoGPT                  ckpt.pt; needs PyTorch, runs no pickle             weights         no
 orbax                    a folder of named tensors, for other JAX programs  yes             --to orbax
 random weights           a model's shape: d12, L4-NH4-C128-V257-T128        yes             no

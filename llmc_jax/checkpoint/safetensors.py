@@ -63,13 +63,7 @@ def read_index(path: str | Path) -> dict[str, Stored]:
     Raises FormatError if the index is no such thing, names a file elsewhere, or does not agree with the files.
     """
     path = Path(path)
-    index = read_json_object(path, LARGEST_INDEX)
-    places = index.get("weight_map")
-    if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
-        raise FormatError(f"{path}: has no weight_map from tensors to files; save the model again")
-    for name in set(places.values()):
-        if Path(name).name != name or "\0" in name:
-            raise FormatError(f"{path}: names the file {name!r}; expected one beside it")
+    places = _places(path)
     archives = {name: read_archive(path.parent / name) for name in sorted(set(places.values()))}
     tensors = {}
     for tensor, name in places.items():
@@ -77,6 +71,21 @@ def read_index(path: str | Path) -> dict[str, Stored]:
             raise FormatError(f"{path}: says that {name} holds {tensor!r}, which it does not")
         tensors[tensor] = archives[name][tensor]
     return tensors
+
+
+def files_of_index(path: Path) -> set[str]:
+    """Return the names of the files that an index names. Raises FormatError if it is none."""
+    return set(_places(path).values())
+
+
+def _places(path: Path) -> dict[str, str]:
+    places = read_json_object(path, LARGEST_INDEX).get("weight_map")
+    if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
+        raise FormatError(f"{path}: has no weight_map from tensors to files; save the model again")
+    for name in set(places.values()):
+        if Path(name).name != name or "\0" in name:
+            raise FormatError(f"{path}: names the file {name!r}; expected one beside it")
+    return places
 
 
 def write_archive(

@@ -20,7 +20,7 @@ from llmc_jax.checkpoint import exchange, store
 from llmc_jax.checkpoint.llmc import ModelFile, open_model, widened
 from llmc_jax.checkpoint.llmc_state import open_llmc_state
 from llmc_jax.checkpoint.source import Source, SpecialTokens, slices
-from llmc_jax.config.model import ModelConfig, described, where_published
+from llmc_jax.config.model import ModelConfig, described
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.models.gpt2.init import random_parameters
 from llmc_jax.models.gpt2.tensors import BY_NAME, Params, flat_size, views
@@ -37,21 +37,24 @@ def open_source(path: str | Path, *, v2_order: str = "auto", step: int | None = 
 
     A file of llm.c, a .safetensors file beside its config.json, a nanoGPT ckpt.pt or the folder that it is in; a folder
     of Hugging Face's or orbax's, a training state of ours (its own folder, or a run's, whose newest good one is taken),
-    a folder with training states of llm.c (the newest complete one); a descriptor (d12): random weights. v2_order: for
-    version 2 of llm.c's model files, see llmc.open_model. step: takes this step out of a folder that may hold several.
+    a folder with training states of llm.c (the newest complete one); a model on Hugging Face by name (gpt2,
+    hf:OWNER/NAME), downloaded if need be; a descriptor (d12): random weights. v2_order: for version 2 of llm.c's model
+    files, see llmc.open_model. step: takes this step out of a folder that may hold several.
 
     Raises InputError (FormatError for bad bytes) if it is none of them, with what was found.
     """
     path = Path(path)
+    if not os.path.lexists(path):
+        from llmc_jax.checkpoint import published  # here, because files do without
+
+        if model := published.model_named(str(path)):
+            path = published.folder_of(model)
     if os.path.isdir(path):
         return _open_folder(path, step)
     if step is not None:
         raise InputError(f"{path}: a step was asked for, but this is not a folder that could hold several")
-    if not os.path.lexists(path):
-        if shape := described(str(path)):
-            return _random_source(path, shape)
-        if advice := where_published(str(path)):
-            raise InputError(f"{path}: {advice}")
+    if not os.path.lexists(path) and (shape := described(str(path))):
+        return _random_source(path, shape)
     with opened(path) as file:
         start = file.read(1024)
     if _begins_as_pytorch(start):

@@ -17,16 +17,8 @@ GPT3_CHANNELS_TO_SHAPE = {
     384: (6, 64), 768: (12, 64), 1024: (24, 64), 1536: (24, 96), 2048: (24, 128), 2560: (32, 80),
     4096: (32, 128), 5140: (40, 128), 12288: (96, 128),
 }  # fmt: skip
+# OpenAI's models by the names that Hugging Face gives them, and their shapes
 PUBLISHED = {"gpt2": "d12", "gpt2-medium": "d24", "gpt2-large": "d36", "gpt2-xl": "d48"}
-
-
-def where_published(name: str) -> str:
-    """Return how to get the weights that Hugging Face has under a name; "" for one that is not OpenAI's GPT-2."""
-    model = name.removeprefix("openai-community/")
-    return "" if model not in PUBLISHED else (
-        f"no such file or folder; put config.json and model.safetensors of https://huggingface.co/openai-community/"
-        f"{model} into a folder and give its path; {PUBLISHED[model]} is the same shape with random weights"
-    )  # fmt: skip
 
 
 def divisors(number: int) -> list[int]:
@@ -121,13 +113,12 @@ def parse_descriptor(descriptor: str) -> ModelConfig:
         return _shape(2048, GPT2_VOCAB, layers, channels // head_size, channels)
     if re.match(r"(L|NH|C|V|T)[0-9]", descriptor):
         return _from_custom(descriptor)
-    if advice := where_published(descriptor):
-        raise InputError(f"-e {descriptor}: {advice}")
     depths = ", ".join(f"d{n}" for n in GPT2_DEPTH_TO_SHAPE)
     sizes = ", ".join(f"gpt3:c{n}" for n in GPT3_CHANNELS_TO_SHAPE if n != 5140)
     raise InputError(
         f"-e {descriptor}: no such model. Known: {depths} (or gpt2:dN), {sizes}, "
-        "a custom shape such as L4-NH4-C256-V257-T128, or the path of a .bin checkpoint"
+        "a custom shape such as L4-NH4-C256-V257-T128, "
+        f"{', '.join(PUBLISHED)} or hf:OWNER/NAME of Hugging Face, or the path of a checkpoint"
     )
 
 

@@ -96,7 +96,8 @@ class TrainConfig:
     model: str = option(
         "gpt2_124M_bf16.bin", "-e --model", MODEL, {"program", "numbers"}, "free",
         "weights to start from: a checkpoint of any format (docs/checkpoints.md), or of a run's folder the newest good "
-        "one; or a shape for random weights: d12, gpt3:c768, L4-NH4-C256-V257-T128",
+        "one; gpt2, gpt2-medium, gpt2-large, gpt2-xl or hf:OWNER/NAME from Hugging Face; or a shape for random "
+        "weights: d12, gpt3:c768, L4-NH4-C256-V257-T128",
         check=NOT_EMPTY, is_path=True,
     )
     init_from: str = option(

@@ -21,7 +21,7 @@ from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import complete_file, refuse_existing, refusing
 from llmc_jax.data import hub
 from llmc_jax.data.documents import Reading, find_inputs, size_of
-from llmc_jax.data.download import Remote, digest_of, fetch
+from llmc_jax.data.download import Arrived, Remote, digest_of, fetch
 from llmc_jax.data.hub import File
 from llmc_jax.data.prepare import SHARD_TOKENS, Settings
 from llmc_jax.data.rows import understood
@@ -34,7 +34,6 @@ UNPACKED = ".unpacked"  # ends the name of the file that says so, beside what wa
 SAMPLES = ("10BT", "100BT", "350BT")  # of FineWeb
 
 HubPlace = tuple[str, str]  # repository and revision
-Progress = Callable[[str, int, int | None], None]  # a file's name, bytes of it that are there, and of how many
 
 
 class Recipe(NamedTuple):
@@ -71,7 +70,7 @@ class Dataset(NamedTuple):
     @property
     def page(self) -> str:
         """Return where people read about it."""
-        return f"{hub.ENDPOINT}/datasets/{self.place[0]}"
+        return f"{hub.ENDPOINT}/{self.place[0]}"
 
 
 # ----- recipes -------------------------------------------------------------------------------------------------------
@@ -135,7 +134,7 @@ _ROWS = (
         "hellaswag",
         "HellaSwag: how does it continue? 4 answers",
         "hellaswag",
-        ("Rowan/hellaswag", "218ec52e09a7e7462a5400043bb9a69a41d06b76"),
+        ("datasets/Rowan/hellaswag", "218ec52e09a7e7462a5400043bb9a69a41d06b76"),
         (
             File(
                 "hellaswag_val.parquet",
@@ -153,7 +152,7 @@ _ROWS = (
         "mmlu",
         "MMLU: exams in 57 subjects, 4 answers",
         "mmlu",
-        ("cais/mmlu", "c30699e8356da336a370243923dbaf21066bb9fe"),
+        ("datasets/cais/mmlu", "c30699e8356da336a370243923dbaf21066bb9fe"),
         (
             File(
                 "data.tar",
@@ -177,7 +176,7 @@ _ROWS = (
         "arc",
         "ARC: science at school, easy and hard, 3 to 5 answers",
         "arc",
-        ("allenai/ai2_arc", "210d026faf9955653af8916fad021475a3f00453"),
+        ("datasets/allenai/ai2_arc", "210d026faf9955653af8916fad021475a3f00453"),
         (
             File(
                 "ARC-Easy-Test.parquet",
@@ -204,7 +203,7 @@ _ROWS = (
         "lambada",
         "LAMBADA: the last word of a passage (OpenAI's form)",
         "lambada",
-        ("EleutherAI/lambada_openai", "900124bf3b8235c6daf21033af9948b3f07346c4"),
+        ("datasets/EleutherAI/lambada_openai", "900124bf3b8235c6daf21033af9948b3f07346c4"),
         (
             File(
                 "lambada_test.jsonl",
@@ -221,7 +220,7 @@ _ROWS = (
         "tinystories",
         "TinyStories: short stories that a small model can learn",
         "tinystories",
-        ("roneneldan/TinyStories", "f54c09fd23315a6f9c86f9dc80f725de7d8f9c64"),
+        ("datasets/roneneldan/TinyStories", "f54c09fd23315a6f9c86f9dc80f725de7d8f9c64"),
         (
             File(
                 "TinyStories_all_data.tar.gz",
@@ -237,7 +236,7 @@ _ROWS = (
         "openwebtext",
         "OpenWebText: pages that Reddit linked to, like GPT-2's own data",
         "openwebtext",
-        ("Skylion007/openwebtext", "79d93d786212f7344586290adb811d4ae6a1762c"),
+        ("datasets/Skylion007/openwebtext", "79d93d786212f7344586290adb811d4ae6a1762c"),
         _shards("plain_text/train-{:05d}-of-00080.parquet", _OPENWEBTEXT, 80),
         "9.0 G tokens",
         listed="plain_text",
@@ -248,7 +247,7 @@ _ROWS = (
         "fineweb",
         "FineWeb: cleaned web text (--sample 10BT)",
         "fineweb10B",
-        ("HuggingFaceFW/fineweb", "9bb295ddab0e05d785b879661af7260fed5140fc"),
+        ("datasets/HuggingFaceFW/fineweb", "9bb295ddab0e05d785b879661af7260fed5140fc"),
         _shards(
             "sample/10BT/{:03d}_00000.parquet",
             ((2147292183, "6b552ea48424648dc86d00df276f93fdfc55e9ad342ce3e4affc23a3a370792b"),),
@@ -263,7 +262,7 @@ _ROWS = (
         "fineweb-edu",
         "FineWeb-Edu: of that, what teaches (--sample 10BT)",
         "edu_fineweb10B",
-        ("HuggingFaceFW/fineweb-edu", "87f09149ef4734204d70ed1d046ddc9ca3f2b8f9"),
+        ("datasets/HuggingFaceFW/fineweb-edu", "87f09149ef4734204d70ed1d046ddc9ca3f2b8f9"),
         _shards("sample/10BT/{:03d}_00000.parquet", _EDU, 14),
         "10 G tokens",
         listed="sample/10BT",
@@ -329,7 +328,7 @@ def remote(dataset: Dataset, file: File) -> Remote:
     )
 
 
-def obtain(dataset: Dataset, files: list[File], folder: Path, report: Progress) -> list[Path]:
+def obtain(dataset: Dataset, files: list[File], folder: Path, report: Arrived) -> list[Path]:
     """Download files into a folder, those that are there already left out; return their paths. Raises InputError."""
     _check_space(dataset, files, folder)
     return [fetch(remote(dataset, file), folder / file.name, partial(report, file.name)) for file in files]

@@ -5,18 +5,16 @@ Leaves out the table, and what becomes of a data set (data/datasets.py).
 
 import argparse
 import shlex
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from llmc_jax.base.commands import typed
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import refuse_existing, refusing
 from llmc_jax.base.options import Option, own
 from llmc_jax.base.parsers import Parser
-from llmc_jax.base.progress import MEGABYTE, show_progress, speed_of
+from llmc_jax.base.progress import MEGABYTE
 from llmc_jax.base.streams import print_error
 from llmc_jax.base.text import table
 from llmc_jax.data.command_kit import TOKENIZER, command, count, load, make_token_files
@@ -25,7 +23,6 @@ from llmc_jax.data.datasets import (
     DOWNLOADS,
     SAMPLES,
     Dataset,
-    Progress,
     adopt,
     local_inputs,
     obtain,
@@ -40,14 +37,12 @@ from llmc_jax.data.datasets import (
     unpacked,
 )
 from llmc_jax.data.documents import check_parquet
+from llmc_jax.data.download import shown
 from llmc_jax.data.evalfile import START, is_eval_file, write_eval_file
 from llmc_jax.data.hub import File
 from llmc_jax.data.prepare import check_settings
 from llmc_jax.data.tasks import FOLDER, TASKS, read_items
 from llmc_jax.data.tokenizers import Tokenizer
-
-if TYPE_CHECKING:
-    from rich.progress import Task
 
 # ----- options ------------------------------------------------------------------------------------------------------
 
@@ -188,7 +183,7 @@ def _adopted(dataset: Dataset, given: Path, folder: Path) -> list[Path]:
 
 def _downloaded(dataset: Dataset, files: list[File], folder: Path) -> list[Path]:
     missing = sum(file.size or 0 for file in files if not (folder / file.name).exists())
-    with _download_progress(missing) as report:
+    with shown(missing) as report:
         try:
             paths = obtain(dataset, files, folder, report)
         except KeyboardInterrupt:
@@ -231,28 +226,3 @@ def _finish_downloads(files: set[Path], downloads: Path, remove: bool) -> None:
     elif files:
         size = _size(sum(path.stat().st_size for path in files))
         print(f"{size} in {downloads} can be deleted now; --remove-downloads does that")
-
-
-# ----- progress -----------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _download_progress(total: int) -> Iterator[Progress]:
-    """Show how much has arrived. total: bytes of the files."""
-    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
-    name_of_file = TextColumn("{task.description}")
-    columns = (name_of_file, BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    sizes: dict[str, int] = {}
-
-    def line(task: "Task") -> str:
-        arrived = f"{task.completed / MEGABYTE:,.0f} of {(task.total or 0) / MEGABYTE:,.0f} MB"
-        return f"{task.description} | {arrived} | {speed_of(task)}"
-
-    with show_progress(columns, total or None, line) as (_, update):
-
-        def report(name: str, done: int, of: int | None) -> None:
-            sizes[name] = done
-            update(completed=sum(sizes.values()), description=name, total=total or of)
-
-        yield report

@@ -18,16 +18,21 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from email.message import Message
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import leads_to, made_folder, reason, refuse_irregular, refusing, sync, try_lock, write_bytes
+from llmc_jax.base.progress import MEGABYTE, show_progress, speed_of
 from llmc_jax.base.streams import print_error
+
+if TYPE_CHECKING:
+    from rich.progress import Task
 
 ANSWER_SECONDS = 10.0  # to connect, and between two pieces of the answer
 DOWNLOAD_SECONDS = 120.0  # for a whole file of `download`; one of `fetch` may take days, as long as bytes come
 STALL_SECONDS = 20.0  # between two pieces of a large file
+WAIT_SECONDS = 0.2  # between two looks at another process's download
 MAX_BYTES = 1 << 26
 BLOCK_BYTES = 1 << 20
 PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0)  # seconds before an attempt that follows one that brought nothing
@@ -35,6 +40,7 @@ LONGEST_PAUSE = 60.0  # that a server may ask for
 BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})  # worth another attempt
 
 Progress = Callable[[int, int | None], None]  # bytes that are there, and of how many (None: not known)
+Arrived = Callable[[str, int, int | None], None]  # a file's name, and that
 
 
 class _OtherFile(ValueError):
@@ -148,8 +154,8 @@ def fetch(source: Remote, target: Path, report: Progress | None = None) -> Path:
     and the next call resumes there. A dropped connection is tried again, with longer and longer pauses, until
     several attempts in a row bring nothing. A file that is there already is kept; its size alone is checked.
 
-    Raises InputError, one line, if the file cannot be had or is not what was expected (then nothing of it is kept), if
-    the disk is too small, and if another process downloads it just now.
+    Where another process downloads it just now, that is waited for. Raises InputError, one line, if the file cannot be
+    had or is not what was expected (then nothing of it is kept), and if the disk is too small.
     """
     report = report or (lambda done, total: None)
     if _is_there(source, target):
@@ -157,13 +163,15 @@ def fetch(source: Remote, target: Path, report: Progress | None = None) -> Path:
     check_online(source.what, source.advice)
     with refusing(f"{target}: cannot be written", "choose another folder"), made_folder(target.parent):
         part = target.with_name(f"{target.name}.part")
-        with _locked(part) as file:
-            if not _is_there(source, target):  # another process may have ended meanwhile
-                _from_any(source, _Part(part, file), report)
-                _check(source, part, file)
-                os.replace(part, target)
-                sync(target.parent)
-                _Part(part, file).forget()
+        with _locked(part, lambda size: report(size, source.size)) as file:
+            if _is_there(source, target):  # by another process, meanwhile
+                part.unlink()
+                return target
+            _from_any(source, _Part(part, file), report)
+            _check(source, part, file)
+            os.replace(part, target)
+            sync(target.parent)
+            _Part(part, file).forget()
     return target
 
 
@@ -184,15 +192,21 @@ def _is_there(source: Remote, target: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _locked(part: Path) -> Iterator[IO[bytes]]:
-    """Open a file for appending that no other process has open so. Raises OSError and InputError."""
-    for path in (part, _notes(part)):  # a pipe would be waited for, a link's file written over
-        if path.is_symlink() or (path.exists() and not path.is_file()):
-            raise InputError(f"{path}: is a link, or not a regular file; remove it")
-    with open(part, "ab") as file:
-        if try_lock(file.fileno()) is False or not leads_to(part, file.fileno()):
-            raise InputError(f"{part}: another process is downloading it; wait for that one")
-        yield file
+def _locked(part: Path, waiting: Callable[[int], None]) -> Iterator[IO[bytes]]:
+    """Open a file for appending that no other process has open so: after that one, whose bytes are told meanwhile.
+
+    Raises OSError and InputError.
+    """
+    while True:
+        for path in (part, _notes(part)):  # a pipe would be waited for, a link's file written over
+            if path.is_symlink() or (path.exists() and not path.is_file()):
+                raise InputError(f"{path}: is a link, or not a regular file; remove it")
+        with open(part, "ab") as file:
+            if try_lock(file.fileno()) is not False and leads_to(part, file.fileno()):
+                yield file
+                return
+            waiting(os.fstat(file.fileno()).st_size)
+        time.sleep(WAIT_SECONDS)
 
 
 def _notes(part: Path) -> Path:
@@ -399,3 +413,28 @@ def digest_of(path: Path, name: str) -> str:
         while block := file.read(BLOCK_BYTES):
             digest.update(block)
     return digest.hexdigest()
+
+
+# ----- progress -----------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def shown(total: int) -> Iterator[Arrived]:
+    """Show how much has arrived. total: bytes of the files."""
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    name_of_file = TextColumn("{task.description}")
+    columns = (name_of_file, BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    sizes: dict[str, int] = {}
+
+    def line(task: "Task") -> str:
+        arrived = f"{task.completed / MEGABYTE:,.0f} of {(task.total or 0) / MEGABYTE:,.0f} MB"
+        return f"{task.description} | {arrived} | {speed_of(task)}"
+
+    with show_progress(columns, total or None, line) as (_, update):
+
+        def report(name: str, done: int, of: int | None) -> None:
+            sizes[name] = done
+            update(completed=sum(sizes.values()), description=name, total=total or of)
+
+        yield report

@@ -24,9 +24,9 @@ USUAL_ROWS = TrainConfig().batch_size
 DESCRIPTION = """\
 How good trained models are: loss, perplexity and bits per byte of texts, and how many questions of public tasks they
 answer; each with its standard error, several models side by side. CHECKPOINT is anything that can be opened: a run's
-folder, a training state, a model file of llm.c, a folder of Hugging Face's, nanoGPT's ckpt.pt; or a shape (d12) with
-random weights. Standard output gets the table or the JSON; what else there is to say goes to standard error.
-docs/evaluate.md explains all of it."""
+folder, a training state, a model file of llm.c, a folder of Hugging Face's, nanoGPT's ckpt.pt; gpt2, gpt2-xl or
+hf:OWNER/NAME, which is downloaded; or a shape (d12) with random weights. Standard output gets the table or the JSON;
+what else there is to say goes to standard error. docs/evaluate.md explains all of it."""
 
 EXAMPLES = (
     ("runs/plays --data val.bin", "loss, perplexity and bits per byte on the whole file"),

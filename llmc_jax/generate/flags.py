@@ -15,9 +15,9 @@ PORT = 8000
 
 DESCRIPTION = """\
 Ask a trained model: it continues a text, token by token. CHECKPOINT is anything that can be opened: a run's
-folder, a training state, a model file of llm.c, a folder of Hugging Face's, nanoGPT's ckpt.pt; or a shape (d12) with
-random weights. Standard output gets the text alone; what else there is to say goes to standard error.
-docs/generate.md explains all of it."""
+folder, a training state, a model file of llm.c, a folder of Hugging Face's, nanoGPT's ckpt.pt; gpt2, gpt2-xl or
+hf:OWNER/NAME, which is downloaded; or a shape (d12) with random weights. Standard output gets the text alone; what
+else there is to say goes to standard error. docs/generate.md explains all of it."""
 
 EXAMPLES = (
     ('runs/plays --prompt "ROMEO:" -n 300', "300 tokens more, after the newest good state of a run"),

@@ -11,7 +11,7 @@ from pathlib import Path
 from llmc_jax.base.errors import InputError
 from llmc_jax.config.checks import check_model_fit, validate
 from llmc_jax.config.flags import STEP_MODEL, given_options, models_not_asked_for, parse_args
-from llmc_jax.config.model import ModelConfig, described, parse_descriptor
+from llmc_jax.config.model import PUBLISHED, ModelConfig, described, parse_descriptor
 from llmc_jax.config.train import TrainConfig
 
 
@@ -33,13 +33,14 @@ def asked_config(words: str | Sequence[str]) -> TrainConfig:
 
 
 def model_of(name: str) -> ModelConfig:
-    """Return the shape that -e names: a descriptor, or a checkpoint of any format.
+    """Return the shape that -e names: a descriptor, or a checkpoint of any format; of gpt2, no file is needed.
 
     A file that a preset names and that is not here is STEP_MODEL's. Raises InputError.
     """
     here = Path(name).exists()
     if not here and not described(name) and name in models_not_asked_for():
         name = STEP_MODEL
+    name = name if here else PUBLISHED.get(name, name)
     if described(name) or not (here or name.endswith(".bin")):
         return parse_descriptor(name)
     if not here:

@@ -13,13 +13,14 @@ from llmc_jax import cluster
 from llmc_jax.base.commands import typed
 from llmc_jax.base.errors import InputError, naming
 from llmc_jax.checkpoint import sources
+from llmc_jax.checkpoint.published import model_named
 from llmc_jax.checkpoint.source import Source
 from llmc_jax.checkpoint.store import Checkpoint, check
 from llmc_jax.cluster.agreement import alike
 from llmc_jax.cluster.launchers import devices_asked
 from llmc_jax.config.checks import check_model_fit, with_devices
 from llmc_jax.config.flags import models_not_asked_for
-from llmc_jax.config.model import ModelConfig, described, parse_descriptor, where_published
+from llmc_jax.config.model import ModelConfig, described, parse_descriptor
 from llmc_jax.config.train import BY_NAME, TrainConfig, of_test
 from llmc_jax.data import tables
 from llmc_jax.data.corpora import Corpus, stdlib_corpus
@@ -39,6 +40,7 @@ class Model(NamedTuple):
 
     config: ModelConfig
     source: Source | None  # of the weights; None: random ones, or those of the checkpoint that the run resumes from
+    published: str = ""  # its name on Hugging Face, where -e says that and not a path
 
     @property
     def path(self) -> Path | None:
@@ -48,8 +50,8 @@ class Model(NamedTuple):
     @property
     def name(self) -> str:
         """Return the name of what the weights come from, of a training state its run's; empty where from nothing."""
-        if self.source is None:
-            return ""
+        if self.source is None or self.published:
+            return self.published
         return self.source.path.resolve().parent.name if self.source.kind == "state" else self.source.path.stem
 
 
@@ -115,16 +117,19 @@ def resolve_model(config: TrainConfig, earlier: Checkpoint | None = None) -> Mod
     if earlier is not None and _names_nothing_new(config.model, earlier):
         return Model(earlier.metadata.identity.model, None)
     flag, name = ("--init-from", config.init_from) if config.init_from else ("-e", config.model)
-    no_file = not name.endswith(".bin") and "/" not in name and (described(name) or not Path(name).exists())
-    if flag == "-e" and no_file:
+    with naming(flag):
+        on_hub = model_named(name)
+    there = on_hub is not None or Path(name).exists()
+    if flag == "-e" and not name.endswith(".bin") and "/" not in name and (described(name) or not there):
         return Model(parse_descriptor(name), None)
-    if not Path(name).exists():
+    if not there:
         raise InputError(_not_there(config))
     with naming(flag):
         source = sources.open_source(name, v2_order=config.v2_order)
         if source.kind == "state" and source.path == Path(name) and (problem := check(source.path)):
             raise InputError(f"{name}: {problem}; take another checkpoint")
-    return Model(_checked_shape(config, source.config) if config.init_from else source.config, source)
+    shape = _checked_shape(config, source.config) if config.init_from else source.config
+    return Model(shape, source, on_hub.repository.rpartition("/")[2] if on_hub else "")
 
 
 def _not_there(config: TrainConfig) -> str:
@@ -136,7 +141,7 @@ def _not_there(config: TrainConfig) -> str:
         return f"-y 1 -o {config.output_dir}: there is no run with a checkpoint; check the path, or begin one with -e"
     shapes = "a shape such as d12 for random weights" + "; --preset demo beside other flags trains the demo" * default
     files = "no such file; give the path of an llm.c checkpoint or of a folder of Hugging Face's"
-    return f"-e {name}: {where_published(name) or f'{files}, or {shapes}'}"
+    return f"-e {name}: {files}, or {shapes}"
 
 
 def _names_nothing_new(name: str, earlier: Checkpoint) -> bool:

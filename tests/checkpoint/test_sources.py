@@ -235,7 +235,6 @@ def test_places_that_are_none(tmp_path: Path) -> None:
         (tmp_path / "pipe", "not a regular file"),
         (empty, "an empty folder"),
         (bare, "no weights"),
-        (Path("gpt2"), "huggingface.co/openai-community/gpt2 into"),
         (runs, "holds runs; name one of them: .*first$"),
         (other, r"without a checkpoint, but with notes\.txt; known are"),
         (models, r"holds models, but no training state; name one of them: .*model_00000009\.bin"),

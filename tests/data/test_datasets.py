@@ -20,7 +20,6 @@ from server import Files, serving
 
 from llmc_jax.base.errors import InputError
 from llmc_jax.data import datasets as module
-from llmc_jax.data import datasets_command as cli
 from llmc_jax.data import download
 from llmc_jax.data.command import main
 from llmc_jax.data.datasets import DATASETS, Dataset, own_name, published_files, remote, sampled
@@ -142,7 +141,7 @@ def listed(server: Files) -> Files:
         }
         for f in row.files
     ]
-    server.listings[f"/api/datasets/{row.place[0]}/tree/{row.place[1]}/{row.listed}"] = (entries, None)
+    server.listings[f"/api/{row.place[0]}/tree/{row.place[1]}/{row.listed}"] = (entries, None)
     return server
 
 
@@ -171,7 +170,7 @@ def test_a_sample_is_what_the_server_lists(server: Files) -> None:
         {"type": "file", "path": f"sample/100BT/{name}", "size": 5, "oid": "11"}
         for name in ("b.parquet", "a.parquet", "x")
     ]
-    server.listings[f"/api/datasets/{row.place[0]}/tree/{row.place[1]}/sample/100BT"] = (entries, None)
+    server.listings[f"/api/{row.place[0]}/tree/{row.place[1]}/sample/100BT"] = (entries, None)
     assert [(f.name, f.size, f.sha256, f.sha1) for f in published_files(row)] == [
         ("a.parquet", 5, None, "11"),
         ("b.parquet", 5, None, "11"),
@@ -396,7 +395,7 @@ def test_progress_counts_what_is_missing(
     server: Files, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("llmc_jax.base.progress.PROGRESS_SECONDS", 0.0)
-    monkeypatch.setattr(cli, "MEGABYTE", 1)
+    monkeypatch.setattr(download, "MEGABYTE", 1)
     row = publish(server, monkeypatch, "fineweb", [b"12345", b"1234567"])
     assert main(["fineweb", "--download-only", "--files", "1"]) == 0
     capsys.readouterr()

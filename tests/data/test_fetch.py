@@ -291,11 +291,25 @@ def test_a_full_disk_keeps_what_has_arrived(server: Files, tmp_path: Path, monke
         fetch(remote(server), tmp_path / "f")
 
 
-def test_one_process_at_a_time(server: Files, tmp_path: Path) -> None:
-    with open(tmp_path / "f.part", "ab") as other:
-        assert try_lock(other.fileno())
-        with pytest.raises(InputError, match="another process"):
-            fetch(remote(server), tmp_path / "f")
+@pytest.mark.parametrize("ends", ["done", "killed"])
+def test_another_process_is_waited_for(server: Files, tmp_path: Path, ends: str) -> None:
+    other = open(tmp_path / "f.part", "ab")  # noqa: SIM115  as long as the other process lives
+    assert try_lock(other.fileno())
+    told: list[int] = []
+
+    def go_on(done: int, total: int | None) -> None:
+        told.append(done)
+        if not other.closed:
+            other.write(DATA)
+            other.flush()
+            if ends == "done":
+                os.replace(tmp_path / "f.part", tmp_path / "f")
+            other.close()
+
+    assert fetch(remote(server, size=len(DATA), sha256=SHA256), tmp_path / "f", go_on).read_bytes() == DATA
+    assert told[0] == 0
+    assert names(tmp_path) == ["f"]
+    assert len(server.asked) == (ends == "killed")  # nothing says what the bytes of that one were
 
 
 def test_ctrl_c_keeps_what_has_arrived(server: Files, tmp_path: Path) -> None:
@@ -343,16 +357,19 @@ def tree(server: Files, monkeypatch: pytest.MonkeyPatch) -> Files:
 
 def test_a_list_of_files(tree: Files) -> None:
     files = [hub.File("a", 7, "33", "d/a"), hub.File("b.txt", 5, None, "d/b.txt", sha1="11")]
-    assert hub.list_files("own/er", "main", "d", "ask") == files
+    assert hub.list_files("datasets/own/er", "main", "d", "ask") == files
     assert {asked.token for asked in tree.asked} == {"Bearer secret"}
-    assert hub.file_url("own/er", "a/b", "d/é.txt") == f"{tree.address}/datasets/own/er/resolve/a%2Fb/d/%C3%A9.txt"
+    assert (
+        hub.file_url("datasets/own/er", "a/b", "d/é.txt")
+        == f"{tree.address}/datasets/own/er/resolve/a%2Fb/d/%C3%A9.txt"
+    )
 
 
 @pytest.mark.parametrize("following", ["http://elsewhere.example/x", "https://127.0.0.1/x"])
 def test_a_list_does_not_go_on_elsewhere(tree: Files, following: str) -> None:
     tree.listings["/api/datasets/own/er/tree/main/d"] = ([], following)
     with pytest.raises(InputError, match="another host"):
-        hub.list_files("own/er", "main", "d", "ask")
+        hub.list_files("datasets/own/er", "main", "d", "ask")
 
 
 @pytest.mark.parametrize(
@@ -370,7 +387,7 @@ def test_a_list_does_not_go_on_elsewhere(tree: Files, following: str) -> None:
 def test_what_is_no_list_is_refused(tree: Files, entries: list[object]) -> None:
     tree.listings["/api/datasets/own/er/tree/main/d"] = (entries, None)
     with pytest.raises(InputError, match="is no such list") as caught:
-        hub.list_files("own/er", "main", "d", "ask")
+        hub.list_files("datasets/own/er", "main", "d", "ask")
     assert str(caught.value).isprintable()
 
 
@@ -378,14 +395,14 @@ def test_a_list_nested_too_deep_is_refused(tree: Files) -> None:
     del tree.listings["/api/datasets/own/er/tree/main/d"]
     tree.content["/api/datasets/own/er/tree/main/d"] = b"[" * 100_000
     with pytest.raises(InputError, match="is no such list"):
-        hub.list_files("own/er", "main", "d", "ask")
+        hub.list_files("datasets/own/er", "main", "d", "ask")
 
 
 @pytest.mark.parametrize("code", [401, 403, 404, 451])
 def test_a_list_that_is_refused(tree: Files, code: int) -> None:
     tree.status["/api/datasets/own/er/tree/main/d"] = [code]
     with pytest.raises(InputError, match=rf"the server answers {code} .*; ask$"):
-        hub.list_files("own/er", "main", "d", "ask")
+        hub.list_files("datasets/own/er", "main", "d", "ask")
 
 
 def test_a_token_comes_from_the_environment_or_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -407,7 +424,7 @@ def test_a_login_that_no_request_can_carry_is_not_shown(
     (tmp_path / "token").write_text(login)
     for words in ("token: is no login", "HF_TOKEN: is no login"):
         with pytest.raises(InputError, match=words) as caught:
-            hub.list_files("own/er", "main", "d", "ask")
+            hub.list_files("datasets/own/er", "main", "d", "ask")
         assert "secret" not in str(caught.value)
         monkeypatch.setenv("HF_TOKEN", login)
     assert server.asked == []
