@@ -1,4 +1,4 @@
-"""`llmc-jax data`: make token files from text, get tinyshakespeare, look into token and tokenizer files.
+"""`llmc-jax data`: make token files from text, look into token and tokenizer files.
 
 Leaves out the work itself (prepare.py, corpora.py, show.py, tokenizers.py). Exit status: 0 done, 2 bad input, 130
 stopped by Ctrl-C.
@@ -17,9 +17,8 @@ from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import refuse_existing
 from llmc_jax.base.options import own
 from llmc_jax.base.parsers import Parser, commands_line
-from llmc_jax.config.train import TrainConfig
-from llmc_jax.data.command_kit import TOKENIZER, command, count, load, make_token_files, print_next
-from llmc_jax.data.corpora import TINYSHAKESPEARE_FOLDER, Corpus, stdlib_corpus, tinyshakespeare_corpus
+from llmc_jax.data.command_kit import TOKENIZER, command, count, load, make_token_files
+from llmc_jax.data.corpora import stdlib_corpus
 from llmc_jax.data.datasets_command import add_datasets
 from llmc_jax.data.documents import BLANK_LINE, Reading, find_inputs, read_text
 from llmc_jax.data.llama3 import is_model, read_model
@@ -67,11 +66,6 @@ SPLITTING = (
     own("--val-tokens", "N", None, "the first N tokens are validation; 0: none", read=count),
     own("--val-fraction", "F", None, "about this share of the documents is, chosen by their hash"),
 )  # fmt: skip
-TINYSHAKESPEARE = (
-    own("--text --from", "FILE", None, "a local copy of input.txt, the text", name="source", type=Path),
-    TOKENIZER,
-    own("-o --out", "FOLDER", TINYSHAKESPEARE_FOLDER, f"where to write (default: {TINYSHAKESPEARE_FOLDER})"),
-)
 INSPECT = (
     own("files", "FILE...", None, "token file or pattern"),
     own("--vocab-size", "V", None, "check that all ids are below V (default: what they suggest)", read=count),
@@ -98,7 +92,6 @@ def make_parser() -> Parser:
     making.add(READING, "reading")
     parts = f"the first 1/{VAL_SHARE} of the tokens, at most {VAL_TOKENS}, are for validation."
     making.add(SPLITTING, "splitting", f"Without an option {parts}")
-    command(commands, "tinyshakespeare", _tinyshakespeare, TINYSHAKESPEARE)
     command(commands, "stdlib", _stdlib)
     add_datasets(commands)
     command(commands, "inspect", _inspect, INSPECT)
@@ -150,7 +143,12 @@ def _name_after(item: str) -> str:
     return re.sub(r"[^A-Za-z0-9_-]+", "_", stem).strip("_-") or "text"
 
 
-def _print_corpus(corpus: Corpus) -> None:
+def _stdlib(options: argparse.Namespace) -> None:
+    """Make token files of the built-in corpus, the source of this Python's standard library.
+
+    Training without -i does so by itself. They are kept in $LLMC_JAX_CACHE, or else the user's cache folder.
+    """
+    corpus = stdlib_corpus()
     for path, tokens in ((corpus.val, corpus.val_tokens), (corpus.train, corpus.train_tokens)):
         print(f"Saved {tokens} tokens to {path}")
     print(
@@ -160,29 +158,6 @@ def _print_corpus(corpus: Corpus) -> None:
     print(
         f"bigram baseline on validation: {corpus.bigram_nats:.3f} nats per token (unigram: {corpus.unigram_nats:.3f})"
     )
-
-
-def _tinyshakespeare(options: argparse.Namespace) -> None:
-    """Make token files of tinyshakespeare (1.1 MB, downloaded).
-
-    With GPT-2's tokenizer they are llm.c's, byte for byte. Without a network:
-    --text input.txt --tokenizer gpt2_tokenizer.bin.
-    """
-    tokenizer = load(options.tokenizer)
-    corpus = tinyshakespeare_corpus(tokenizer, options.out, options.source)
-    _print_corpus(corpus)
-    if str(corpus.train) == TrainConfig().train_data:
-        print(f"Next: {typed('train')} --preset tinyshakespeare")
-    else:
-        print_next(corpus.train, corpus.val, tokenizer)
-
-
-def _stdlib(options: argparse.Namespace) -> None:
-    """Make token files of the built-in corpus, the source of this Python's standard library.
-
-    Training without -i does so by itself. They are kept in $LLMC_JAX_CACHE, or else the user's cache folder.
-    """
-    _print_corpus(stdlib_corpus())
     print(f"Next: {typed('train')}")
 
 

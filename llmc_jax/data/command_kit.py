@@ -19,6 +19,7 @@ from llmc_jax.base.options import Option, own
 from llmc_jax.base.parsers import Parser
 from llmc_jax.base.progress import MEGABYTE, show_progress, speed_of
 from llmc_jax.base.streams import print_error
+from llmc_jax.config.train import TrainConfig
 from llmc_jax.data.documents import find_inputs, size_of
 from llmc_jax.data.prepare import Prepared, Report, Settings, prepare
 from llmc_jax.data.tokenizers import DEFAULT_BIN, Tokenizer, load_tokenizer
@@ -84,7 +85,12 @@ def make_token_files(
     if settings.reading.split_on and not made.cuts:
         print_error("note: --split-on: no text file has its separator, so each is one document")
     train, val = (folder / f"{name}_{split}{'_*' * settings.numbered}.bin" for split in ("train", "val"))
-    print_next(train, val if made.tokens("val") else None, tokenizer)
+    if str(train) == TrainConfig().train_data:
+        print(f"Next: {typed('train')} --preset tinyshakespeare")
+        return
+    model = f"L4-NH4-C128-V{tokenizer.vocab_size}-T128 -t 128"  # a size for a first look, on a CPU too
+    validation = f"-j {quoted(val)}" if made.tokens("val") else "-v 0"
+    print(f"Next: {typed('train')} -i {quoted(train)} {validation} -e {model}")
 
 
 def _print_summary(made: Prepared, total: int, seconds: float) -> None:
@@ -100,13 +106,6 @@ def _print_summary(made: Prepared, total: int, seconds: float) -> None:
             f"note: {last.path.name} holds {last.tokens} tokens; training needs B*T+1 in every file: choose a smaller "
             "batch, another --shard-size, or remove it"
         )
-
-
-def print_next(train: Path, val: Path | None, tokenizer: Tokenizer) -> None:
-    """Print the command that trains on the files: a size for a first look, on a CPU too."""
-    model = f"L4-NH4-C128-V{tokenizer.vocab_size}-T128 -t 128"
-    validation = f"-j {quoted(val)}" if val else "-v 0"
-    print(f"Next: {typed('train')} -i {quoted(train)} {validation} -e {model}")
 
 
 # ----- progress -----------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
-"""Corpora known by name: `stdlib`, the source of Python's standard library (nothing to download), and tinyshakespeare.
+"""The built-in corpus, `stdlib`: the source of Python's standard library (nothing to download); and its baselines.
 
-Leaves out your own text (prepare.py) and the reading of token files during a run (loader.py).
+Leaves out other text (prepare.py, datasets.py) and the reading of token files during a run (loader.py).
 """
 
 import hashlib
@@ -15,9 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from llmc_jax.base.errors import InputError
-from llmc_jax.base.files import cache_folder, reason, refusing, write_atomic, write_bytes
+from llmc_jax.base.files import cache_folder, reason, refusing, write_bytes
 from llmc_jax.data import tables
-from llmc_jax.data.documents import BLANK_LINE, cut_documents
 from llmc_jax.data.tokenfile import open_token_file, write_token_file
 from llmc_jax.data.tokenizers import Tokenizer, bytes_tokenizer
 
@@ -29,11 +28,6 @@ STDLIB_WITHOUT_FOLDERS = frozenset({
 STDLIB_WITHOUT_FILES = frozenset({"sitecustomize.py", "usercustomize.py"})  # the machine's, not Python's
 STDLIB_VAL_ONE_IN = 20
 STDLIB_RULES = "1"  # count up when the files chosen, their order or the split change: old caches are then left alone
-
-TINYSHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
-TINYSHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
-TINYSHAKESPEARE_FOLDER = Path("dev/data/tinyshakespeare")
-TINYSHAKESPEARE_VAL_TOKENS = 32768
 
 BIGRAM_PRIOR = 10.0  # tokens that the unigram model is worth; the figures hardly depend on it
 ENTROPY_MAX_TOKENS = 1 << 24  # of the training tokens, so that a baseline stays cheap
@@ -216,51 +210,3 @@ def _pair_counts(train: np.ndarray, val: np.ndarray, vocab_size: int) -> np.ndar
     known, counts = np.unique(codes, return_counts=True)
     place = np.searchsorted(known, wanted).clip(max=known.size - 1)
     return np.where(known[place] == wanted, counts[place], 0)
-
-
-# ----- tinyshakespeare ----------------------------------------------------------------------------------------------
-
-
-def tinyshakespeare_corpus(tokenizer: Tokenizer, folder: Path, source: Path | None = None) -> Corpus:
-    """Make token files of tinyshakespeare (1.1 MB) in `folder`.
-
-    source: a local copy of input.txt; without one the text is taken from the folder's tiny_shakespeare.txt, or
-    downloaded to there. With GPT-2's tokenizer the files are those of llm.c's script byte for byte: the text is cut
-    after each empty line, an end-of-text token stands before each section, and the first 32,768 tokens are validation.
-    The table lies beside them (data/tables.py). Files of another tokenizer carry its name. Existing files are replaced.
-
-    Raises InputError if the text is not the known one or cannot be had, or the folder cannot be written.
-    Source: llm.c's dev/data/tinyshakespeare.py.
-    """
-    with refusing(f"{folder}: cannot be made", "choose another folder"):
-        folder.mkdir(parents=True, exist_ok=True)
-    text = _tinyshakespeare_text(folder / "tiny_shakespeare.txt", source)
-    sections = cut_documents([(text, 0)], BLANK_LINE)
-    tokens = np.concatenate([tokenizer.encode_document(section.text) for section in sections])
-    train, val = tokens[TINYSHAKESPEARE_VAL_TOKENS:], tokens[:TINYSHAKESPEARE_VAL_TOKENS]
-    stem = "tiny_shakespeare" if tokenizer.name == "gpt2" else f"tiny_shakespeare_{tokenizer.name.removesuffix('.bin')}"
-    description = f"40,000 lines of Shakespeare, in {'bytes' if tokenizer.name == 'bytes' else 'BPE tokens'}"
-    return _save(folder / stem, tokenizer, train, val, TINYSHAKESPEARE_SHA256[:12], description)
-
-
-def _tinyshakespeare_text(kept: Path, source: Path | None) -> str:
-    try:
-        data = (source or kept).read_bytes()
-    except OSError as error:
-        if source:
-            raise InputError(f"{source}: cannot be read ({reason(error)}); check the path") from error
-        data = b""
-    found = hashlib.sha256(data).hexdigest()
-    if found == TINYSHAKESPEARE_SHA256:
-        return data.decode()
-    if source:
-        raise InputError(
-            f"{source}: is not tinyshakespeare: {len(data)} bytes, sha256 {found[:16]}…; expected 1115394 bytes, "
-            f"{TINYSHAKESPEARE_SHA256[:16]}…; for other text: llmc-jax data prepare"
-        )
-    from llmc_jax.data.download import download
-
-    advice = "give a local copy of input.txt with --text FILE"
-    data = download(TINYSHAKESPEARE_URL, TINYSHAKESPEARE_SHA256, "tinyshakespeare", advice)
-    write_atomic(kept, data)
-    return data.decode()

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import complete_file, refuse_existing, refusing
 from llmc_jax.data import hub
-from llmc_jax.data.documents import Reading, find_inputs, size_of
+from llmc_jax.data.documents import BLANK_LINE, Reading, find_inputs, size_of
 from llmc_jax.data.download import Arrived, Remote, digest_of, fetch
 from llmc_jax.data.hub import File
 from llmc_jax.data.prepare import SHARD_TOKENS, Settings
@@ -48,16 +48,16 @@ class Recipe(NamedTuple):
 class Dataset(NamedTuple):
     """A row of the table.
 
-    folder: its own in dev/data. place: on Hugging Face. holds: how much is in it, as whoever published it, or llm.c,
-    counts. listed: the folder at its place whose list says what `files` leaves open. about: bytes to download, where
-    not all files tell theirs. tasks: the evaluations that are in its files, one each. eval_file: llm.c's file of them.
-    copies: digests of other published forms, and what they are. recipe: what a corpus becomes.
+    folder: its own in dev/data. place: on Hugging Face, if it is there. holds: how much is in it, as whoever published
+    it, or llm.c, counts. listed: the folder at its place whose list says what `files` leaves open. about: bytes to
+    download, where not all files tell theirs. tasks: the evaluations in its files, one each. eval_file: llm.c's file
+    of them. copies: digests of other published forms, and what they are. recipe: what a corpus becomes.
     """
 
     name: str
     title: str
     folder: str
-    place: HubPlace
+    place: HubPlace | None
     files: tuple[File, ...]
     holds: str
     listed: str | None = None
@@ -70,7 +70,7 @@ class Dataset(NamedTuple):
     @property
     def page(self) -> str:
         """Return where people read about it."""
-        return f"{hub.ENDPOINT}/{self.place[0]}"
+        return f"{hub.ENDPOINT}/{self.place[0]}" if self.place else self.files[0].urls[0]
 
 
 # ----- recipes -------------------------------------------------------------------------------------------------------
@@ -80,6 +80,12 @@ def _tinystories(shard: int | None) -> Settings:
     """Source: llm.c's dev/data/tinystories.py, whose files come in the order in which workers end; ours by name."""
     reading = Reading("json", "story", strip=True, shuffle=1337)
     return Settings(reading, shard or MAX_TOKENS, val_files=1, keep_empty=True, numbered=shard is not None)
+
+
+def _tinyshakespeare(shard: int | None) -> Settings:
+    """Source: llm.c's dev/data/tinyshakespeare.py: a document is what an empty line ends."""
+    reading = Reading("text", split_on=BLANK_LINE)
+    return Settings(reading, shard or MAX_TOKENS, val_tokens=32768, keep_empty=True, numbered=shard is not None)
 
 
 def _openwebtext(shard: int | None) -> Settings:
@@ -130,6 +136,23 @@ def _shards(pattern: str, known: tuple[tuple[int, str], ...], count: int) -> tup
 
 
 _ROWS = (
+    Dataset(
+        "tinyshakespeare",
+        "tinyshakespeare: 40,000 lines, for a first look",
+        "tinyshakespeare",
+        None,
+        (
+            File(
+                "tiny_shakespeare.txt",
+                1115394,
+                "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
+                "input.txt",
+                ("https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",),
+            ),
+        ),
+        "338 k tokens",
+        recipe=Recipe("tiny_shakespeare", _tinyshakespeare, "*"),
+    ),
     Dataset(
         "hellaswag",
         "HellaSwag: how does it continue? 4 answers",
@@ -292,6 +315,7 @@ def published_files(dataset: Dataset, count: int | None = None) -> list[File]:
     chosen = dataset.files[:count]
     if dataset.listed is None or (chosen and all(file.sha256 for file in chosen)):
         return list(chosen)
+    assert dataset.place is not None
     entries = hub.list_files(*dataset.place, dataset.listed, _advice(dataset))
     listed = {entry.path: entry for entry in entries if entry.path.endswith(".parquet")}
     files = chosen or list(listed.values())[:count]
@@ -318,13 +342,13 @@ def _advice(dataset: Dataset) -> str:
 def remote(dataset: Dataset, file: File) -> Remote:
     """Return where a file is, and what is known of it."""
     return Remote(
-        urls=(hub.file_url(*dataset.place, file.path), *file.urls),
+        urls=((hub.file_url(*dataset.place, file.path),) if dataset.place else ()) + file.urls,
         what=f"{dataset.name}, {file.name}",
         advice=_advice(dataset),
         size=file.size,
         sha256=file.sha256,
         sha1=file.sha1,
-        token=hub.token(),
+        token=hub.token() if dataset.place else None,
     )
 
 
@@ -371,7 +395,7 @@ def recognised(dataset: Dataset, path: Path) -> tuple[File | None, str | None]:
     Raises InputError if it cannot be read.
     """
     known = dict(dataset.copies)
-    known |= {file.sha256: f"{file.path} of {dataset.place[0]}" for file in dataset.files if file.sha256}
+    known |= {file.sha256: f"{file.path} of {dataset.page}" for file in dataset.files if file.sha256}
     with refusing(f"{path}: cannot be read", "check the path"):
         digest = digest_of(path, "sha256") if path.is_file() else ""
     return next((file for file in dataset.files if file.sha256 == digest), None), known.get(digest)

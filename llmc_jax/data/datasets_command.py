@@ -58,9 +58,10 @@ def _add(commands: argparse._SubParsersAction, dataset: Dataset, about: str, own
     parser: Parser = commands.add_parser(
         dataset.name, help=f"{dataset.title}.", description=f"{dataset.title}. {about} Published: {dataset.page}"
     )
+    given = "--text --from" if dataset.place is None else "--from"
     parser.add([
         own("-o --out", "FOLDER", None, f"where to write (default: {FOLDER / dataset.folder})"),
-        own("--from", "FILE...", None, "local copies, in any published form; nothing is downloaded", name="source"),
+        own(given, "FILE...", None, "local copies, in any published form; nothing is downloaded", name="source"),
         own("--download-only", "", False, "download only: make nothing of the files"),
         *own_options,
     ])  # fmt: skip
@@ -210,6 +211,8 @@ def _corpus(dataset: Dataset, options: argparse.Namespace) -> None:
             check_parquet(dataset.name)
     if options.source:
         inputs = local_inputs(recipe, options.source)
+        if dataset.place is None and recognised(dataset, inputs[0])[0] is None:
+            raise InputError(f"{inputs[0]}: is not {dataset.name}; for other text: {typed('data')} prepare")
     else:
         inputs = _downloaded(dataset, published_files(dataset, None if recipe.unpack else options.files), downloads)
     if tokenizer is None:

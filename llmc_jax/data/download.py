@@ -1,4 +1,4 @@
-"""Downloads: small files whole into memory, large ones to the disk, resumed where they broke off, and checked.
+"""Downloads: to the disk, resumed where they broke off, and checked; a server's short answers into memory.
 
 Leaves out what is downloaded and where it is kept (tokenizers.py, corpora.py, datasets.py), and how Hugging Face names
 its files (hub.py).
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from rich.progress import Task
 
 ANSWER_SECONDS = 10.0  # to connect, and between two pieces of the answer
-DOWNLOAD_SECONDS = 120.0  # for a whole file of `download`; one of `fetch` may take days, as long as bytes come
+DOWNLOAD_SECONDS = 120.0  # for a whole answer of `read_all`; a file may take days, as long as bytes come
 STALL_SECONDS = 20.0  # between two pieces of a large file
 WAIT_SECONDS = 0.2  # between two looks at another process's download
 MAX_BYTES = 1 << 26
@@ -64,25 +64,7 @@ class Remote(NamedTuple):
     token: str | None = None
 
 
-# ----- small files ---------------------------------------------------------------------------------------------------
-
-
-def download(url: str, sha256: str, what: str, advice: str) -> bytes:
-    """Fetch a file of known content.
-
-    what: the file in words; advice: what to do without it. Raises InputError with both if it does not arrive within
-    DOWNLOAD_SECONDS, or is not the file that was expected.
-    """
-    try:
-        data, _ = read_all(url)
-    except (OSError, ValueError, http.client.HTTPException) as error:
-        raise InputError(f"{what}: {url}: cannot be downloaded ({cause(error)}); {advice}") from error
-    found = hashlib.sha256(data).hexdigest()
-    if found != sha256:
-        raise InputError(
-            f"{what}: {url}: {len(data)} bytes with sha256 {found[:16]}… arrived; expected {sha256[:16]}…; {advice}"
-        )
-    return data
+# ----- what is asked -------------------------------------------------------------------------------------------------
 
 
 def read_all(url: str, token: str | None = None) -> tuple[bytes, Message]:
@@ -144,7 +126,7 @@ def _certificates() -> ssl.SSLContext:
     return context
 
 
-# ----- large files ---------------------------------------------------------------------------------------------------
+# ----- files ---------------------------------------------------------------------------------------------------------
 
 
 def fetch(source: Remote, target: Path, report: Progress | None = None) -> Path:

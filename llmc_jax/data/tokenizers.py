@@ -4,7 +4,6 @@ The merging itself is tiktoken's; what is here is where the table comes from, an
 out training a table, special tokens in a text, and where Llama 3's table comes from (llama3.py).
 """
 
-import contextlib
 import functools
 import hashlib
 import itertools
@@ -21,7 +20,7 @@ import numpy as np
 
 from llmc_jax.base import magics
 from llmc_jax.base.errors import FormatError, InputError
-from llmc_jax.base.files import refusing, write_atomic, write_bytes
+from llmc_jax.base.files import refusing, write_atomic
 from llmc_jax.config.model import GPT2_VOCAB, pad_vocab
 
 END_OF_TEXT = b"<|endoftext|>"
@@ -182,14 +181,13 @@ def _gpt2_in_current_folder() -> tuple[bytes, ...] | None:
 
 
 def _downloaded_merges(path: Path | None) -> bytes:
-    from llmc_jax.data.download import download
+    from llmc_jax.data.download import Remote, fetch
 
-    data = download(MERGES_URL, MERGES_SHA256, "GPT-2's tokenizer table", _HOW_TO_GET_TABLE)
-    with contextlib.suppress(OSError):  # a cache that cannot be written costs the next run a download, no more
+    source = Remote((MERGES_URL,), "GPT-2's tokenizer table", _HOW_TO_GET_TABLE, sha256=MERGES_SHA256)
+    with tempfile.TemporaryDirectory() as folder:
         if path:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_bytes(path, data)
-    return data
+            path.unlink(missing_ok=True)  # it is damaged
+        return fetch(source, path or Path(folder, "merges")).read_bytes()
 
 
 def byte_characters() -> tuple[str, ...]:

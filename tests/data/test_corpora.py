@@ -1,4 +1,4 @@
-"""The built-in corpus from a small library made here, the baselines against plain loops, tinyshakespeare."""
+"""The built-in corpus from a small library made here, the baselines against plain loops."""
 
 import hashlib
 import itertools
@@ -17,13 +17,9 @@ from hypothesis import strategies as st
 
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import cache_folder
-from llmc_jax.config.flags import parse_args
-from llmc_jax.config.model import GPT2_VOCAB
-from llmc_jax.data import corpora, tables, tokenizers
-from llmc_jax.data.command import main as data_main
-from llmc_jax.data.corpora import baselines, stdlib_corpus, tinyshakespeare_corpus
+from llmc_jax.data import corpora
+from llmc_jax.data.corpora import baselines, stdlib_corpus
 from llmc_jax.data.tokenfile import open_token_file
-from llmc_jax.data.tokenizers import bin_tokenizer, bytes_tokenizer, load_tokenizer, write_tokenizer_bin
 
 LEFT_OUT = [
     "test/test_a.py", "json/tests/x.py", "idlelib/a.py", "idlelib/idle_test/b.py", "encodings/utf_8.py",
@@ -180,90 +176,6 @@ def test_entropies(data: st.DataObject) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(corpora, "DENSE_VOCAB", most)
             np.testing.assert_allclose(baselines(*arrays, vocab), expected, rtol=1e-12, atol=1e-12)
-
-
-# ----- tinyshakespeare ----------------------------------------------------------------------------------------------
-
-TEXT = "First Citizen:\nBefore we proceed\n\nAll:\nSpeak\n\n\nHear me.\n"
-
-
-@pytest.fixture()
-def small_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Another text in the place of tinyshakespeare, and a network that has neither."""
-    monkeypatch.setattr(corpora, "TINYSHAKESPEARE_SHA256", hashlib.sha256(TEXT.encode()).hexdigest())
-    monkeypatch.setattr(corpora, "TINYSHAKESPEARE_VAL_TOKENS", 20)
-
-    def refuse(url: str, sha256: str, what: str, advice: str) -> bytes:
-        raise InputError(f"{what}: {url}: cannot be downloaded (no network); {advice}")
-
-    monkeypatch.setattr("llmc_jax.data.download.download", refuse)
-    (tmp_path / "input.txt").write_text(TEXT)
-    return tmp_path / "input.txt"
-
-
-def test_sections_and_split(small_text: Path, tmp_path: Path) -> None:
-    corpus = tinyshakespeare_corpus(bytes_tokenizer(), tmp_path / "out", small_text)
-    sections = [b"First Citizen:\nBefore we proceed\n\n", b"All:\nSpeak\n\n", b"\nHear me.\n"]
-    tokens = [token for section in sections for token in (256, *section)]
-    assert open_token_file(corpus.val).read().tolist() == tokens[:20]
-    assert open_token_file(corpus.train).read().tolist() == tokens[20:]
-    assert corpus.train == tmp_path / "out" / "tiny_shakespeare_bytes_train.bin"
-    assert (corpus.train_documents, corpus.val_documents) == (2, 1)
-
-
-def test_the_text_comes_from_the_folder_or_the_network(
-    small_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "out"
-    with pytest.raises(InputError, match=r"no network.*--text FILE"):
-        tinyshakespeare_corpus(bytes_tokenizer(), out)
-    assert list(out.iterdir()) == []
-    with monkeypatch.context() as patch:
-        patch.setattr("llmc_jax.data.download.download", lambda *_: TEXT.encode())
-        first = tinyshakespeare_corpus(bytes_tokenizer(), out)
-    assert (out / "tiny_shakespeare.txt").read_text() == TEXT
-    assert tinyshakespeare_corpus(bytes_tokenizer(), out) == first
-
-
-def test_another_text_is_refused(small_text: Path, tmp_path: Path) -> None:
-    small_text.write_text(TEXT.replace("\n", "\r\n"))
-    with pytest.raises(InputError, match=r"is not tinyshakespeare.*data prepare"):
-        tinyshakespeare_corpus(bytes_tokenizer(), tmp_path / "out", small_text)
-    with pytest.raises(InputError, match="No such file"):
-        tinyshakespeare_corpus(bytes_tokenizer(), tmp_path / "out", tmp_path / "none.txt")
-    with pytest.raises(InputError, match="cannot be made"):
-        tinyshakespeare_corpus(bytes_tokenizer(), small_text / "out", small_text)
-
-
-def test_the_files_are_llmc_s(shared: Path, tmp_path: Path) -> None:
-    tokenizer = bin_tokenizer(shared / "data" / "gpt2_tokenizer.bin")
-    corpus = tinyshakespeare_corpus(tokenizer, tmp_path, shared / "data" / "tinyshakespeare_input.txt")
-    assert corpus.train.read_bytes() == (shared / "data" / "tiny_shakespeare_train.bin").read_bytes()
-    assert corpus.val.read_bytes() == (shared / "data" / "tiny_shakespeare_val.bin").read_bytes()
-    assert (corpus.train.name, corpus.val_tokens) == ("tiny_shakespeare_train.bin", 32768)
-    assert (tmp_path / "tiny_shakespeare.tokenizer").read_bytes() == (
-        shared / "data" / "gpt2_tokenizer.bin"
-    ).read_bytes()
-
-
-def test_offline_one_command_makes_what_the_preset_reads(
-    small_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A table of GPT-2's size in any folder, a text in any folder, no network and no cache."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path / "empty"))
-    Path("elsewhere").mkdir()
-    pieces = tuple(bytes([n]) for n in range(256)) + tuple(b"#%d" % n for n in range(256, GPT2_VOCAB))
-    write_tokenizer_bin("elsewhere/gpt2_tokenizer.bin", pieces, GPT2_VOCAB - 1)
-    monkeypatch.setattr(tokenizers, "GPT2_PIECES_SHA256", tokenizers._digest(pieces))
-    command = ["tinyshakespeare", "--text", str(small_text), "--tokenizer", "elsewhere/gpt2_tokenizer.bin"]
-    assert data_main(command) == 0
-    assert capsys.readouterr().out.splitlines()[-1].endswith("train.py --preset tinyshakespeare")
-    config = parse_args(["--preset", "tinyshakespeare"])
-    ((_, found),) = tables.of_token_files([Path(config.train_data)])
-    assert found.pieces == pieces and found.name == "gpt2"
-    assert open_token_file(config.train_data).num_tokens > 0 and open_token_file(config.val_data).num_tokens == 20
-    assert load_tokenizer(config.tokenizer, GPT2_VOCAB).tokenizer is None  # neither in this folder nor in a cache
 
 
 # ----- files --------------------------------------------------------------------------------------------------------

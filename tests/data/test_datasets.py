@@ -19,13 +19,21 @@ sys.path.insert(0, str(Path(__file__).parent))
 from server import Files, serving
 
 from llmc_jax.base.errors import InputError
+from llmc_jax.config.flags import parse_args
+from llmc_jax.config.model import GPT2_VOCAB
 from llmc_jax.data import datasets as module
-from llmc_jax.data import download
+from llmc_jax.data import download, tables, tokenizers
 from llmc_jax.data.command import main
 from llmc_jax.data.datasets import DATASETS, Dataset, own_name, published_files, remote, sampled
 from llmc_jax.data.evalfile import read_eval_file
 from llmc_jax.data.tasks import TASKS
-from llmc_jax.data.tokenizers import Tokenizer, bin_tokenizer, bytes_tokenizer
+from llmc_jax.data.tokenizers import (
+    Tokenizer,
+    bin_tokenizer,
+    bytes_tokenizer,
+    load_tokenizer,
+    write_tokenizer_bin,
+)
 
 ENDINGS = ["sits down.", "flies away.", "sings.", "is a fish."]
 QUESTIONS = [
@@ -95,7 +103,7 @@ def publish(server: Files, monkeypatch: pytest.MonkeyPatch, name: str, contents:
 
 @pytest.mark.parametrize("row", DATASETS.values(), ids=DATASETS)
 def test_a_row(row: Dataset) -> None:
-    assert len(row.place[1]) == 40 and int(row.place[1], 16)
+    assert row.place is None or (len(row.place[1]) == 40 and int(row.place[1], 16))
     assert len({file.name for file in row.files}) == len(row.files)
     assert all(file.sha256 is None or (len(file.sha256) == 64 and int(file.sha256, 16)) for file in row.files)
     assert all(".." not in file.path for file in row.files)
@@ -517,3 +525,73 @@ def test_one_line_says_what_is_wrong(
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1 and lines[0].startswith("llmc-jax data: ")
     assert not Path("dev").exists()
+
+
+# ----- tinyshakespeare -----------------------------------------------------------------------------------------------
+
+TEXT = "First Citizen:\nBefore we proceed\n\nAll:\nSpeak\n\n\nHear me.\n"
+
+
+@pytest.fixture
+def plays(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Files]:
+    """A server with another text in the place of tinyshakespeare, which is in input.txt too."""
+    row = DATASETS["tinyshakespeare"]
+    recipe = row.recipe
+    assert recipe is not None
+    Path("input.txt").write_text(TEXT)
+    with serving() as files:
+        files.content["/input.txt"] = TEXT.encode()
+        digest, urls = hashlib.sha256(TEXT.encode()).hexdigest(), (f"{files.address}/input.txt",)
+        file = row.files[0]._replace(size=len(TEXT), sha256=digest, urls=urls)
+        recipe = recipe._replace(settings=lambda shard: row.recipe.settings(shard)._replace(val_tokens=20))  # type: ignore[union-attr]
+        monkeypatch.setitem(DATASETS, row.name, row._replace(files=(file,), recipe=recipe))
+        yield files
+
+
+@pytest.mark.parametrize("source", [[], ["--text", "input.txt"]])
+def test_sections_and_split(plays: Files, source: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["tinyshakespeare", "--tokenizer", "bytes", *source]
+    assert main(command) == 0
+    sections = [b"First Citizen:\nBefore we proceed\n\n", b"All:\nSpeak\n\n", b"\nHear me.\n"]
+    tokens = [token for section in sections for token in (256, *section)]
+    folder = Path("dev/data/tinyshakespeare")
+    assert tokens_of(folder / "tiny_shakespeare_bytes_val.bin") == tokens[:20]
+    assert tokens_of(folder / "tiny_shakespeare_bytes_train.bin") == tokens[20:]
+    assert len(plays.asked) == (not source)
+    assert main(command) == 2
+    assert "--force" in capsys.readouterr().err
+    assert main([*command, "--force"]) == 0
+
+
+def test_another_text_is_refused(plays: Files, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("input.txt").write_text(TEXT.replace("\n", "\r\n"))
+    assert main(["tinyshakespeare", "--tokenizer", "bytes", "--text", "input.txt"]) == 2
+    assert "is not tinyshakespeare" in capsys.readouterr().err
+
+
+def test_the_files_are_llmc_s(shared: Path, here: Path) -> None:
+    data = shared / "data"
+    words = ["--text", str(data / "tinyshakespeare_input.txt"), "--tokenizer", str(data / "gpt2_tokenizer.bin")]
+    assert main(["tinyshakespeare", *words, "-o", "."]) == 0
+    for name in ("tiny_shakespeare_train.bin", "tiny_shakespeare_val.bin"):
+        assert Path(name).read_bytes() == (data / name).read_bytes()
+    assert Path("tiny_shakespeare.tokenizer").read_bytes() == (data / "gpt2_tokenizer.bin").read_bytes()
+
+
+def test_offline_one_command_makes_what_the_preset_reads(
+    plays: Files, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A table of GPT-2's size in any folder, a text in any folder, no network and no cache."""
+    Path("elsewhere").mkdir()
+    pieces = tuple(bytes([n]) for n in range(256)) + tuple(b"#%d" % n for n in range(256, GPT2_VOCAB))
+    write_tokenizer_bin("elsewhere/gpt2_tokenizer.bin", pieces, GPT2_VOCAB - 1)
+    monkeypatch.setattr(tokenizers, "GPT2_PIECES_SHA256", tokenizers._digest(pieces))
+    command = ["tinyshakespeare", "--text", "input.txt", "--tokenizer", "elsewhere/gpt2_tokenizer.bin"]
+    assert main(command) == 0
+    assert capsys.readouterr().out.splitlines()[-1].endswith("train.py --preset tinyshakespeare")
+    config = parse_args(["--preset", "tinyshakespeare"])
+    ((_, found),) = tables.of_token_files([Path(config.train_data)])
+    assert found.pieces == pieces and found.name == "gpt2"
+    assert len(tokens_of(Path(config.train_data))) > 0 and len(tokens_of(Path(config.val_data))) == 20
+    assert load_tokenizer(config.tokenizer, GPT2_VOCAB).tokenizer is None  # neither in this folder nor in a cache
+    assert plays.asked == []

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.data import tokenizers
+from llmc_jax.data.download import Remote
 from llmc_jax.data.tokenizers import (
     bin_tokenizer,
     bytes_tokenizer,
@@ -230,11 +231,11 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Replaces downloads by a failure; the list holds what was asked for."""
     asked: list[str] = []
 
-    def refuse(url: str, sha256: str, what: str, advice: str) -> bytes:
-        asked.append(url)
-        raise InputError(f"{what}: {url}: cannot be downloaded (no network); {advice}")
+    def refuse(source: Remote, target: Path) -> Path:
+        asked.extend(source.urls)
+        raise InputError(f"{source.what}: cannot be downloaded (no network); {source.advice}")
 
-    monkeypatch.setattr("llmc_jax.data.download.download", refuse)
+    monkeypatch.setattr("llmc_jax.data.download.fetch", refuse)
     return asked
 
 
@@ -291,7 +292,13 @@ def test_a_damaged_cache_is_no_cache(
 def test_a_download_is_kept_for_the_next_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tokenizers, "MERGES_SHA256", hashlib.sha256(MERGES).hexdigest())
-    monkeypatch.setattr("llmc_jax.data.download.download", lambda *_: MERGES)
+
+    def bring(source: Remote, target: Path) -> Path:
+        target.parent.mkdir(exist_ok=True)
+        target.write_bytes(MERGES)
+        return target
+
+    monkeypatch.setattr("llmc_jax.data.download.fetch", bring)
     assert gpt2_tokenizer().vocab_size == 260
     assert gpt2_tokenizer(allow_network=False).vocab_size == 260
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", "")  # switched off: works, but is not kept
