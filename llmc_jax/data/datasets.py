@@ -49,9 +49,9 @@ class Dataset(NamedTuple):
     """A row of the table.
 
     folder: its own in dev/data. place: on Hugging Face, if it is there. holds: how much is in it, as whoever published
-    it, or llm.c, counts. listed: the folder at its place whose list says what `files` leaves open. about: bytes to
-    download, where not all files tell theirs. tasks: the evaluations in its files, one each. eval_file: llm.c's file
-    of them. copies: digests of other published forms, and what they are. recipe: what a corpus becomes.
+    it, or llm.c, counts. listed: of a corpus in many files, their folder at its place. about: their bytes in all.
+    tasks: the evaluations in its files, one each. eval_file: llm.c's file of them. copies: digests of other published
+    forms, and what they are. recipe: what a corpus becomes.
     """
 
     name: str
@@ -100,40 +100,6 @@ def _fineweb(shard: int | None) -> Settings:
 
 
 # ----- the table -----------------------------------------------------------------------------------------------------
-
-_EDU = (
-    (2152819114, "b1ba7b2ce4cb5ea6ef42dca40263eabb85f37700d01693a68e9b30a31d78e871"),
-    (2152222432, "3fcf2dc69cd52503986276d3d2d26a8c356d0f2ea28a0de4fdbda8cf87755693"),
-    (2151796315, "547ae182d132c9f06b6ce63149567208ea9f57630bfd9b1a2938e504f0c9ebd7"),
-    (2152437524, "22184e6eb25759ddd97783751ffc73e1705dfa2542e630dae1f2a8bac8ee6ddb"),
-    (2152338550, "33557ddd87a07a4ae6fcaf7a4789c7b484e5cc0c273ca12a65b74200e6d8748b"),
-    (2152189947, "e08d79927ecb377786572cd854817c748ceb8880878b1a0eb91abf8c85d505ea"),
-    (2152689867, "554fa2613c9261d6c9c396caab881de3160175794c6c3e1856bf28a0e9cb9b76"),
-    (2150686637, "4b7d1f697d4afff7f5f65cb7aa4d83acc6db716da4d46ea23399d0c50608c6e3"),
-    (2151274846, "a6d9dcc0c72ecd7c7f0173c2d06b3a4249a2ccaa94961469d1a522ca689bbf1a"),
-    (2151913277, "f836cd3c70b95776699eb6c356b2dbf702816e25dcf39992f5c80a29029d23c3"),
-    (2152798864, "e5a2eae25f057f0856a10bfae314c6ca8ea8bb08456d2131e9e89b2b8305e2f6"),
-    (2152323681, "db71cf0425bb3d1813a09f12ff1acd6dabdfb91a2e4f141960254ee5a7f036e7"),
-    (2152069689, "08b47a3e1c25161f796d2f8dbf99ccf60affdebdcea4910833d0d5783315551f"),
-    (540632672, "b393f51fefab26cd6f4c8f65707c1924f6666c4961a0ebebe04bb57f7ec832de"),
-)
-_OPENWEBTEXT = (
-    (302848326, "caed9f4b7053d7cd4d1a13ce9ec9224d84a3bba1f11579193562a7e31ebe656e"),
-    (305678548, "70307b7749e10cb0bfb895fde024dd82d96e6bb2710bca1886b952abe45bf3ea"),
-    (304419240, "0d02a67f73464d383c8df2059f27b36b4b1652c855051be3c65930baef12bd2d"),
-    (304332042, "437833e29326c3d88792e834d36368d2c4836e5c5f3535233a88f3cf7dd46aad"),
-    (301175397, "7b3cef26e2d4e2b041e6e13a0102cb4d03277e8c6418b8ff1b865544a4695de3"),
-    (301755705, "2d3200a936b021c9abafdda6714e4d678387e8854e56abaac5d2b62882fc6044"),
-    (303536715, "76c0b96ce0250c3a32f2e8878172a4b79ac7970fede78edfcfc4d98d87ec5a6c"),
-)
-
-
-def _shards(pattern: str, known: tuple[tuple[int, str], ...], count: int) -> tuple[File, ...]:
-    """Return numbered files, the first of which are known."""
-    facts: list[tuple[int | None, str | None]] = [*known, *[(None, None)] * (count - len(known))]
-    paths = [pattern.format(index) for index in range(count)]
-    return tuple(File(path.rpartition("/")[2], *fact, path) for path, fact in zip(paths, facts, strict=True))
-
 
 _ROWS = (
     Dataset(
@@ -260,7 +226,7 @@ _ROWS = (
         "OpenWebText: pages that Reddit linked to, like GPT-2's own data",
         "openwebtext",
         ("datasets/Skylion007/openwebtext", "79d93d786212f7344586290adb811d4ae6a1762c"),
-        _shards("plain_text/train-{:05d}-of-00080.parquet", _OPENWEBTEXT, 80),
+        (),
         "9.0 G tokens",
         listed="plain_text",
         about=24_300_000_000,
@@ -271,11 +237,7 @@ _ROWS = (
         "FineWeb: cleaned web text (--sample 10BT)",
         "fineweb10B",
         ("datasets/HuggingFaceFW/fineweb", "9bb295ddab0e05d785b879661af7260fed5140fc"),
-        _shards(
-            "sample/10BT/{:03d}_00000.parquet",
-            ((2147292183, "6b552ea48424648dc86d00df276f93fdfc55e9ad342ce3e4affc23a3a370792b"),),
-            15,
-        ),
+        (),
         "10 G tokens",
         listed="sample/10BT",
         about=30_600_000_000,
@@ -286,9 +248,10 @@ _ROWS = (
         "FineWeb-Edu: of that, what teaches (--sample 10BT)",
         "edu_fineweb10B",
         ("datasets/HuggingFaceFW/fineweb-edu", "87f09149ef4734204d70ed1d046ddc9ca3f2b8f9"),
-        _shards("sample/10BT/{:03d}_00000.parquet", _EDU, 14),
+        (),
         "10 G tokens",
         listed="sample/10BT",
+        about=28_500_000_000,
         recipe=Recipe("edu_fineweb", _fineweb, "*.parquet"),
     ),
 )
@@ -297,42 +260,27 @@ DATASETS = {row.name: row for row in _ROWS}
 
 
 def sampled(dataset: Dataset, sample: str) -> Dataset:
-    """Return a row of FineWeb for another of its samples, whose files the server lists."""
-    if sample == "10BT":
-        return dataset
+    """Return a row of FineWeb for one of its samples."""
     folder = dataset.folder.replace("10B", sample.removesuffix("T"))
-    return dataset._replace(folder=folder, files=(), listed=f"sample/{sample}")
+    return dataset._replace(folder=folder, listed=f"sample/{sample}") if dataset.listed == "sample/10BT" else dataset
 
 
 # ----- downloads -----------------------------------------------------------------------------------------------------
 
 
 def published_files(dataset: Dataset, count: int | None = None) -> list[File]:
-    """Return a data set's files, the first `count` of them, with all that is known: the server says what we do not.
+    """Return a data set's files, the first `count` of them: of a corpus in many files, those that the server lists.
 
-    Raises InputError if the list cannot be had, or contradicts what is known.
+    Raises InputError if the list cannot be had.
     """
-    chosen = dataset.files[:count]
-    if dataset.listed is None or (chosen and all(file.sha256 for file in chosen)):
-        return list(chosen)
+    if dataset.listed is None:
+        return list(dataset.files[:count])
     assert dataset.place is not None
     entries = hub.list_files(*dataset.place, dataset.listed, _advice(dataset))
-    listed = {entry.path: entry for entry in entries if entry.path.endswith(".parquet")}
-    files = chosen or list(listed.values())[:count]
+    files = [entry for entry in entries if entry.path.endswith(".parquet")]
     if not files:
         raise InputError(f"{dataset.name}: {dataset.listed} of {dataset.place[0]} holds no parquet files")
-    return [_completed(dataset, file, listed.get(file.path)) for file in files]
-
-
-def _completed(dataset: Dataset, file: File, entry: File | None) -> File:
-    if entry is None:
-        raise InputError(f"{dataset.name}: {file.path} is not in the server's list any more; {_advice(dataset)}")
-    for name, ours, theirs in (("size", file.size, entry.size), ("sha256", file.sha256, entry.sha256)):
-        if ours is not None and ours != theirs:
-            raise InputError(
-                f"{dataset.name}: {file.path}: the server lists {name} {theirs}; expected {ours}; {_advice(dataset)}"
-            )
-    return entry._replace(name=file.name, urls=file.urls)
+    return files[:count]
 
 
 def _advice(dataset: Dataset) -> str:

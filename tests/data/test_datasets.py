@@ -22,7 +22,7 @@ from llmc_jax.base.errors import InputError
 from llmc_jax.config.flags import parse_args
 from llmc_jax.config.model import GPT2_VOCAB
 from llmc_jax.data import datasets as module
-from llmc_jax.data import download, tables, tokenizers
+from llmc_jax.data import download, hub, tables, tokenizers
 from llmc_jax.data.command import main
 from llmc_jax.data.datasets import DATASETS, Dataset, own_name, published_files, remote, sampled
 from llmc_jax.data.evalfile import read_eval_file
@@ -87,12 +87,17 @@ def server(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Files]:
 def publish(server: Files, monkeypatch: pytest.MonkeyPatch, name: str, contents: list[bytes]) -> Dataset:
     """Put small contents where the first files of a data set are, and their sizes and digests into its row."""
     row = DATASETS[name]
+    known = row.files or [
+        hub.File(f"{n:03d}_00000.parquet", None, None, f"{row.listed}/{n:03d}_00000.parquet") for n in (0, 1)
+    ]
     files = [
         file._replace(size=len(data), sha256=hashlib.sha256(data).hexdigest(), urls=())
-        for file, data in zip(row.files, contents, strict=False)
+        for file, data in zip(known, contents, strict=False)
     ]
     for file, data in zip(files, contents, strict=True):
         server.content[remote(row, file).urls[0].removeprefix(server.address)] = data
+    if row.listed:
+        listing(server, row, files)
     small = row._replace(files=tuple(files))
     monkeypatch.setitem(DATASETS, name, small)
     return small
@@ -108,16 +113,16 @@ def test_a_row(row: Dataset) -> None:
     assert all(file.sha256 is None or (len(file.sha256) == 64 and int(file.sha256, 16)) for file in row.files)
     assert all(".." not in file.path for file in row.files)
     assert bool(row.recipe) != bool(row.tasks)
-    known = all(file.size for file in row.files)
-    assert known or row.listed
-    assert known == (row.about is None)
+    assert all(file.size for file in row.files)
+    assert bool(row.files) == (row.listed is None) == (row.about is None)
     if row.tasks:  # the file is where an evaluation looks for it
         assert [TASKS[task].file for task in row.tasks] == [Path("dev/data") / row.folder / f.name for f in row.files]
 
 
 def test_another_sample_is_another_folder() -> None:
     edu = sampled(DATASETS["fineweb-edu"], "100BT")
-    assert (edu.folder, edu.listed, edu.files) == ("edu_fineweb100B", "sample/100BT", ())
+    assert (edu.folder, edu.listed) == ("edu_fineweb100B", "sample/100BT")
+    assert sampled(DATASETS["mmlu"], "100BT") == DATASETS["mmlu"]
 
 
 def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,53 +141,24 @@ def test_names_tell_the_tokenizer(small_bin: Path) -> None:
 # ----- lists that complete the table ---------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def listed(server: Files) -> Files:
-    row = DATASETS["fineweb"]
+def listing(server: Files, row: Dataset, files: list[hub.File]) -> None:
     entries = [
-        {
-            "type": "file",
-            "path": f.path,
-            "size": 1,
-            "oid": "0",
-            "lfs": {"size": f.size or 5, "oid": f.sha256 or "d" * 64},
-        }
-        for f in row.files
+        {"type": "file", "path": f.path, "size": 130, "oid": "0", "lfs": {"size": f.size, "oid": f.sha256}}
+        for f in files
     ]
+    assert row.place is not None
     server.listings[f"/api/{row.place[0]}/tree/{row.place[1]}/{row.listed}"] = (entries, None)
-    return server
 
 
-def test_a_list_completes_what_is_known(listed: Files) -> None:
-    assert [file.size for file in published_files(DATASETS["fineweb"], 3)] == [2147292183, 5, 5]
-    assert [file.sha256 for file in published_files(DATASETS["fineweb"])][1:] == ["d" * 64] * 14
-    listed.asked.clear()
-    assert [file.sha256 for file in published_files(DATASETS["fineweb"], 1)] == [DATASETS["fineweb"].files[0].sha256]
-    assert listed.asked == []  # all of it is known
-
-
-@pytest.mark.parametrize("change", [{"size": 7}, {"oid": "e" * 64}, None])
-def test_a_list_that_contradicts_is_refused(listed: Files, change: dict[str, object] | None) -> None:
-    [(entries, _)] = listed.listings.values()
-    if change is None:
-        del entries[0]
-    else:
-        entries[0]["lfs"].update(change)  # type: ignore[index]
-    with pytest.raises(InputError, match=r"000_00000\.parquet"):
-        published_files(DATASETS["fineweb"], 2)
-
-
-def test_a_sample_is_what_the_server_lists(server: Files) -> None:
-    row = sampled(DATASETS["fineweb"], "100BT")
-    entries = [
-        {"type": "file", "path": f"sample/100BT/{name}", "size": 5, "oid": "11"}
-        for name in ("b.parquet", "a.parquet", "x")
-    ]
-    server.listings[f"/api/{row.place[0]}/tree/{row.place[1]}/sample/100BT"] = (entries, None)
-    assert [(f.name, f.size, f.sha256, f.sha1) for f in published_files(row)] == [
-        ("a.parquet", 5, None, "11"),
-        ("b.parquet", 5, None, "11"),
-    ]
+@pytest.mark.parametrize("sample", ["10BT", "100BT"])
+def test_the_files_are_those_that_the_server_lists(server: Files, sample: str) -> None:
+    row = sampled(DATASETS["fineweb"], sample)
+    listing(
+        server, row, [hub.File(name, 5, "d" * 64, f"{row.listed}/{name}") for name in ("b.parquet", "a.parquet", "x")]
+    )
+    assert [(file.name, file.size, file.sha256) for file in published_files(row)] == [
+        ("a.parquet", 5, "d" * 64), ("b.parquet", 5, "d" * 64),
+    ]  # fmt: skip
     assert [file.name for file in published_files(row, 1)] == ["a.parquet"]
 
 
@@ -192,7 +168,8 @@ def test_a_disk_too_small_for_all_is_told_before_the_first(
     usage = module.shutil.disk_usage(here)._replace(free=10**10)
     monkeypatch.setattr(module.shutil, "disk_usage", lambda _: usage)
     with pytest.raises(InputError, match=r"28\.5 GB of fineweb-edu are missing, and 10\.0 GB"):
-        module.obtain(DATASETS["fineweb-edu"], published_files(DATASETS["fineweb-edu"]), here / "new", print)
+        file = hub.File("a", 28_500_000_000, "d" * 64, "a")
+        module.obtain(DATASETS["fineweb-edu"], [file], here / "new", print)
     assert server.asked == []
 
 
