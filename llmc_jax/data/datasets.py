@@ -21,7 +21,7 @@ from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import complete_file, refuse_existing, refusing
 from llmc_jax.data import hub
 from llmc_jax.data.documents import BLANK_LINE, Reading, find_inputs, size_of
-from llmc_jax.data.download import Arrived, Remote, digest_of, fetch
+from llmc_jax.data.download import Arrived, Remote, digest_of, fetch, part_of
 from llmc_jax.data.hub import File
 from llmc_jax.data.prepare import SHARD_TOKENS, Settings
 from llmc_jax.data.rows import understood
@@ -309,7 +309,9 @@ def obtain(dataset: Dataset, files: list[File], folder: Path, report: Arrived) -
 def _check_space(dataset: Dataset, files: list[File], folder: Path) -> None:
     """Check that all files will fit the disk, before days are spent on the first of them. Raises InputError."""
     missing = sum(
-        (file.size or 0) - size_of(folder / f"{file.name}.part") for file in files if not (folder / file.name).exists()
+        (file.size or 0) - size_of(part_of(remote(dataset, file), folder / file.name))
+        for file in files
+        if not (folder / file.name).exists()
     )
     standing = next((parent for parent in (folder, *folder.parents) if parent.exists()), Path())
     free = shutil.disk_usage(standing).free

@@ -8,7 +8,6 @@ import contextlib
 import functools
 import hashlib
 import http.client
-import json
 import os
 import shutil
 import ssl
@@ -22,7 +21,7 @@ from typing import IO, TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
 from llmc_jax.base.errors import InputError
-from llmc_jax.base.files import leads_to, made_folder, reason, refuse_irregular, refusing, sync, try_lock, write_bytes
+from llmc_jax.base.files import leads_to, made_folder, reason, refuse_irregular, refusing, sync, try_lock
 from llmc_jax.base.progress import MEGABYTE, show_progress, speed_of
 from llmc_jax.base.streams import print_error
 
@@ -48,7 +47,7 @@ class _OtherFile(ValueError):
 
 
 class Remote(NamedTuple):
-    """A file on servers, and what is known of it beforehand (None: not).
+    """A file on servers, and what is known of it beforehand (None: not): at least one of the digests.
 
     urls: addresses of the same content, tried in turn. sha1: git's, of "blob SIZE\\0" and the content, as Hugging Face
     tells it for small files. what: the file in words. advice: what to do without it. token: is sent to the first
@@ -129,12 +128,19 @@ def _certificates() -> ssl.SSLContext:
 # ----- files ---------------------------------------------------------------------------------------------------------
 
 
+def part_of(source: Remote, target: Path) -> Path:
+    """Return where what has arrived of a file is kept: named by its digest, so that no other file goes on there."""
+    digest = source.sha256 or source.sha1
+    assert digest is not None
+    return target.with_name(f"{target.name}.{digest[:12]}.part")
+
+
 def fetch(source: Remote, target: Path, report: Progress | None = None) -> Path:
     """Download a file to `target`, which appears when it is complete and checked; return it.
 
-    What has arrived stays in `target.part` when the connection drops, the disk is full or Ctrl-C stops the process,
-    and the next call resumes there. A dropped connection is tried again, with longer and longer pauses, until
-    several attempts in a row bring nothing. A file that is there already is kept; its size alone is checked.
+    What has arrived stays in `part_of` when the connection drops, the disk is full or Ctrl-C stops the process, and
+    the next call resumes there. A dropped connection is tried again, with longer and longer pauses, until several
+    attempts in a row bring nothing. A file that is there already is kept; its size alone is checked.
 
     Where another process downloads it just now, that is waited for. Raises InputError, one line, if the file cannot be
     had or is not what was expected (then nothing of it is kept), and if the disk is too small.
@@ -144,16 +150,15 @@ def fetch(source: Remote, target: Path, report: Progress | None = None) -> Path:
         return target
     check_online(source.what, source.advice)
     with refusing(f"{target}: cannot be written", "choose another folder"), made_folder(target.parent):
-        part = target.with_name(f"{target.name}.part")
-        with _locked(part, lambda size: report(size, source.size)) as file:
+        path = part_of(source, target)
+        with _locked(path, lambda size: report(size, source.size)) as file:
             if _is_there(source, target):  # by another process, meanwhile
-                part.unlink()
+                path.unlink()
                 return target
-            _from_any(source, _Part(part, file), report)
-            _check(source, part, file)
-            os.replace(part, target)
+            _from_any(source, _Part(path, file), report)
+            _check(source, path, file)
+            os.replace(path, target)
             sync(target.parent)
-            _Part(part, file).forget()
     return target
 
 
@@ -180,9 +185,8 @@ def _locked(part: Path, waiting: Callable[[int], None]) -> Iterator[IO[bytes]]:
     Raises OSError and InputError.
     """
     while True:
-        for path in (part, _notes(part)):  # a pipe would be waited for, a link's file written over
-            if path.is_symlink() or (path.exists() and not path.is_file()):
-                raise InputError(f"{path}: is a link, or not a regular file; remove it")
+        if part.is_symlink() or (part.exists() and not part.is_file()):  # a pipe would be waited for
+            raise InputError(f"{part}: is a link, or not a regular file; remove it")
         with open(part, "ab") as file:
             if try_lock(file.fileno()) is not False and leads_to(part, file.fileno()):
                 yield file
@@ -191,35 +195,15 @@ def _locked(part: Path, waiting: Callable[[int], None]) -> Iterator[IO[bytes]]:
         time.sleep(WAIT_SECONDS)
 
 
-def _notes(part: Path) -> Path:
-    return part.with_name(f"{part.name}.json")
+class _Part(NamedTuple):
+    """The part of a file that has arrived."""
 
-
-class _Part:
-    """The part of a file that has arrived, and beside it what tells whether the server's file is still the same."""
-
-    def __init__(self, path: Path, file: IO[bytes]) -> None:
-        self.path, self.file, self.notes = path, file, _notes(path)
+    path: Path
+    file: IO[bytes]
 
     @property
     def size(self) -> int:
         return os.fstat(self.file.fileno()).st_size
-
-    def identity(self) -> str:
-        """Return the digest or ETag of what has arrived; nothing where that is not known."""
-        try:
-            found = json.loads(self.notes.read_bytes())["identity"]
-        except (OSError, ValueError, TypeError, KeyError, RecursionError):
-            return ""
-        return str(found)
-
-    def begin(self, identity: str) -> None:
-        """Let go of what has arrived, and note of which file the next bytes are."""
-        self.file.truncate(0)
-        write_bytes(self.notes, json.dumps({"identity": identity}).encode())
-
-    def forget(self) -> None:
-        self.notes.unlink(missing_ok=True)
 
 
 def _from_any(source: Remote, part: _Part, report: Progress) -> None:
@@ -236,7 +220,6 @@ def _from_any(source: Remote, part: _Part, report: Progress) -> None:
     kept = f"; {part.size / 1e6:,.1f} MB are kept, and the same command resumes there" if part.size else ""
     if not part.size:
         part.path.unlink(missing_ok=True)
-        part.forget()
     raise InputError(f"{source.what}: cannot be downloaded: {'; '.join(failures)}{kept}; {source.advice}")
 
 
@@ -290,19 +273,16 @@ def _pause(error: BaseException, idle: int) -> float:
 
 def _append(source: Remote, url: str, token: str | None, part: _Part, report: Progress) -> None:
     """Ask for what is missing, and append it. Raises OSError and HTTPException where not all of it came."""
-    known = f"sha256 {source.sha256}" if source.sha256 else f"sha1 {source.sha1}" if source.sha1 else ""
-    have = _usable(source, part, known)
+    have = part.size if part.size <= (source.size or part.size) else 0
     if have and have == source.size:
         return
     headers = {"Range": f"bytes={have}-"} if have else {}
-    if have and not known:
-        headers["If-Range"] = part.identity()
     try:
         answer = _open(url, token, headers, STALL_SECONDS)
     except urllib.error.HTTPError as error:
         if error.code != 416:
             raise
-        part.begin("")  # there is not so much of it
+        part.file.truncate(0)  # there is not so much of it
         raise ConnectionError("the server's file has become shorter") from error
     with answer:
         goes_on = answer.status == 206 and (answer.headers.get("Content-Range") or "").startswith(f"bytes {have}-")
@@ -310,21 +290,8 @@ def _append(source: Remote, url: str, token: str | None, part: _Part, report: Pr
         total = _total(answer, have)
         _check_promise(source, total, part)  # before what has arrived is let go: it may be an error's page
         if not goes_on:
-            part.begin(known or _validator(answer.headers))
+            part.file.truncate(0)
         _copy(answer, part, have, total or source.size, report)
-
-
-def _usable(source: Remote, part: _Part, known: str) -> int:
-    """Return how many bytes of the part are of this very file."""
-    identity = part.identity()
-    same = identity == known if known else identity.startswith('"')
-    return part.size if same and part.size <= (source.size or part.size) else 0
-
-
-def _validator(headers: Message) -> str:
-    """Return a strong ETag, with which the rest of a file can be asked for safely; nothing where there is none."""
-    etag: str = headers.get("ETag") or ""
-    return etag if etag.startswith('"') else ""
 
 
 def _total(answer: http.client.HTTPResponse, have: int) -> int | None:
@@ -370,7 +337,6 @@ def _check(source: Remote, part: Path, file: IO[bytes]) -> None:
     problem = mismatch(source, part)
     if problem:
         part.unlink()
-        _Part(part, file).forget()
         raise InputError(f"{source.what}: {source.urls[0]}: {problem}; nothing is kept; {source.advice}")
     os.fsync(file.fileno())
 
