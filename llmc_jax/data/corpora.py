@@ -8,17 +8,16 @@ import json
 import os
 import sys
 import sysconfig
-import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from llmc_jax.base.errors import InputError
-from llmc_jax.base.files import cache_folder, reason, refusing, write_bytes
+from llmc_jax.base.files import cache_folder, refusing, write_bytes
 from llmc_jax.data import tables
 from llmc_jax.data.tokenfile import open_token_file, write_token_file
-from llmc_jax.data.tokenizers import Tokenizer, bytes_tokenizer
+from llmc_jax.data.tokenizers import bytes_tokenizer
 
 # Not text to learn a language from (tables, generated files), or not installed everywhere (Tk, IDLE, other packages)
 STDLIB_WITHOUT_FOLDERS = frozenset({
@@ -30,8 +29,6 @@ STDLIB_VAL_ONE_IN = 20
 STDLIB_RULES = "1"  # count up when the files chosen, their order or the split change: old caches are then left alone
 
 BIGRAM_PRIOR = 10.0  # tokens that the unigram model is worth; the figures hardly depend on it
-ENTROPY_MAX_TOKENS = 1 << 24  # of the training tokens, so that a baseline stays cheap
-DENSE_VOCAB = 4096  # up to here all V*V pairs fit a table
 
 
 class Corpus(NamedTuple):
@@ -62,41 +59,28 @@ def stdlib_corpus() -> Corpus:
     """Return the built-in corpus: the *.py files of the running Python's standard library, in bytes (V=257, eot 256).
 
     Files in the order of their names, an end-of-text token before each; one file in twenty, chosen by a hash of its
-    name, is validation. The two token files (uint16) are kept in the user's cache folder (or, if that
-    cannot be written and $LLMC_JAX_CACHE does not demand it, in one among the temporary files), named with the
-    fingerprint, so that the corpora of several Pythons stand beside each other. As long as names, sizes and times of
-    the sources stay the same, they are not read again.
+    name, is validation. The two token files (uint16) are kept in the user's cache folder, named with the fingerprint,
+    so that the corpora of several Pythons stand beside each other. As long as names, sizes and times of the sources
+    stay the same, they are not read again.
 
-    Raises InputError if there are no sources, or no folder can be written.
+    Raises InputError if there are no sources, or the folder cannot be written.
     """
-    root = Path(sysconfig.get_paths()["stdlib"])
+    root, folder = Path(sysconfig.get_paths()["stdlib"]), cache_folder()
     sources = _stdlib_sources(root)
     listing = json.dumps([STDLIB_RULES, sys.version, str(root), sources])
-    index = f"stdlib-{hashlib.sha256(listing.encode()).hexdigest()[:16]}.json"
-    folders = [cache_folder()]
-    if not os.environ.get("LLMC_JAX_CACHE"):
-        folders.append(Path(tempfile.gettempdir()) / f"llmc-jax-{os.getuid()}")
-    for folder in folders:
-        if (corpus := _read_corpus(folder / index)) is not None:
-            return corpus
+    index = folder / f"stdlib-{hashlib.sha256(listing.encode()).hexdigest()[:16]}.json"
+    if (corpus := _read_corpus(index)) is not None:
+        return corpus
     train, val, fingerprint = _read_stdlib(root, [name for name, *_ in sources])
     version = sys.version.split()[0]
     description = f"source of the standard library of Python {version}, {len(sources)} files, in bytes"
-    failures = []
-    for folder in folders:
-        try:
-            _make_private(folder)
-            stem = folder / f"stdlib-{version}-{fingerprint}"
-            corpus = _save(stem, bytes_tokenizer(), train, val, fingerprint, description)
-            plain = corpus._asdict() | {"train": corpus.train.name, "val": corpus.val.name}
-            write_bytes(folder / index, (json.dumps(plain, indent=1) + "\n").encode())
-            return corpus
-        except (OSError, InputError) as error:
-            failures.append(f"{folder} ({reason(error)})")
-    raise InputError(
-        f"the built-in corpus needs a folder to keep its token files in; cannot write {' nor '.join(failures)}; "
-        "set LLMC_JAX_CACHE to one that can be written"
-    )
+    advice = "it keeps the built-in corpus; set LLMC_JAX_CACHE to one that can be written"
+    with refusing(f"{folder}: cannot be written", advice):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        corpus = _save(folder / f"stdlib-{version}-{fingerprint}", train, val, fingerprint, description)
+        plain = corpus._asdict() | {"train": corpus.train.name, "val": corpus.val.name}
+        write_bytes(index, (json.dumps(plain, indent=1) + "\n").encode())
+    return corpus
 
 
 def _stdlib_sources(root: Path) -> list[tuple[str, int, int]]:
@@ -116,15 +100,6 @@ def _stdlib_sources(root: Path) -> list[tuple[str, int, int]]:
             "own (-i, -j), or use a Python that comes with its source"
         )
     return sorted(found)
-
-
-def _make_private(folder: Path) -> None:
-    """Make the folder if it is missing; among the temporary files, another user may have made it before us."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if folder.parent == Path(tempfile.gettempdir()) and folder.stat().st_uid != os.getuid():
-        raise PermissionError(1, "belongs to another user")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise PermissionError(13, "Permission denied")
 
 
 def _read_corpus(index: Path) -> Corpus | None:
@@ -156,10 +131,9 @@ def _read_stdlib(root: Path, names: list[str]) -> tuple[np.ndarray, np.ndarray, 
     return np.concatenate(train), np.concatenate(val), digest.hexdigest()[:12]
 
 
-def _save(
-    stem: Path, tokenizer: Tokenizer, train: np.ndarray, val: np.ndarray, fingerprint: str, description: str
-) -> Corpus:
-    """Write the two token files, and say what they are."""
+def _save(stem: Path, train: np.ndarray, val: np.ndarray, fingerprint: str, description: str) -> Corpus:
+    """Write the two token files, and say what they are. Raises OSError and InputError."""
+    tokenizer = bytes_tokenizer()
     unigram, bigram = baselines(train, val, tokenizer.vocab_size)
     corpus = Corpus(
         fingerprint=fingerprint,
@@ -174,8 +148,7 @@ def _save(
         unigram_nats=unigram,
         bigram_nats=bigram,
     )
-    with refusing(f"{stem.parent}: cannot be written", "free space, or choose another folder"):
-        tables.write(Path(f"{stem}{tables.BESIDE}"), tokenizer)
+    tables.write(Path(f"{stem}{tables.BESIDE}"), tokenizer)
     write_token_file(corpus.val, val, tokenizer.kind)
     write_token_file(corpus.train, train, tokenizer.kind)
     return corpus
@@ -190,23 +163,12 @@ def baselines(train: np.ndarray, val: np.ndarray, vocab_size: int) -> tuple[floa
     The unigram model q takes each count one higher. In the bigram model it counts as BIGRAM_PRIOR more tokens after
     each, so that nothing has probability 0:
     p(b|a) = (count(a,b) + prior q(b)) / (count(a) + prior), count(a) = sum_b count(a,b).
-    Of train, the first ENTROPY_MAX_TOKENS tokens are counted.
     """
-    train, val = np.asarray(train[:ENTROPY_MAX_TOKENS], np.int64), np.asarray(val, np.int64)
+    train, val = np.asarray(train, np.int64), np.asarray(val, np.int64)
     counts = np.bincount(train, minlength=vocab_size) + 1.0  # (V,)
     unigram = counts / counts.sum()
-    pairs = _pair_counts(train, val, vocab_size)  # (n-1,)
+    codes, wanted = (ids[:-1] * vocab_size + ids[1:] for ids in (train, val))  # (m-1,), (n-1,)
+    pairs = np.bincount(codes, minlength=vocab_size * vocab_size)[wanted]  # (n-1,)
     before = np.bincount(train[:-1], minlength=vocab_size)[val[:-1]]  # (n-1,)
     bigram = (pairs + BIGRAM_PRIOR * unigram[val[1:]]) / (before + BIGRAM_PRIOR)  # (n-1,)
     return float(-np.log(unigram[val]).mean()), float(-np.log(bigram).mean())
-
-
-def _pair_counts(train: np.ndarray, val: np.ndarray, vocab_size: int) -> np.ndarray:
-    """Return how often each pair of neighbours in val occurs in train: (n-1,)."""
-    codes = train[:-1] * vocab_size + train[1:]  # (m-1,)
-    wanted = val[:-1] * vocab_size + val[1:]  # (n-1,)
-    if vocab_size <= DENSE_VOCAB:
-        return np.bincount(codes, minlength=vocab_size * vocab_size)[wanted]
-    known, counts = np.unique(codes, return_counts=True)
-    place = np.searchsorted(known, wanted).clip(max=known.size - 1)
-    return np.where(known[place] == wanted, counts[place], 0)

@@ -410,9 +410,9 @@ def unpacked(archive: Path, folder: Path, pattern: str) -> list[Path]:
             folder.mkdir(parents=True, exist_ok=True)
             with tarfile.open(archive) as tar:
                 for member in tar:
-                    name = Path(member.name).name
-                    if member.isfile() and Path(name).match(pattern) and not name.startswith("."):
-                        _extract(tar, member, folder / name)
+                    member.name = Path(member.name).name
+                    if member.isfile() and Path(member.name).match(pattern) and not member.name.startswith("."):
+                        tar.extract(member, folder, filter="data")
             done.touch()
     files = sorted(folder.glob(pattern))
     if not files:
@@ -430,10 +430,3 @@ def remove_downloads(files: Iterable[Path], downloads: Path) -> None:
     for folder in sorted(folders, reverse=True):  # inner ones first
         with contextlib.suppress(OSError):
             folder.rmdir()
-
-
-def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:
-    content = tar.extractfile(member)
-    assert content is not None  # is a file
-    with complete_file(target) as temporary, temporary.open("wb") as out:
-        shutil.copyfileobj(content, out, 1 << 20)

@@ -58,25 +58,19 @@ def read_ranks(path: str | Path) -> tuple[bytes, ...]:
         data = file.read(LARGEST_FILE + 1)
     if len(data) > LARGEST_FILE:
         raise FormatError(f"{path}: has more than {LARGEST_FILE} bytes; Llama 3's table has {MODEL_BYTES:,}")
-    return _ranks_in(path, data)
-
-
-def _ranks_in(path: str | Path, data: bytes) -> tuple[bytes, ...]:
     if _is_sentence_piece(data):
         raise FormatError(f"{path}: is a SentencePiece model, as Llama 1 and 2 have it; Llama 3's is a table of text")
-    pieces: list[bytes | None] = []
+    pieces: dict[int, bytes] = {}
     lines = data.splitlines()
     for number, line in enumerate(lines, 1):
         piece, rank = _entry(f"{path}:{number}", line)
-        if rank >= len(lines):
-            raise FormatError(f"{path}:{number}: rank {rank} in a table of {len(lines)} lines; copy it again")
-        pieces += [None] * (rank + 1 - len(pieces))
-        if pieces[rank] is not None:
-            raise FormatError(f"{path}:{number}: rank {rank} a second time; copy the file again")
+        if rank >= len(lines) or rank in pieces:
+            what = "a second time" if rank in pieces else f"in a table of {len(lines)} lines"
+            raise FormatError(f"{path}:{number}: rank {rank} {what}; copy the file again")
         pieces[rank] = piece
     if not pieces:
         raise FormatError(f"{path}: is empty; expected a line for each piece: base64, a space, its rank")
-    return tuple(piece for piece in pieces if piece is not None)
+    return tuple(pieces[rank] for rank in range(len(pieces)))
 
 
 def _entry(where: str, line: bytes) -> tuple[bytes, int]:

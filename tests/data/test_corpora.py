@@ -96,29 +96,8 @@ def test_a_cache_that_cannot_be_written(
     library: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("in the way")
-    monkeypatch.setenv("LLMC_JAX_CACHE", str(tmp_path / "file"))  # asked for by name: no way around it
+    monkeypatch.setenv("LLMC_JAX_CACHE", str(tmp_path / "file"))
     with pytest.raises(InputError, match="set LLMC_JAX_CACHE to one that can be written"):
-        stdlib_corpus()
-    monkeypatch.delenv("LLMC_JAX_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
-    (tmp_path / "temporary").mkdir()
-    corpus = stdlib_corpus()
-    assert corpus.train.parent.parent == tmp_path / "temporary"
-    assert stdlib_corpus() == corpus
-
-
-def test_a_folder_of_another_user_is_not_used(
-    library: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_text("in the way")
-    monkeypatch.delenv("LLMC_JAX_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    user = os.getuid()
-    (tmp_path / f"llmc-jax-{user + 1}").mkdir()
-    monkeypatch.setattr("os.getuid", lambda: user + 1)
-    with pytest.raises(InputError, match="belongs to another user"):
         stdlib_corpus()
 
 
@@ -172,10 +151,7 @@ def test_entropies(data: st.DataObject) -> None:
     train, val = data.draw(tokens), data.draw(tokens)
     expected = plain_entropies(train, val, vocab)
     arrays = np.array(train, np.uint16), np.array(val, np.uint16)
-    for most in (corpora.DENSE_VOCAB, 0):  # also the way of large vocabularies
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(corpora, "DENSE_VOCAB", most)
-            np.testing.assert_allclose(baselines(*arrays, vocab), expected, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(baselines(*arrays, vocab), expected, rtol=1e-12, atol=1e-12)
 
 
 # ----- files --------------------------------------------------------------------------------------------------------
