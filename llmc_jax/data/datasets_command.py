@@ -17,25 +17,9 @@ from llmc_jax.base.parsers import Parser
 from llmc_jax.base.progress import MEGABYTE
 from llmc_jax.base.streams import print_error
 from llmc_jax.base.text import table
+from llmc_jax.data import datasets as sets
 from llmc_jax.data.command_kit import TOKENIZER, command, count, load, make_token_files
-from llmc_jax.data.datasets import (
-    DATASETS,
-    DOWNLOADS,
-    SAMPLES,
-    Dataset,
-    adopt,
-    local_inputs,
-    obtain,
-    own_name,
-    published_files,
-    published_in,
-    recognised,
-    refuse_made,
-    remove_downloads,
-    sampled,
-    tasks_in,
-    unpacked,
-)
+from llmc_jax.data.datasets import DATASETS, DOWNLOADS, SAMPLES, Dataset
 from llmc_jax.data.documents import check_parquet
 from llmc_jax.data.download import shown
 from llmc_jax.data.evalfile import START, is_eval_file, write_eval_file
@@ -123,17 +107,17 @@ def _evaluation(dataset: Dataset, options: argparse.Namespace) -> None:
     if options.source:
         paths = [path for given in options.source for path in _adopted(dataset, Path(given), folder)]
     else:
-        paths = _downloaded(dataset, published_files(dataset), folder)
+        paths = _downloaded(dataset, sets.published_files(dataset), folder)
     if options.download_only:
         return
-    found = [(task, path) for path in paths for task in tasks_in(dataset, path)]
+    found = [(task, path) for path in paths for task in sets.tasks_in(dataset, path)]
     _refuse_made(found)
     if tokenizer is not None:
         _write_eval_file(dataset, found, folder, tokenizer, options.force)
     for task, path in found:
         print(f"{TASKS[task].title}: {sum(1 for _ in TASKS[task].read(path)):,} questions in {path}")
     for path in paths:
-        if recognised(dataset, path)[1] is None:
+        if sets.recognised(dataset, path)[1] is None:
             print_error(
                 f"note: {path} is none of the published files ({dataset.holds}): what it gives is its own figure"
             )
@@ -155,11 +139,11 @@ def _write_eval_file(
     if len(found) > 1:
         raise InputError(f"{found[1][1]}: {dataset.eval_file} is made of one file; give one with --from")
     [(task, path)] = found
-    target = folder / own_name(str(dataset.eval_file), tokenizer)
+    target = folder / sets.own_name(str(dataset.eval_file), tokenizer)
     if tokenizer.vocab_size > START:
         print_error(f"note: {target} is not written: its ids have 16 bits, and V={tokenizer.vocab_size}")
         return
-    if recognised(dataset, path)[1] is None:
+    if sets.recognised(dataset, path)[1] is None:
         refuse_existing(target, force)
     items = read_items(task, path, tokenizer)
     with refusing(f"{folder}: cannot be made", "choose another --out"):
@@ -173,9 +157,9 @@ def _adopted(dataset: Dataset, given: Path, folder: Path) -> list[Path]:
     paths = []
     if not given.exists():
         raise InputError(f"--from {given}: no such file; check the path")
-    for path in published_in(dataset, given):
-        file, called = recognised(dataset, path)
-        paths.append(adopt(path, folder / file.name) if file else path)
+    for path in sets.published_in(dataset, given):
+        file, called = sets.recognised(dataset, path)
+        paths.append(sets.adopt(path, folder / file.name) if file else path)
         if called:
             kept = f"; kept as {paths[-1]}" if file else ""
             print(f"{path}: {called}, as published{kept}")
@@ -186,7 +170,7 @@ def _downloaded(dataset: Dataset, files: list[File], folder: Path) -> list[Path]
     missing = sum(file.size or 0 for file in files if not (folder / file.name).exists())
     with shown(missing) as report:
         try:
-            paths = obtain(dataset, files, folder, report)
+            paths = sets.obtain(dataset, files, folder, report)
         except KeyboardInterrupt:
             print_error("note: what has arrived is kept, and the same command resumes there")
             raise
@@ -195,7 +179,7 @@ def _downloaded(dataset: Dataset, files: list[File], folder: Path) -> list[Path]
 
 
 def _corpus(dataset: Dataset, options: argparse.Namespace) -> None:
-    dataset = sampled(dataset, options.sample)
+    dataset = sets.sampled(dataset, options.sample)
     recipe = dataset.recipe
     assert recipe is not None
     folder = options.out or FOLDER / dataset.folder
@@ -204,20 +188,20 @@ def _corpus(dataset: Dataset, options: argparse.Namespace) -> None:
     tokenizer = None
     if not options.download_only:  # what can go wrong is told now, and not when all has arrived
         tokenizer = load(options.tokenizer)
-        name = own_name(recipe.name, tokenizer)
+        name = sets.own_name(recipe.name, tokenizer)
         check_settings(settings, name)
-        refuse_made(folder, name, options.force)
+        sets.refuse_made(folder, name, options.force)
         if settings.reading.format == "parquet":
             check_parquet(dataset.name)
     if options.source:
-        inputs = local_inputs(recipe, options.source)
-        if dataset.place is None and recognised(dataset, inputs[0])[0] is None:
+        inputs = sets.local_inputs(recipe, options.source)
+        if dataset.place is None and sets.recognised(dataset, inputs[0])[0] is None:
             raise InputError(f"{inputs[0]}: is not {dataset.name}; for other text: {typed('data')} prepare")
     else:
-        inputs = _downloaded(dataset, published_files(dataset, None if recipe.unpack else options.files), downloads)
+        inputs = _downloaded(dataset, sets.published_files(dataset, options.files), downloads)
     if tokenizer is None:
         return
-    files = [file for path in inputs for file in unpacked(path, downloads, recipe.pattern)] if recipe.unpack else inputs
+    files = [file for path in inputs for file in sets.unpacked(path, downloads, recipe.pattern)]
     make_token_files([str(path) for path in files[: options.files]], folder, name, tokenizer, settings, options)
     given = set(inputs) if options.source else set()  # the user's, wherever they lie
     _finish_downloads({*inputs, *files} - given, downloads, options.remove_downloads)
@@ -225,7 +209,7 @@ def _corpus(dataset: Dataset, options: argparse.Namespace) -> None:
 
 def _finish_downloads(files: set[Path], downloads: Path, remove: bool) -> None:
     if remove:
-        remove_downloads(files, downloads)
+        sets.remove_downloads(files, downloads)
     elif files:
         size = _size(sum(path.stat().st_size for path in files))
         print(f"{size} in {downloads} can be deleted now; --remove-downloads does that")

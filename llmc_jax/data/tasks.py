@@ -197,23 +197,14 @@ def _rows(path: Path, signs: tuple[str, ...], members: re.Pattern[str] | None = 
 
 
 _TASKS = (
-    Task(
-        "hellaswag",
-        "HellaSwag",
-        FOLDER / "hellaswag/hellaswag_val.parquet",
-        _hellaswag_file,
-        others=("hellaswag_val.jsonl", "hellaswag_val.bin"),
-    ),
+    Task("hellaswag", "HellaSwag", FOLDER / "hellaswag/hellaswag_val.parquet", _hellaswag_file,
+         others=("hellaswag_val.jsonl", "hellaswag_val.bin")),
     Task("mmlu", "MMLU", FOLDER / "mmlu/data.tar", _mmlu_file, others=("mmlu_test.bin",)),
     Task("arc-easy", "ARC-Easy", FOLDER / "arc/ARC-Easy-Test.parquet", partial(_arc_file, "ARC-Easy", "ARC-Challenge")),
-    Task(
-        "arc-challenge",
-        "ARC-Challenge",
-        FOLDER / "arc/ARC-Challenge-Test.parquet",
-        partial(_arc_file, "ARC-Challenge", "ARC-Easy"),
-    ),
+    Task("arc-challenge", "ARC-Challenge", FOLDER / "arc/ARC-Challenge-Test.parquet",
+         partial(_arc_file, "ARC-Challenge", "ARC-Easy")),
     Task("lambada", "LAMBADA", FOLDER / "lambada/lambada_test.jsonl", _lambada_file, greedy=True),
-)
+)  # fmt: skip
 TASKS = {task.name: task for task in _TASKS}
 
 
