@@ -12,9 +12,8 @@ import itertools
 import os
 import stat
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -34,19 +33,6 @@ PARTS = ("the context", *(f"completion {number}" for number in range(COMPLETIONS
 
 
 # ----- reading ------------------------------------------------------------------------------------------------------
-
-
-class Example(NamedTuple):
-    """One example as it stands in a file: its number, the byte where it begins, and all its 16-bit numbers."""
-
-    path: Path
-    number: int
-    byte: int
-    words: list[int]
-
-    def refuse(self, at: int, said: str) -> NoReturn:
-        """Raise a FormatError about one of its numbers."""
-        raise FormatError(f"{self.path}: byte {self.byte + 2 * at}: example {self.number} {said}; {AGAIN}")
 
 
 def is_eval_file(path: str | Path) -> bool:
@@ -70,13 +56,18 @@ def read_eval_file(path: str | Path) -> list[Item]:
     with refusing(f"{path}: cannot be read", "check the path and its permissions"):
         if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait for its writer
             raise InputError(f"{path}: is not a regular file; give an evaluation file")
-        with path.open("rb") as file:
-            count, longest = _read_header(path, file.read(HEADER_BYTES), os.fstat(file.fileno()).st_size)
-            examples = list(_read_examples(path, file, count, longest))
-    found = max(2 * len(example.words) for example in examples)
+        data = path.read_bytes()
+    count, longest = _read_header(path, data[:HEADER_BYTES], len(data))
+    items, found, at = [], 0, HEADER_BYTES
+    for number in range(count):
+        words = np.frombuffer(data, "<u2", min(len(data) - at, longest) // 2, at).tolist()
+        items.append(_read_example(f"{path}: ", at, words, f"example {number} of {count}", number, longest))
+        at, found = at + words[1], max(found, words[1])
+    if at != len(data):
+        raise FormatError(f"{path}: oversized: its {count} examples end at byte {at}, but bytes follow; {AGAIN}")
     if found != longest:
         raise FormatError(f"{path}: byte 12: the longest example should have {longest} bytes and has {found}; {AGAIN}")
-    return [_item(example) for example in examples]
+    return items
 
 
 def _read_header(path: Path, header: bytes, size: int) -> tuple[int, int]:
@@ -99,59 +90,38 @@ def _read_header(path: Path, header: bytes, size: int) -> tuple[int, int]:
     return count, longest
 
 
-def _read_examples(path: Path, file: IO[bytes], count: int, longest: int) -> Iterator[Example]:
-    byte = HEADER_BYTES
-    for number in range(count):
-        start = file.read(6)
-        if len(start) < 6:
-            raise FormatError(f"{path}: truncated: ends in example {number} of {count}; {AGAIN}")
-        words = list(struct.unpack("<3H", start))
-        example = Example(path, number, byte, words)
-        _check_start(example, longest)
-        rest = file.read(words[1] - 6)
-        if len(rest) < words[1] - 6:
-            raise FormatError(f"{path}: truncated: ends in example {number} of {count}; {AGAIN}")
-        words += np.frombuffer(rest, "<u2").tolist()
-        byte += words[1]
-        yield example
-    if file.read(1):
-        raise FormatError(f"{path}: oversized: its {count} examples end at byte {byte}, but bytes follow; {AGAIN}")
+def _read_example(where: str, byte: int, words: list[int], which: str, number: int, longest: int) -> Item:
+    """Return the question that words begin with, the first of which is at a byte of the file."""
 
+    def check(good: bool, at: int, said: str) -> None:
+        if not good:
+            raise FormatError(f"{where}byte {byte + 2 * at}: example {number} {said}; {AGAIN}")
 
-def _check_start(example: Example, longest: int) -> None:
-    start, size, number = example.words
-    if start != START:
-        example.refuse(0, f"begins with {start}; expected {START}")
-    if not SHORTEST <= size <= longest or size % 2:
-        example.refuse(1, f"has {size} bytes; expected an even number of {SHORTEST} to {longest}")
-    if number != example.number:
-        example.refuse(2, f"is called example {number}")
-
-
-def _item(example: Example) -> Item:
-    label, completions = example.words[3:5]
-    if label >= COMPLETIONS:
-        example.refuse(3, f"has the label {label}; expected 0 to {COMPLETIONS - 1}")
-    if completions != COMPLETIONS:
-        example.refuse(4, f"has {completions} completions; llm.c's trainers take {COMPLETIONS}")
-    context, *others = _parts(example)
-    return Item(str(example.number), context, tuple(others), label)
-
-
-def _parts(example: Example) -> Iterator[tuple[int, ...]]:
-    """Yield the ids of the context and of each completion."""
-    words, at = example.words, 5
+    if len(words) < 3:
+        raise FormatError(f"{where}truncated: ends in {which}; {AGAIN}")
+    start, size, own = words[:3]
+    check(start == START, 0, f"begins with {start}; expected {START}")
+    even = f"expected an even number of {SHORTEST} to {longest}"
+    check(SHORTEST <= size <= longest and size % 2 == 0, 1, f"has {size} bytes; {even}")
+    check(own == number, 2, f"is called example {own}")
+    if len(words) < size // 2:
+        raise FormatError(f"{where}truncated: ends in {which}; {AGAIN}")
+    words = words[: size // 2]
+    label, completions = words[3:5]
+    check(label < COMPLETIONS, 3, f"has the label {label}; expected 0 to {COMPLETIONS - 1}")
+    check(completions == COMPLETIONS, 4, f"has {completions} completions; llm.c's trainers take {COMPLETIONS}")
+    parts, at = [], 5
     for name in PARTS:
         length = words[at] if at < len(words) else 0
         ids = words[at + 1 : at + 1 + length]
-        if not ids or len(ids) < length:
-            example.refuse(at, f"has {length} ids for {name} and {len(ids)} of them before its end; expected 1 or more")
+        whole = f"has {length} ids for {name} and {len(ids)} of them before its end; expected 1 or more"
+        check(0 < len(ids) == length, at, whole)
         if START in ids:
-            example.refuse(at + 1 + ids.index(START), f"has {START} in {name}, which begins an example and is no id")
+            check(False, at + 1 + ids.index(START), f"has {START} in {name}, which begins an example and is no id")
+        parts.append(tuple(ids))
         at += 1 + length
-        yield tuple(ids)
-    if at != len(words):
-        example.refuse(1, f"has {2 * len(words)} bytes, but its completions end after {2 * at}")
+    check(at == len(words), 1, f"has {2 * len(words)} bytes, but its completions end after {2 * at}")
+    return Item(str(number), parts[0], tuple(parts[1:]), label)
 
 
 # ----- writing ------------------------------------------------------------------------------------------------------
