@@ -401,11 +401,7 @@ def _check_result(result: Prepared, files: list[Path], settings: Settings) -> No
         more = f" and {len(files) - 1} more" if len(files) > 1 else ""
         raise InputError(f"{files[0]}{more}: no text in {result.empty} documents; nothing to write")
     if train == 0:
-        advice = "give a smaller --val-tokens, or --val-tokens 0 for none at all"
-        if settings.val_files:
-            advice = "give more files"
-        elif settings.val_tokens == settings.shard_tokens:
-            advice = "they fit the first file, which is for that; give more text or a smaller --shard-size"
+        advice = "give more text, a smaller --shard-size or --val-tokens, or --val-tokens 0 for none"
         raise InputError(f"all {val} tokens would be validation; {advice}")
     if val == 0 and settings.val_tokens != 0:
         raise InputError(
