@@ -9,8 +9,8 @@ from typing import Any
 import jax
 
 from benchmarks.gpu import solvers
+from benchmarks.gpu.calls import pace, time_of
 from llmc_jax.trials import problems
-from llmc_jax.trials.check import pace, time_of
 from llmc_jax.trials.clock import queued, timing
 from llmc_jax.trials.figures import Figures
 from llmc_jax.trials.problems import Problem

@@ -96,7 +96,7 @@ class Choice(NamedTuple):
     fell_back: bool = False  # it is not what was asked for
     makes_matrix: bool = False  # attention's T x T matrix
     backward: str = ""  # the name of the row whose backward runs, where that is another one
-    version: str = ""  # of our attention: mma, wgmma; empty: the one that pallas_kernels/tuning.py names
+    version: str = ""  # of our attention, in older records: mma, wgmma; empty: the one of pallas_kernels/tuning.py
 
     @property
     def text(self) -> str:
@@ -349,18 +349,15 @@ def _first(found: Candidates, setting: Setting, findings: Findings) -> Choice:
 
     operation, first = found.rows[0].operation, found.rows[0]
     rows = {row.name: row for row in found.rows if not problem(row)}
-    fastest = next((each for each in findings.fastest if each.operation == operation), None)
-    if not found.asked and fastest is not None and fastest.implementation in rows and len(found.rows) > 1:
-        row, (ratio, beside) = rows[fastest.implementation], findings.ratio(fastest)
-        why = f"{ratio:.2f} x {beside}, {MEASURED_HERE}" if beside else MEASURED_HERE
-        return Choice(operation, row.name, row.by, why, False, row.makes_matrix, version=fastest.version)
+    fastest = rows.get(dict(findings.fastest).get(operation, ""))
+    if not found.asked and fastest is not None and len(found.rows) > 1:
+        return Choice(operation, fastest.name, fastest.by, MEASURED_HERE, False, fastest.makes_matrix)
     row = next(iter(rows.values()))
     why = found.why if row is first else problem(first)
     fell_back = found.asked and row is not first
     if fell_back:
         why = f"not {first.by if first.kind == row.kind else first.kind}: {why}"
-    version = findings.version(operation, row.name)
-    return Choice(operation, row.name, row.by, why, fell_back, row.makes_matrix, version=version)
+    return Choice(operation, row.name, row.by, why, fell_back, row.makes_matrix)
 
 
 def _refuse_fallbacks(choices: Sequence[Choice]) -> None:

@@ -1,9 +1,8 @@
-"""One implementation at a run's own shapes: is it right, and how long does it take? And a whole step on several.
+"""One implementation at a run's own shapes: is it right? And a whole step on several: is it right, and how fast?
 
 A task of children.py. Leaves out what is tried (candidates.py) and what follows from it (search.py).
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
@@ -15,6 +14,7 @@ import numpy as np
 from llmc_jax import kernels
 from llmc_jax.config.train import ATTENTIONS
 from llmc_jax.kernels import GROUPS, Finding
+from llmc_jax.kernels.choice import implementations
 from llmc_jax.machine import compiling
 from llmc_jax.models.gpt2.model import Execution
 from llmc_jax.ops import attention
@@ -26,17 +26,17 @@ from llmc_jax.training.state import DTYPES, initial_state
 from llmc_jax.training.step import StepNumbers, StepOptions, train_step
 from llmc_jax.trials import candidates, numerics, problems
 from llmc_jax.trials.candidates import Case
-from llmc_jax.trials.clock import Timing, queued, timing
-from llmc_jax.trials.figures import Figures, NotMeasured, Tried, running
-from llmc_jax.trials.problems import Problem
+from llmc_jax.trials.clock import timing
+from llmc_jax.trials.figures import Tried, running
 
 MATRIX_BYTES = 2e9  # of attention's T x T matrix in one layer, beyond which XLA's step does without it, and has no time
 BETA1 = 0.9
+Rows = tuple[tuple[str, str], ...]  # operations, and the names of the rows that run them
 WHOLE_IN_FP64 = 2**28  # elements of AdamW's buffers; beyond that they are compared in float32
 
 
 def measure(what: str, case: Case, **arguments: Any) -> kernels.Machine | Finding | Tried:
-    """Try one implementation (what: candidate) or a whole step (what: step), as the run would compute it.
+    """Try one implementation (what: kernel) or a whole step (what: step), as the run would compute it.
 
     what: device: return what this process computes on.
     """
@@ -44,110 +44,35 @@ def measure(what: str, case: Case, **arguments: Any) -> kernels.Machine | Findin
         jax.config.update("jax_default_matmul_precision", "highest")
     if what == "device":
         return kernels.this_machine()
-    return measure_candidate(case, **arguments) if what == "candidate" else measure_step(case, **arguments)
+    return measure_kernel(case, **arguments) if what == "kernel" else measure_step(case, **arguments)
 
 
-# ----- one implementation -------------------------------------------------------------------------------------------
-
-
-def measure_candidate(case: Case, finding: Finding) -> Finding:
-    """Return a finding with what is wrong with its functions, or the microseconds that they take in one step.
-
-    XLA's are what the others are compared with in the end, so they are only timed.
-    """
-    row = candidates.row_of(finding)
-    by_name = row.functions(case.setting, finding.version)
-    total, wrong = 0.0, []
-    for part in candidates.parts(case, finding.operation):
-        if row.makes_matrix and matrix_bytes(case) > MATRIX_BYTES:
-            raise NotMeasured("its T x T matrix is too large")
-        adamw = part.function == "adamw_update"
+def measure_kernel(case: Case, finding: Finding) -> Finding:
+    """Return a finding with what is wrong with its functions."""
+    row = implementations(finding.operation)[finding.implementation]
+    by_name, wrong = row.functions(case.setting), []
+    for function, sizes in candidates.parts(case, finding.operation).items():
+        adamw = function == "adamw_update"
         options = {"rounding": case.rounding, "master_weights": case.master_weights} if adamw else {}
-        given = problems.problem(part.function, case.dtype, part.sizes, problems.seed_of(part.function), **options)
-        solver: Any = tuple(by_name.values()) if "attention" in part.function else by_name[part.function]
-        figures = Figures()
-        if row.by != "xla":
-            run = jax.jit(given.bind(solver)).lower(*given.arrays).compile()
-            wide = jnp.float32 if adamw and given.arrays[0].size > WHOLE_IN_FP64 else jnp.float64
-            figures, found = numerics.judged(
-                given, run, promised=row.repeats_bits, interpret=case.interpret, wide=wide, rounding=case.rounding
-            )
-            wrong += [f"{part.function}, {each}" for each in found]
-        if not wrong:
-            total += part.calls * time_of(solver, [given], quick=case.interpret).seconds
-            if figures and row.repeats_bits and numerics.digest(run(*given.arrays)) != figures["digest"]:
-                wrong.append(f"{part.function}, other bits after it was timed")
-        del given
-    return finding._replace(problem="; ".join(wrong), us=0.0 if wrong else 1e6 * total)
+        given = problems.problem(function, case.dtype, sizes, problems.seed_of(function), **options)
+        solver: Any = tuple(by_name.values()) if "attention" in function else by_name[function]
+        run = jax.jit(given.bind(solver)).lower(*given.arrays).compile()
+        wide = jnp.float32 if adamw and given.arrays[0].size > WHOLE_IN_FP64 else jnp.float64
+        _, found = numerics.judged(
+            given, run, promised=row.repeats_bits, interpret=case.interpret, wide=wide, rounding=case.rounding
+        )
+        wrong += [f"{function}, {each}" for each in found]
+        del given, run
+    return finding._replace(problem="; ".join(wrong))
+
+
+# ----- a whole step -------------------------------------------------------------------------------------------------
 
 
 def matrix_bytes(case: Case) -> float:
     """Return the bytes of attention's T x T matrix in one layer."""
     size = 4 if case.dtype == "fp32" else 2
     return float(size) * case.batch_size * case.model.num_heads * case.sequence_length**2
-
-
-# ----- its time ---------------------------------------------------------------------------------------------------
-
-
-def time_of(solver: Function, sets: list[Problem], *, quick: bool = False) -> Timing:
-    """Return the time of one call on one set. quick: of a single run, for what is interpreted.
-
-    The calls on all sets stand in one compiled program, and as many runs of it are queued as clock.py says: neither the
-    cache nor the time to start a kernel is measured. What overwrites its inputs goes on from its own outputs.
-    """
-    bound = sets[0].bind(solver)
-    if sets[0].donated:
-        run = InPlace(bound, sets)
-        found = timing(run.run_calls, run.prepare, **pace(quick))
-    else:
-        program = jax.jit(lambda *sets: [bound(*arrays) for arrays in sets])
-        found = timing(queued(lambda: program(*[each.arrays for each in sets])), **pace(quick))
-    return found._replace(seconds=found.seconds / len(sets))
-
-
-def pace(quick: bool) -> dict[str, Any]:
-    """Return how `timing` measures; quick: of a single run."""
-    return {"least": 0.0, "rounds": 1} if quick else {}
-
-
-class InPlace:
-    """Calls that overwrite their inputs: each goes on from the outputs of the one before.
-
-    A classifier's next logits are the gradient of the last ones, which takes it the same time.
-    """
-
-    def __init__(self, bound: Function, sets: list[Problem]) -> None:
-        self.sets, self.donated = sets, sets[0].donated
-        self.kept = [{k: array for k, array in enumerate(each.arrays) if k not in self.donated} for each in sets]
-        self.changed: list[dict[int, jax.Array]] = []
-        becomes = sets[0].becomes
-
-        def call(changed: list[dict[int, jax.Array]], kept: list[dict[int, jax.Array]]) -> tuple[Any, Any]:
-            """Return the arrays that take the place of the changed ones, and the other outputs."""
-            following, others = [], []
-            for mine, rest in zip(changed, kept, strict=True):
-                arrays = mine | rest
-                found = bound(*[arrays[k] for k in sorted(arrays)])
-                following.append({k: found[output] for k, output in zip(self.donated, becomes, strict=True)})
-                others.append([array for output, array in enumerate(found) if output not in becomes])
-            return following, others
-
-        self.program = jax.jit(call, donate_argnums=0)
-
-    def prepare(self) -> None:
-        """Begin with copies of the inputs."""
-        self.changed = []  # frees the last ones
-        self.changed = jax.block_until_ready([{k: each.arrays[k].copy() for k in self.donated} for each in self.sets])
-
-    def run_calls(self, calls: int) -> None:
-        """Make so many calls and wait for the last."""
-        for _ in range(calls):
-            self.changed, others = self.program(self.changed, self.kept)
-        jax.block_until_ready((self.changed, others))
-
-
-# ----- a whole step -------------------------------------------------------------------------------------------------
 
 
 class Step(NamedTuple):
@@ -158,7 +83,7 @@ class Step(NamedTuple):
     seconds: float  # 0: not known
 
 
-def measure_step(case: Case, chosen: tuple[Finding, ...], options: compiling.Options) -> Tried:
+def measure_step(case: Case, chosen: Rows, options: compiling.Options) -> Tried:
     """Return what is wrong with a step on what was chosen beside XLA's, and its seconds.
 
     chosen: nothing is XLA's step itself. options: of XLA, beside the run's own. Both steps are the run's own program,
@@ -189,11 +114,11 @@ def _xla_step(case: Case) -> Step:
     return _step(case, without, case.other_options)._replace(seconds=0.0)
 
 
-def chosen_functions(case: Case, chosen: Sequence[Finding]) -> dict[str, Function]:
+def chosen_functions(case: Case, chosen: Rows) -> dict[str, Function]:
     """Return the functions of what was chosen, by name."""
     by_name: dict[str, Function] = {}
-    for finding in chosen:
-        by_name |= candidates.row_of(finding).functions(case.setting, finding.version)
+    for operation, name in chosen:
+        by_name |= implementations(operation)[name].functions(case.setting)
     if case.gelu_fusion:  # -ge 1
         by_name["gelu_forward"] = gelu_forward_in_product
     return by_name

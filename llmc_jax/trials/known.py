@@ -24,8 +24,6 @@ PACKAGE = Path(__file__).resolve().parents[1]
 SOURCES = ("../pallas_kernels", "kernels", "kernels/triton", "ops", "training", "trials")  # folders, from llmc_jax/
 FILES = ("models/gpt2/model.py", "machine/compiling.py")
 PACKAGES = ("jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda12-plugin", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12")
-WAIT = 0.5  # seconds between two looks at a lock
-PATIENCE = 300.0  # seconds for which one is waited for: more than a check takes
 
 
 class Known(NamedTuple):
@@ -156,37 +154,19 @@ def _parsed(path: Path) -> Known:
         raise ValueError(str(error)) from error
 
 
-def _taken(descriptor: int) -> bool:
-    """Return whether another process has the lock of an open file; of one that cannot be locked nobody has it."""
-    try:
-        return try_lock(descriptor) is False
-    except OSError:
-        return False
-
-
 @contextmanager
-def locked(card: Card, say: Callable[[str], None]) -> Iterator[bool | None]:
-    """Keep other programs of ours from trying anything on the card within the block; wait for one that does.
+def locked(card: Card) -> Iterator[bool]:
+    """Keep other programs of ours from trying anything on the card within the block; yield False where one does now.
 
-    Yields whether it had to wait; None where it waited in vain, for one that is suspended for example. Where there can
-    be no lock, the block runs without.
+    Where there can be no lock, the block runs without.
     """
-    waited, until = False, time.monotonic() + PATIENCE
-    try:
+    free, descriptor = True, None
+    with suppress(OSError):
         folder().mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder() / f"{card.uuid}.lock", os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError:
-        yield False
-        return
+        free = try_lock(descriptor) is not False
     try:
-        while _taken(descriptor):
-            if not waited:
-                say(f"another process is checking the kernels on this {card.name}; waiting for it")
-            waited = True
-            if time.monotonic() >= until:
-                yield None
-                return
-            time.sleep(WAIT)
-        yield waited
+        yield free
     finally:
-        os.close(descriptor)
+        if descriptor is not None:
+            os.close(descriptor)

@@ -34,20 +34,15 @@ def heading(each: Known) -> str:
 
 
 def rows(found: Findings) -> list[list[str]]:
-    """Return a row for each implementation that was tried, and whether it runs."""
-    runs = {each.key for each in found.fastest}
-    return [
-        [
-            each.operation, each.form,
-            f"{each.us:,.0f}" if each.us else "",
-            each.problem or (f"not judged: {each.unjudged}" if each.unjudged else "right"),
-            "runs" if each.key in runs else "",
-        ]
-        for each in sorted(found.found, key=lambda each: each.operation)
-    ]  # fmt: skip
+    """Return a row for each implementation that was tried, and whether it runs; and for XLA's that run instead."""
+    judged = {
+        each.key: each.problem or (f"not judged: {each.unjudged}" if each.unjudged else "right") for each in found.found
+    }
+    keys = sorted({*judged, *found.fastest})
+    return [[*key, judged.get(key, ""), "runs" if key in found.fastest else ""] for key in keys]
 
 
-HEADINGS = ("operation", "implementation", "us in a step", "verdict", "")
+HEADINGS = ("operation", "implementation", "verdict", "")
 
 
 def rest_of(found: Findings) -> list[str]:

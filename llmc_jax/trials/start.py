@@ -23,6 +23,10 @@ SECONDS = 110.0  # for all of it, so that two minutes are not exceeded
 LOOKS, PAUSE = 6, 0.5  # at a card that is in use, seconds between them: a process that was killed takes a while to go
 
 
+class NotChecked(Exception):
+    """The kernels are not checked, and run as shipped; the message says why."""
+
+
 def say(line: str) -> None:
     """Show the progress of a check."""
     print_error(f"kernel check: {line}")
@@ -45,35 +49,27 @@ def find_out(
     facts = known.facts_of(case, here)
     if not again and (found := known.read(facts, say)) is not None:
         return found
-    if card.jax_has_begun():
-        return _shipped("this process uses the GPU already")
-    with known.locked(here, say) as waited:
-        if waited is None:
-            return _shipped("another process has been checking them for too long")
-        if waited and (found := known.read(facts, say)) is not None:
-            return found
-        begun = known.begun_file(facts, here)
-        if begun.exists() and not again:  # its process would have the card's lock
-            return _shipped(f"an earlier check did not finish ({typed('kernels')} --measure begins another)")
-        if problem := _in_use(here):  # by now not by another check, whose processes would count
-            return _shipped(problem)
-        say(
-            f"new combination of {here.name}, versions and shapes; at most {seconds:.0f} s (--no-kernel-check skips "
-            "this)"
-        )
-        try:
+    begun = known.begun_file(facts, here)
+    try:
+        with known.locked(here) as free:
+            if card.jax_has_begun():
+                raise NotChecked("this process uses the GPU already")
+            if not free:
+                raise NotChecked("another process is checking some on this card")
+            if begun.exists() and not again:
+                raise NotChecked(f"an earlier check did not finish ({typed('kernels')} --measure begins another)")
+            if problem := _in_use(here):
+                raise NotChecked(problem)
+            say(
+                f"new combination of {here.name}, versions and shapes; at most {seconds:.0f} s (--no-kernel-check "
+                "skips this)"
+            )
             with known.begun(begun):
                 found = _searched(case, seconds, say)
-        except Stuck as stuck:
-            return _shipped(f"{stuck}, and occupies the card")
-        except NoCard as reason:  # says nothing of the kernels
-            return _shipped(f"the processes that check them cannot get the card ({reason})")
-        known.write(facts, found, say)
-    return found
-
-
-class NoCard(Exception):
-    """A process that tries kernels does not compute on the card."""
+            known.write(facts, found, say)
+            return found
+    except NotChecked as why:
+        return Findings(notes=(f"the kernels are not checked: {why}; they are used as shipped",))
 
 
 def _in_use(here: Card) -> str:
@@ -85,31 +81,30 @@ def _in_use(here: Card) -> str:
     return problem
 
 
-def _shipped(why: str) -> Findings:
-    """Return that nothing is known, and why: the kernels run as shipped."""
-    return Findings(notes=(f"the kernels are not checked: {why}; they are used as shipped",))
-
-
 def _searched(case: Case, seconds: float, say: Callable[[str], None]) -> Findings:
-    """Return what a search finds, in processes of its own. Raises Stuck and NoCard."""
-    with tempfile.TemporaryDirectory() as folder, closing(Children(child_environment(), Path(folder))) as running:
-        if not case.interpret:
-            task = search.task("device", search.CANDIDATE_SECONDS, "device", case)
-            _check_device(case, running.measure(task, time.monotonic() + seconds))
-        found = search.search(search.Search(case, running.measure, time.monotonic, say), seconds)
-    if running.stuck is not None:
-        raise Stuck(f"process {running.stuck} cannot be ended")
-    return found
+    """Return what a search finds, in processes of its own."""
+    try:
+        with tempfile.TemporaryDirectory() as folder, closing(Children(child_environment(), Path(folder))) as running:
+            if not case.interpret:
+                task = search.task("device", search.KERNEL_SECONDS, "device", case)
+                _check_device(case, running.measure(task, time.monotonic() + seconds))
+            found = search.search(search.Search(case, running.measure, time.monotonic, say), seconds)
+        if running.stuck is not None:
+            raise Stuck(f"process {running.stuck} cannot be ended")
+        return found
+    except Stuck as stuck:
+        raise NotChecked(f"{stuck}, and occupies the card") from None
 
 
 def _check_device(case: Case, outcome: Outcome) -> None:
-    """Raise NoCard if JAX found another device than the run's: then nothing that fails there is a kernel's fault."""
+    """Raise NotChecked if JAX found another device than the run's: what fails there is no kernel's fault."""
     if outcome.kind == "TIME":
         return  # nothing is tried then
-    if outcome.kind != "DONE":
-        raise NoCard(str(outcome.content))
-    if (outcome.content.platform, outcome.content.capability) != ("gpu", case.machine.capability):
-        raise NoCard(f"JAX computes on {outcome.content.kind} there")
+    found = outcome.content
+    if outcome.kind == "DONE" and (found.platform, found.capability) == ("gpu", case.machine.capability):
+        return
+    why = f"JAX computes on {found.kind} there" if outcome.kind == "DONE" else found
+    raise NotChecked(f"the processes that check them cannot get the card ({why})")
 
 
 def child_environment() -> dict[str, str]:

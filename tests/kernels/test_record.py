@@ -163,7 +163,7 @@ def test_a_record_wins_over_what_would_be_chosen(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(choice.MEASURED, ("sm_90", "attention"), choice.Measured("cudnn", "", 0.0, "a card"))
     assert chosen(resolved(TrainConfig(), H200))["attention"] == "cudnn"
     assert resolved(TrainConfig(), H200, before=SLOWER) == SLOWER
-    findings = Findings(fastest=(Finding("attention", "cudnn", us=1.0), Finding("gelu", "xla", us=1.0)))
+    findings = Findings(fastest=(("attention", "cudnn"), ("gelu", "xla")))
     plan = planned(TrainConfig(), H200, before=SLOWER, findings=findings)
     assert plan.choices == SLOWER.choices and plan.execution.logit_rows == 1000
     assert problems(SLOWER, TrainConfig(), H200) == []

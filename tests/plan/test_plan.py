@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from llmc_jax.base.errors import InputError
 from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.config.train import TrainConfig
-from llmc_jax.kernels import GROUPS, Finding, Findings, Machine
+from llmc_jax.kernels import GROUPS, Findings, Machine
 from llmc_jax.kernels.record import differences
 from llmc_jax.machine import gpus
 from llmc_jax.machine.compiling import OVERLAP, TRITON_GEMM
@@ -106,7 +106,7 @@ def test_the_table_has_one_row_where_the_same_runs_everything() -> None:
 
 
 def test_what_was_found_out_decides() -> None:
-    findings = Findings(fastest=(Finding("attention", "cudnn", us=1.0),), options=ON)
+    findings = Findings(fastest=(("attention", "cudnn"),), options=ON)
     found = make_plan(TrainConfig(), SHAPE, A100, findings=findings)
     assert found.implementations["attention"] == "cudnn" and found.execution.compiler_options == ON
     (note,) = found.notes_on_bits

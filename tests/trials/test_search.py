@@ -1,16 +1,15 @@
 """What follows from tries whose outcomes and clock are made up: a whole step decides, and time is kept."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
-from llmc_jax.kernels import GROUPS, Finding, Findings, Preferences
+from llmc_jax.kernels import Finding, Findings, Preferences
 from llmc_jax.trials import candidates, search
 from llmc_jax.trials.candidates import Case
 from llmc_jax.trials.children import Outcome, Task
 from llmc_jax.trials.figures import Tried
-from llmc_jax.trials.search import Search
+from llmc_jax.trials.search import NO_FUSION, Search
 from tests.kernels.test_choice import choose
 from tests.trials.test_check import D12
 
@@ -20,108 +19,99 @@ CRASH = Outcome("SPOILT", "the process ended with status -6", 0.0)
 class Card:
     """A card that answers from a table, and whose clock goes on by a second with each task."""
 
-    def __init__(self, us: Mapping[str, float] = {}, step: Any = lambda chosen, options: 0.1, seconds: float = 1.0):
-        self.now, self.seconds, self.us, self.step = 0.0, seconds, us, step
+    def __init__(self, step: Any = lambda chosen, options: 0.1 if chosen else 0.2, **bad: Outcome) -> None:
+        self.now, self.step = 0.0, step
         self.tried: list[str] = []
         self.said: list[str] = []
-        self.bad: dict[str, Outcome] = {}
+        self.bad = bad  # by operation; of attention by implementation
 
     def attempt(self, task: Task, until: float) -> Outcome:
-        self.now += self.seconds
+        self.now += 1.0
         if self.now > until:
-            return Outcome("TIME", None, self.seconds)
+            return Outcome("TIME", None, 1.0)
+        self.tried.append(task.name)
         if task.arguments["what"] == "step":
-            chosen = {each.operation: each for each in task.arguments["chosen"]}
-            self.tried.append(f"step on {len(chosen)}")
-            found = self.step(chosen, task.arguments["options"])
+            found = self.step(dict(task.arguments["chosen"]), task.arguments["options"])
             if isinstance(found, Outcome):
                 return found
             return Outcome("DONE", Tried("", found) if found else Tried("x", 1.0), 1.0)
-        self.tried.append(task.name)
-        if task.name in self.bad:
-            return self.bad[task.name]
-        return Outcome("DONE", task.arguments["finding"]._replace(us=self.us.get(task.name, 100.0)), 1.0)
+        finding = task.arguments["finding"]
+        name = finding.implementation if finding.operation == "attention" else finding.operation
+        return self.bad.get(name, Outcome("DONE", finding, 1.0))
 
     def search(self, case: Case = D12, seconds: float = 1e6) -> Findings:
         return search.search(Search(case, self.attempt, lambda: self.now, self.said.append), seconds)
 
 
-def fastest(found: Findings) -> dict[str, str]:
-    return {each.operation: each.label.partition(": ")[2] for each in found.fastest}
+BY_XLA = {"xla", "naive, xla"}
 
 
-US = {"attention: flash, pallas mma": 50.0, "attention: cudnn": 80.0, "gelu: xla": 50.0, "global norm: xla": 9.0}
-
-
-def test_times_propose_and_the_step_decides() -> None:
-    """The step on the proposed set is the fastest; the second row of a kernel is only a form of it."""
-    card = Card(US, lambda chosen, _: 0.2 if not chosen else 0.1 if chosen["gelu"].implementation == "xla" else 0.15)
+def test_right_kernels_that_are_faster_run() -> None:
+    card = Card()
     found = card.search()
-    assert not found.notes
-    assert dict(found.steps) == {"xla": 0.2, "the fastest": 0.1, "as shipped": 0.15}
-    assert fastest(found)["attention"] == "flash, pallas mma" and fastest(found)["gelu"] == "xla"
-    assert card.tried[-3:] == ["step on 0", "step on 7", "step on 7"]
-    chosen = {each.operation: each for each in choose(Preferences(), D12.machine, "bf16", 64, found).choices}
-    assert (chosen["attention"].version, chosen["attention"].why) == ("mma", "1.60 x cudnn, measured here")
-    assert (chosen["gelu"].implementation, chosen["gelu"].why) == ("xla", "2.00 x pallas, measured here")
+    assert not found.notes and not any(each.problem or each.unjudged for each in found.found)
+    assert card.tried == [*(each.label for each in candidates.listed(D12)), "step", "step", "step"]
+    assert dict(found.steps) == {"xla": 0.2, "the kernels": 0.1, "the kernels, attention by cudnn": 0.1}
+    chosen = choose(Preferences(), D12.machine, "bf16", 64, found).choices
+    assert {choice.by for choice in chosen if choice.operation != "global norm"} == {"pallas"}
+    assert {choice.why for choice in chosen if choice.operation != "global norm"} == {"measured here"}
 
 
-@pytest.mark.parametrize("winner", ["xla", "as shipped"])
-def test_fusions_count(winner: str) -> None:
-    """What is faster by itself loses where the whole step is slower."""
-    seconds = {"xla": 0.3, "proposed": 0.2, "as shipped": 0.25} | {winner: 0.1}
+@pytest.mark.parametrize(
+    ("seconds", "attention"), [((0.1, 0.2, 0.2), "naive, xla"), ((0.3, 0.2, 0.1), "cudnn"), ((0.0, 0.3, 0.4), None)]
+)
+def test_the_fastest_step_decides(seconds: tuple[float, float, float], attention: str | None) -> None:
+    """XLA's, the kernels', or the kernels' with cuDNN's attention; XLA's time may not be known."""
 
-    def step(chosen: dict[str, Finding], _: Any) -> float:
-        return seconds["xla" if not chosen else "proposed" if chosen["gelu"].implementation == "xla" else "as shipped"]
+    def step(chosen: dict[str, str], _: Any) -> Any:
+        by_xla, ours, cudnn = seconds
+        if not chosen:
+            return Outcome("DONE", Tried("", by_xla), 1.0)
+        return cudnn if chosen["attention"] == "cudnn" else ours
 
-    found = Card(US, step).search()
-    assert fastest(found)["gelu"] == {"xla": "xla", "as shipped": "pallas"}[winner]
-    assert fastest(found)["attention"] == {"xla": "naive, xla", "as shipped": "flash, pallas"}[winner]
+    found = Card(step).search()
+    assert dict(found.fastest)["attention"] == (attention or "flash, pallas") and not found.notes
+    if attention == "naive, xla":
+        assert set(dict(found.fastest).values()) <= BY_XLA and not any(each.problem for each in found.found)
 
 
 def test_what_is_wrong_costs_itself() -> None:
-    card = Card()
-    card.bad = {
-        "classifier: pallas": Outcome("DONE", Finding("classifier", "pallas", problem="output 1: error 0.3"), 1.0),
-        "attention: flash, pallas": CRASH,
-        "adamw: pallas": Outcome("SPOILT", "not done after 40 s", 40.0),
-        "gelu: pallas": Outcome("FAILED", "ValueError: Mosaic", 1.0),
-        "embedding backward: pallas": Outcome("UNJUDGED", "JaxRuntimeError: RESOURCE_EXHAUSTED: 5 GB", 1.0),
-        "attention: naive, xla": Outcome("SKIPPED", "too large", 1.0),
+    """Wrong, crashed, hung, refused by the compiler; out of memory is not wrong."""
+    bad = {
+        "classifier": Outcome("DONE", Finding("classifier", "pallas", problem="output 1: error 0.3"), 1.0),
+        "flash, pallas": CRASH,
+        "adamw": Outcome("TIME", None, 60.0, ran=search.HANGS),
+        "gelu": Outcome("FAILED", "ValueError: Mosaic", 1.0),
+        "embedding backward": Outcome("UNJUDGED", "JaxRuntimeError: RESOURCE_EXHAUSTED: 5 GB", 1.0),
     }  # fmt: skip
+    card = Card(**bad)
     found = card.search()
-    assert found.fastest and not found.notes
-    assert found.problem("classifier", "pallas") == "output 1: error 0.3"
-    assert found.problem("gelu", "pallas") and found.problem("adamw", "pallas")
-    assert not found.problem("attention", "flash, pallas")  # another version of it is right
-    assert not found.problem("embedding backward", "pallas")  # what could not be compared is not wrong
-    unjudged = {each.operation: each.unjudged for each in found.found if each.unjudged}
-    assert unjudged == {"embedding backward": "JaxRuntimeError: RESOURCE_EXHAUSTED: 5 GB", "attention": "too large"}
-    assert not found.problem("attention", "naive, xla")
-    assert sum("is not used" in line for line in card.said) == 4
-    assert fastest(found)["classifier"] == "xla"
-
-
-NO_FUSION = (("xla_gpu_enable_dynamic_slice_fusion", False),)
+    assert {each.operation for each in found.found if each.problem} == {"classifier", "attention", "adamw", "gelu"}
+    assert {each.operation for each in found.found if each.unjudged} == {"embedding backward"}
+    assert not found.notes and sum("is not used" in line for line in card.said) == 4
+    assert dict(found.fastest) == {
+        "layernorm": "pallas", "gelu": "xla", "attention": "cudnn", "classifier": "xla",
+        "embedding backward": "pallas", "adamw": "xla",
+    }  # fmt: skip
 
 
 def test_a_wrong_step_is_tried_again() -> None:
     """First compiled otherwise, then with XLA's classifier, then by XLA alone."""
-    found = Card({}, lambda chosen, options: 0.2 if not chosen or options else None).search()
+    found = Card(lambda chosen, options: 0.2 if not chosen or options else None).search()
     assert found.options == NO_FUSION and found.fastest and len(found.notes) == 1
     assert not any(each.problem for each in found.found)
 
-    def without_classifier(chosen: dict[str, Finding], _: Any) -> float | None:
-        return 0.3 if not chosen else 0.2 if chosen["classifier"].implementation == "xla" else None
+    def without_classifier(chosen: dict[str, str], _: Any) -> float | None:
+        return 0.3 if not chosen else 0.2 if chosen["classifier"] == "xla" else None
 
-    found = Card({}, without_classifier).search()
+    found = Card(without_classifier).search()
     assert found.options == () and found.problem("classifier", "pallas") and not found.problem("gelu", "pallas")
-    assert fastest(found)["classifier"] == "xla" and fastest(found)["gelu"] == "pallas"
-    found = Card({}, lambda chosen, _: CRASH if chosen else 0.2).search()
-    assert set(fastest(found).values()) == {"xla", "naive, xla"} and len(found.notes) == 4
+    assert dict(found.fastest)["classifier"] == "xla" and dict(found.fastest)["gelu"] == "pallas"
+    found = Card(lambda chosen, _: CRASH if chosen else 0.2).search()
+    assert set(dict(found.fastest).values()) == BY_XLA and len(found.notes) == 4
     assert all(choice.by == "xla" for choice in choose(Preferences(), D12.machine, "bf16", 64, found).choices)
     asked = choose(Preferences(kernels="pallas"), D12.machine, "bf16", 64, found).choices
-    assert all(choice.by == "xla" for choice in asked if choice.operation != "attention")
+    assert all(choice.by == "xla" for choice in asked if choice.operation not in ("attention", "global norm"))
 
 
 NO_TRITON = (("xla_gpu_enable_triton_gemm", False),)
@@ -130,78 +120,35 @@ NO_TRITON = (("xla_gpu_enable_triton_gemm", False),)
 @pytest.mark.parametrize(("by_default", "expected"), [(0.05, ()), (0.2, NO_TRITON), (None, NO_TRITON)])
 def test_options_that_nobody_has_decided_are_tried_on_the_best_step(by_default: float | None, expected: Any) -> None:
     """What was compared remains, unless XLA's defaults are right and faster."""
-
-    def step(chosen: dict[str, Finding], options: Any) -> float | None:
-        return 0.3 if not chosen else 0.1 if options else by_default
-
-    card = Card(US, step)
+    card = Card(lambda chosen, options: 0.3 if not chosen else 0.1 if options else by_default)
     found = card.search(D12._replace(other_options=NO_TRITON))
-    assert not found.notes[1:] and found.options == expected
-    assert fastest(found)["attention"] == "flash, pallas mma"
-    assert len(found.steps) == 3 + (not expected) and min(dict(found.steps).values()) == min(0.1, by_default or 1.0)
-    assert card.tried[-1] == "step on 7"
+    assert not found.notes and found.options == expected
+    assert len(found.steps) == 3 + (by_default is not None)
 
 
-def test_a_kernel_that_hangs_is_wrong_and_too_little_memory_is_not() -> None:
-    """What runs for long counts, though the search's own time ends it."""
-    card = Card(US)
-    card.bad = {"attention: flash, pallas": Outcome("TIME", None, 60.0, ran=search.HANGS)}
-    found = card.search()
-    assert next(each for each in found.found if each.label == "attention: flash, pallas").problem
-    card.bad = {"attention: flash, pallas": Outcome("TIME", None, 60.0)}  # it was compiled all that time
-    found = card.search()
-    assert not any(each.problem for each in found.found) and not found.fastest and "--measure" in found.notes[0]
-    card = Card(US, lambda chosen, _: Outcome("UNJUDGED", "RESOURCE_EXHAUSTED: 9 GB", 1.0) if chosen else 0.2)
-    found = card.search()
+def test_what_cannot_be_compared_runs_as_shipped() -> None:
+    """Out of memory, or a crash of XLA's own step."""
+    found = Card(lambda chosen, _: Outcome("UNJUDGED", "RESOURCE_EXHAUSTED: 9 GB", 1.0) if chosen else 0.2).search()
     assert not any(each.problem for each in found.found) and not found.fastest and len(found.notes) == 1
-
-
-def test_what_was_asked_for_is_checked_too() -> None:
-    case = D12._replace(asked=Preferences(kernels="pallas"))
-    card = Card({"gelu: xla": 1.0}, lambda chosen, _: 0.1 if not chosen else 0.2)
-    found = card.search(case)
-    assert {each.operation: each.implementation for each in search.proposed(case, found)}["gelu"] == "pallas"
-    assert all(choice.by == "pallas" for choice in choose(case.asked, D12.machine, "bf16", 64, found).choices)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "tried", "decided"),
-    [(5.0, 5, False), (8.0, 7, False), (14.0, 7, True), (22.0, 11, True)],
-)
-def test_time_is_kept(seconds: float, tried: int, decided: bool) -> None:
-    """First what would run, which a whole step waits for; then what that is compared with, in half of the time."""
-    listed = candidates.listed(D12)
-    card = Card(US)
-    found = card.search(seconds=seconds)
-    assert card.now <= seconds + 1 and [each.key for each in found.found] == [each.key for each in listed[:tried]]
-    assert bool(found.fastest) == decided
-    (note,) = found.notes
-    assert f"{len(listed) - tried} of {len(listed)}" in note and "--measure" in note
-    assert ("no whole step" in note) == (not decided)
-    assert card.said[-1] == note
-
-
-def test_each_is_tried_once() -> None:
-    card = Card(US)
-    card.search()
-    singles = [name for name in card.tried if not name.startswith("step")]
-    assert singles == [each.label for each in candidates.listed(D12)]
-
-
-def test_xla_is_the_fastest_by_itself() -> None:
-    """The kernels as shipped are still compared; nothing is wrong with them where they lose."""
-    card = Card({f"{name}: xla": 1.0 for name in GROUPS} | {"attention: naive, xla": 1.0}, lambda chosen, _: 0.1)
-    found = card.search()
-    assert not found.notes and not any(each.problem for each in found.found)
-    assert dict(found.steps) == {"xla": 0.1, "the kernels as shipped": 0.1}
-    assert set(fastest(found).values()) == {"xla", "naive, xla"}
-
-
-def test_without_a_step_of_xla_nothing_is_decided() -> None:
-    found = Card(US, lambda chosen, _: CRASH).search()
+    found = Card(lambda chosen, _: CRASH).search()
     assert not found.fastest and "XLA's step" in found.notes[0] and "--measure" in found.notes[1]
 
 
-def test_nothing_to_try() -> None:
-    card = Card()
-    assert card.search(D12._replace(asked=Preferences(kernels="xla"))) == Findings() and not card.tried
+def test_what_was_asked_for_is_checked_too() -> None:
+    """Where XLA is faster it still runs."""
+    case = D12._replace(asked=Preferences(kernels="pallas"))
+    found = Card(lambda chosen, _: 0.2 if chosen else 0.1).search(case)
+    assert Finding("global norm", "pallas") in found.found
+    assert all(choice.by == "pallas" for choice in choose(case.asked, D12.machine, "bf16", 64, found).choices)
+
+
+@pytest.mark.parametrize("seconds", [3.0, 7.0, 8.0])
+def test_time_is_kept(seconds: float) -> None:
+    """What was found wrong by then is known."""
+    listed = candidates.listed(D12)
+    card = Card(gelu=CRASH)
+    found = card.search(seconds=seconds)
+    assert card.now == seconds + 1 and [each.key for each in found.found] == [each.key for each in listed][: int(seconds)]
+    assert found.problem("gelu", "pallas") and not found.fastest
+    (note,) = found.notes
+    assert f"{len(found.found)} of {len(listed)}" in note and "--measure" in note and card.said[-1] == note

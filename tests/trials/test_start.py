@@ -6,21 +6,22 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 
 from llmc_jax.kernels import Finding, Findings
+from llmc_jax.kernels.choice import implementations
 from llmc_jax.trials import candidates, card, children, known, search, start
 from llmc_jax.trials.card import Card
 from tests.trials.test_check import D12, TINY
 
 ROOT = Path(__file__).resolve().parents[2]
 H200 = Card("NVIDIA H200", "0123456789abcdef0123456789abcdef", "9.0", 150_000_000_000, "580.1")
-FOUND = Findings(found=(Finding("gelu", "pallas", us=3.0),), notes=("a note",))
+FOUND = Findings(found=(Finding("gelu", "pallas"),), notes=("a note",))
 
 # Stands for check.py: all is right, or there is no card, or every implementation ends its process.
 FAKE = """
@@ -35,7 +36,7 @@ def measure(what, case, finding=None, chosen=None, options=()):
         return Tried("", 0.1 if chosen else 0.2)
     if os.environ["BAD"] == "all":
         os.abort()
-    return finding._replace(us=10.0)
+    return finding
 """
 
 
@@ -59,7 +60,7 @@ def find_out(
     monkeypatch.setenv("LLMC_JAX_CACHE", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(module))
     monkeypatch.setattr(search, "MODULE", "fake_check")
-    monkeypatch.setattr(search, "CANDIDATE_SECONDS", 1.0)
+    monkeypatch.setattr(search, "KERNEL_SECONDS", 1.0)
     monkeypatch.setattr(children, "START_SECONDS", 10.0)
     monkeypatch.setattr(card, "jax_has_begun", lambda: False)
     monkeypatch.setattr(card, "busy", lambda _: "")
@@ -94,23 +95,19 @@ def test_processes_that_do_not_get_the_card_say_nothing_of_kernels(find_out: Cal
 
 @pytest.mark.slow
 def test_with_kernels(tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of it with interpreted kernels: two that are right, one that there is not, and a whole step."""
+    """All of it with interpreted kernels: one that is right, one that there is not, and a whole step."""
     monkeypatch.setenv("LLMC_JAX_CACHE", str(tmp_path))
     monkeypatch.setattr(card, "jax_has_begun", lambda: False)
     monkeypatch.setattr(card, "busy", lambda _: "")
-    groups = {
-        "gelu": [Finding("gelu", "pallas"), Finding("gelu", "xla")],
-        "attention": [Finding("attention", "flash, pallas", "no_such_version"), Finding("attention", "naive, xla")],
-    }
+    rows = {name: list(implementations(name).values()) for name in ("gelu", "layernorm")}
+    absent = rows["layernorm"][0]._replace(name="no such kernel")
+    groups = {"gelu": rows["gelu"][:2], "layernorm": [absent, rows["layernorm"][1]]}
     monkeypatch.setattr(candidates, "by_operation", lambda _: groups)
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     found = start.find_out(TINY, H200, seconds=300.0, say=said.append)
-    assert found.fastest and not found.notes
-    problems = {each.label: each.problem for each in found.found if each.problem}
-    assert list(problems) == ["attention: flash, pallas no_such_version"]
-    assert "no_such_version" in problems["attention: flash, pallas no_such_version"]
-    assert len(found.found) == 4 and all(each.us for each in found.found if not each.problem)
-    assert [name for name, _ in found.steps] == ["xla", "the kernels as shipped"]
+    assert not found.notes and {each.label for each in found.found if each.problem} == {"layernorm: no such kernel"}
+    assert len(found.found) == 2 and dict(found.fastest)["layernorm"] == "xla"
+    assert [name for name, _ in found.steps] == ["xla", "the kernels"]
 
 
 def test_time_is_kept(find_out: Callable[..., Findings]) -> None:
@@ -156,14 +153,6 @@ def test_a_card_that_becomes_free_is_used(find_out: Callable[..., Findings], mon
     assert find_out().fastest
 
 
-def test_a_lock_that_is_never_given_back(find_out: Callable[..., Findings], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(known, "PATIENCE", 0.05)
-    monkeypatch.setattr(known, "WAIT", 0.01)
-    with known.locked(H200, print):
-        found = find_out()
-    assert not found.found and len(found.notes) == 1 and not known.all_known()
-
-
 def test_a_lock_that_fails_lets_the_check_run(
     find_out: Callable[..., Findings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,41 +171,21 @@ def test_processes_that_may_be_killed_do_not_write_into_the_cache_of_the_runs(
     assert start.child_environment()["JAX_COMPILATION_CACHE_DIR"] != str(tmp_path / "xla")
 
 
-@pytest.mark.parametrize("what", ["busy", "begun", "stuck"])
+@pytest.mark.parametrize("what", ["busy", "begun", "locked", "stuck"])
 def test_what_means_the_shipped_table(
-    what: str, find_out: Callable[..., Findings], said: list[str], monkeypatch: pytest.MonkeyPatch
+    what: str, find_out: Callable[..., Findings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    lock = known.locked(H200) if what == "locked" else nullcontext()
     if what == "busy":
         monkeypatch.setattr(card, "busy", lambda _: "other processes use the card (17)")
     elif what == "begun":
         monkeypatch.setattr(card, "jax_has_begun", lambda: True)
-    else:
+    elif what == "stuck":
         monkeypatch.setattr(children._Child, "end", lambda self: not self.process.kill())
-    found = find_out(bad="all")
+    with lock:
+        found = find_out(bad="all")
     assert not found.found and len(found.notes) == 1 and "as shipped" in found.notes[0]
     assert not any(each.found.found for each in known.all_known())
-
-
-def test_two_at_once(find_out: Callable[..., Findings], said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second one waits, says so, and takes what the first one found."""
-    monkeypatch.setattr(card, "busy", lambda _: "other processes use the card (17)")  # the first one's
-    facts = known.facts_of(D12, H200)
-    waiting, result = threading.Event(), list[Findings]()
-    monkeypatch.setattr(known, "WAIT", 0.01)
-    with known.locked(H200, said.append), known.begun(known.begun_file(facts, H200)):
-        monkeypatch.setattr(start, "_searched", lambda *_: pytest.fail("it tries again"))
-
-        def say(line: str) -> None:
-            said.append(line)
-            waiting.set()
-
-        other = threading.Thread(target=lambda: result.append(start.find_out(D12, H200, say=say)))
-        other.start()
-        assert waiting.wait(10)
-        known.write(facts, FOUND, said.append)
-    other.join(10)
-    assert result == [FOUND]
-    assert [line for line in said if "another process" in line] == said
 
 
 def test_another_combination_is_another_file(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,19 +203,10 @@ def test_another_combination_is_another_file(monkeypatch: pytest.MonkeyPatch) ->
     assert known.facts_of(D12, H200._replace(uuid="f" * 32)) == others[-1]
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"{",
-        b"[1]",
-        b'{"facts": {}}',
-        b"\xff\xfe",
-        b'{"facts": 1, "found": 2, "date": 3}',
-        b"[" * 100_000,
-        b'{"facts": {}, "found": {"found": [], "starts": 1, "complete": true}, "date": "2026-11-01"}',
-    ],
-)
+@pytest.mark.parametrize("content", [
+    b"", b"{", b"[1]", b'{"facts": {}}', b"\xff\xfe", b'{"facts": 1, "found": 2, "date": 3}', b"[" * 100_000,
+    b'{"facts": {}, "found": {"found": [], "starts": 1, "complete": true}, "date": "2026-11-01"}',
+])  # fmt: skip
 def test_a_damaged_file_is_a_miss(
     content: bytes, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -265,8 +225,8 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path, said: list[str], monkeyp
     facts = known.facts_of(D12, H200)
     known.write(facts, FOUND, said.append)
     assert len(said) == 1
-    with known.locked(H200, said.append) as waited:
-        assert not waited
+    with known.locked(H200) as free:
+        assert free
 
 
 # ----- the card -----------------------------------------------------------------------------------------------------

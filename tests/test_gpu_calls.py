@@ -1,11 +1,12 @@
-"""Times of llmc_jax/trials/check.py on a CPU: what is timed is what was asked for; no time is asserted."""
+"""Times of benchmarks/gpu/calls.py on a CPU: what is timed is what was asked for; no time is asserted."""
 
 import jax
 import jax.numpy as jnp
 import pytest
 
+from benchmarks.gpu import calls
 from benchmarks.gpu.times import number_of_sets
-from llmc_jax.trials import check, clock, problems
+from llmc_jax.trials import clock, problems
 
 CASES: dict[str, list[int]] = {"adamw_update": [4096], "classifier": [6, 60, 64], "embedding_backward": [2, 8, 32, 64]}
 
@@ -20,7 +21,7 @@ def test_what_is_overwritten_goes_on_from_its_outputs(function: str) -> None:
         found = jax.jit(bound)(*wanted)
         for at, output in zip(given.donated, given.becomes, strict=True):
             wanted[at] = found[output]
-    run = check.InPlace(bound, [given])
+    run = calls.InPlace(bound, [given])
     for _ in range(2):
         run.prepare()
         run.run_calls(3)
@@ -29,9 +30,9 @@ def test_what_is_overwritten_goes_on_from_its_outputs(function: str) -> None:
 
 
 def test_time_of_one_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check, "timing", lambda run_calls: clock.Timing(6.0, 0.5, 2))
+    monkeypatch.setattr(calls, "timing", lambda run_calls: clock.Timing(6.0, 0.5, 2))
     sets = [problems.problem("gelu_forward", "bf16", [4, 32], seed) for seed in range(3)]
-    assert check.time_of(problems.plain_twin("gelu_forward"), sets).seconds == 2.0
+    assert calls.time_of(problems.plain_twin("gelu_forward"), sets).seconds == 2.0
 
 
 @pytest.mark.parametrize("moved, held, sets", [(200e6, 100e6, 8), (500e6, 100e6, 4), (3e9, 100e6, 1), (200e6, 5e9, 2)])
