@@ -15,21 +15,27 @@ from typing import Any, NamedTuple
 
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import write_atomic
-from llmc_jax.cluster.judge import Ended, Meeting, Peer, Verdict, beat_interval, judge, judge_start
+from llmc_jax.base.plain import from_json
+from llmc_jax.cluster.judge import Meeting, Peer, beat_interval, judge, judge_start
 from llmc_jax.cluster.launchers import Member
 from llmc_jax.cluster.messages import (
     LONGEST,
     LONGEST_HELLO,
-    MAGIC,
     PROTOCOL,
+    Beat,
     Clock,
+    Ended,
+    Hello,
     Link,
+    Meet,
     Message,
+    Met,
     NotAMessage,
+    Note,
+    Refused,
+    Verdict,
+    Welcome,
     encode,
-    number,
-    seconds,
-    text,
 )
 
 ADDRESS_FILE = "rank_0_address.json"  # in the folder of -pf, until all have come
@@ -41,54 +47,30 @@ MOST_MEETINGS = 16  # of a rank that are open at a time: it has one for each thr
 SECONDS_TO_PART = 5.0  # for which the hub stays until the others have heard the last word
 
 
-class Hello(NamedTuple):
-    """What a parent says first."""
+def stranger_to(hello: Hello, member: Member, token: str) -> str:
+    """Return why a process comes from another run, empty if it does not."""
+    if hello.token != token:
+        return f"rank 0 of another run answers there, or one with another {SECRET}"
+    if hello.job != member.job:
+        job = f"{member.job or 'without a name'}, this one is {hello.job or 'without'}"
+        return f"another run answers there (job {job})"
+    return ""
 
-    rank: int
-    size: int
-    job: str
-    token: str
-    host: str
-    pid: int
-    protocol: int = PROTOCOL
-    magic: str = MAGIC
 
-    @classmethod
-    def of_message(cls, message: Message) -> "Hello":
-        """Return it from a message. Raises NotAMessage."""
-        if message["is"] != "hello" or message.get("magic") != MAGIC:
-            raise NotAMessage
-        numbers = {name: number(message, name) for name in ("rank", "size", "pid", "protocol")}
-        return cls(**numbers, **{name: text(message, name) for name in ("job", "token", "host")})  # type: ignore[arg-type]
-
-    def stranger_to(self, member: Member, token: str) -> str:
-        """Return why it comes from another run, empty if it does not."""
-        if self.token != token:
-            return f"rank 0 of another run answers there, or one with another {SECRET}"
-        if self.job != member.job:
-            return (
-                f"another run answers there (job {member.job or 'without a name'}, this one is {self.job or 'without'})"
-            )
+def misfit(hello: Hello, size: int, peers: Collection[Peer]) -> str:
+    """Return why no run of so many can begin with a process, empty if one can. peers: that have come already."""
+    rank = hello.rank
+    who = f"rank {rank} on {hello.host} (process {hello.pid})"
+    if hello.protocol != PROTOCOL:
+        return f"{who} has another version of this program; install the same one everywhere"
+    if hello.size != size:
+        return f"it was started as one of {hello.size} processes, rank 0 as one of {size}; give all the same -pn"
+    if rank >= size:
+        return f"ranks count from 0 to {size - 1}; correct -pr"
+    other = next((peer for peer in peers if peer.rank == rank), None)
+    if other is None:
         return ""
-
-    def is_of(self, peer: Peer) -> bool:
-        """Return whether a process that has come says it once more."""
-        return (self.rank, self.host, self.pid) == (peer.rank, peer.host, peer.pid)
-
-    def misfit(self, size: int, peers: Collection[Peer]) -> str:
-        """Return why no run can begin with it, empty if one can."""
-        who = f"rank {self.rank} on {self.host} (process {self.pid})"
-        if self.protocol != PROTOCOL:
-            return f"{who} has another version of this program; install the same one everywhere"
-        if self.size != size:
-            return f"it was started as one of {self.size} processes, rank 0 as one of {size}; give all the same -pn"
-        if self.rank >= size:
-            return f"ranks count from 0 to {size - 1}; correct -pr"
-        for peer in peers:
-            if peer.rank == self.rank:
-                other = f"another rank {peer.rank} has come from {peer.host} (process {peer.pid})"
-                return f"{other}; give each process a -pr of its own"
-        return ""
+    return f"another rank {rank} has come from {other.host} (process {other.pid}); give each process a -pr of its own"
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
@@ -172,7 +154,7 @@ class Hub:
         with contextlib.suppress(TimeoutError, NotAMessage):
             async with asyncio.timeout(min(SECONDS_TO_SAY_WHO, self.timeout)):
                 first = await link.receive()
-            hello = Hello.of_message(first) if first else None
+            hello = first if isinstance(first, Hello) else None
         if hello and self._admit(hello, link):
             with contextlib.suppress(NotAMessage):
                 while message := await link.receive():
@@ -182,20 +164,21 @@ class Hub:
 
     def _admit(self, hello: Hello, link: Link) -> bool:
         """Take a process in, or say why not."""
-        if words := hello.stranger_to(self.member, self.token):
-            link.send("refused", words=words)
+        if words := stranger_to(hello, self.member, self.token):
+            link.send(Refused(words))
             return False
         before = self.links.get(hello.rank)
-        again = before is not None and not self.complete and hello.is_of(self.peers[hello.rank])
+        there = self.peers.get(hello.rank)
+        again = there is not None and not self.complete and (hello.host, hello.pid) == (there.host, there.pid)
         others = [peer for peer in self.peers.values() if not (again and peer.rank == hello.rank)]
-        if words := hello.misfit(self.member.size, others):
+        if words := misfit(hello, self.member.size, others):
             verdict = Verdict(hello.rank, hello.host, hello.pid, "refused", words=words)
             if not self.complete:  # a run in progress needs no further process
                 self.conclude(verdict)
-            link.send("verdict", **verdict.fields)
+            link.send(verdict)
             return False
         if self.verdict:
-            link.send("verdict", **self.verdict.fields)
+            link.send(self.verdict)
             return False
         if before:  # of the same process, which had no answer in time
             before.close()
@@ -204,7 +187,7 @@ class Hub:
         self.peers[hello.rank] = Peer(hello.rank, hello.host, hello.pid, heard=now, beat=now, since=now)
         self.links[hello.rank] = link
         self.left.pop(hello.rank, None)
-        link.send("accepted")
+        link.send(Note("accepted"))
         if len(self.peers) == self.member.size:
             self._begin(now)
         return True
@@ -215,25 +198,23 @@ class Hub:
         peers = [self.peers[rank] for rank in range(self.member.size)]
         for peer in peers:
             peer.heard = peer.beat = peer.since = now
-        self._send_all(encode("welcome", hosts=[peer.host for peer in peers], pids=[peer.pid for peer in peers]))
+        self._send_all(Welcome(tuple(peer.host for peer in peers), tuple(peer.pid for peer in peers)))
 
     def _heard(self, peer: Peer, message: Message) -> None:
         """Take a message in. Raises NotAMessage."""
         now = peer.heard = self.clock.now()
-        match message["is"]:
-            case "beat":
-                peer.worker = number(message, "worker")
-                peer.step, peer.phase = number(message, "step"), text(message, "phase")
-                peer.beat, peer.since = now - seconds(message, "age"), now - seconds(message, "seconds")
-            case "meet":
-                self._meet(peer.rank, text(message, "name"), message.get("value"))
-            case "ended":
-                peer.ended, peer.ended_at = Ended.of_message(message), now
-                peer.worker = number(message, "worker")
-                peer.step, peer.phase = number(message, "step"), text(message, "phase")
+        match message:
+            case Beat():
+                peer.worker, peer.step, peer.phase = message.worker, message.step, message.phase
+                peer.beat, peer.since = now - message.age, now - message.seconds
+            case Meet():
+                self._meet(peer.rank, message.name, message.value)
+            case Ended():
+                peer.ended, peer.ended_at = message, now
+                peer.worker, peer.step, peer.phase = message.at.worker, message.at.step, message.at.phase
                 self._judge()
-            case "verdict":
-                self.conclude(Verdict.of_message(message))
+            case Verdict():
+                self.conclude(message)
 
     def _meet(self, rank: int, name: str, value: Any) -> None:
         """Take a rank's value of a meeting. Raises NotAMessage where it has too many that others have not reached."""
@@ -243,7 +224,7 @@ class Hub:
         values.setdefault(rank, value)
         if len(values) == self.member.size:
             del self.meetings[name]
-            self._send_all(encode("met", name=name, values=[values[rank] for rank in range(self.member.size)]))
+            self._send_all(Met(name, tuple(values[rank] for rank in range(self.member.size))))
 
     def _leave(self, rank: int) -> None:
         """Note that a connection has ended, with a goodbye where all is over."""
@@ -265,7 +246,7 @@ class Hub:
             verdict = verdict or judge_start(peers, left, self.member.size, now - self._began, self.timeout)
         elif all(peer.ended and peer.ended.kind == "end" for peer in peers):
             self.closed = True
-            self._send_all(encode("close"))
+            self._send_all(Note("close"))
             return
         else:
             everybody = frozenset(self.peers)
@@ -281,9 +262,10 @@ class Hub:
         """End the run for everybody, unless it has ended."""
         if not (self.verdict or self.closed):
             self.verdict = verdict
-            self._send_all(encode("verdict", **verdict.fields))
+            self._send_all(verdict)
 
-    def _send_all(self, line: bytes) -> None:
+    def _send_all(self, message: Message) -> None:
+        line = encode(message)
         for link in self.links.values():
             link.send_bytes(line)
 
@@ -292,7 +274,7 @@ class Hub:
         self.clock.tick()
         self._judge()
         if first := self.peers.get(0):
-            self._send_all(encode("rank 0", worker=first.worker, step=first.step, phase=first.phase))
+            self._send_all(Beat(first.step, first.phase, worker=first.worker))
 
     async def part(self) -> None:
         """Wait a little until all others have heard the last word and gone, then close everything."""
@@ -309,7 +291,7 @@ class Hub:
             task.cancel()
 
     def _write_address(self, folder: Path, port: int) -> None:
-        content = {"hosts": own_addresses(), "host": socket.gethostname(), "port": port, "token": self.token}
+        content = Address(tuple(own_addresses()), socket.gethostname(), port, self.token)._asdict()
         folder.mkdir(parents=True, exist_ok=True)
         write_atomic(folder / ADDRESS_FILE, json.dumps(content).encode())
 
@@ -324,7 +306,7 @@ class Hub:
 class Address(NamedTuple):
     """Where rank 0 listens, as it has written it into a folder."""
 
-    hosts: list[str]  # names and addresses
+    hosts: tuple[str, ...]  # names and addresses
     host: str
     port: int
     token: str
@@ -333,12 +315,10 @@ class Address(NamedTuple):
     def read(cls, folder: Path) -> "Address | None":
         """Return what the folder's file says; None where there is none."""
         try:
-            content = json.loads((folder / ADDRESS_FILE).read_bytes()[:LONGEST_HELLO])
-            address = cls(*(content[name] for name in cls._fields))
-            sound = isinstance(address.host, str) and type(address.port) is int and isinstance(address.token, str)
-            return address if sound and all(isinstance(host, str) for host in address.hosts) else None
-        except (OSError, ValueError, RecursionError, KeyError, TypeError):
+            found: Address = from_json(cls, json.loads((folder / ADDRESS_FILE).read_bytes()[:LONGEST_HELLO]))
+        except (OSError, ValueError, RecursionError):
             return None
+        return found
 
 
 def in_words(error: OSError) -> str:

@@ -10,57 +10,28 @@ SIGABRT, or an error of theirs is raised. That is a consequence mostly, and is n
 import signal
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from llmc_jax.base.errors import ExitCode
 from llmc_jax.base.files import quoted
-from llmc_jax.cluster.messages import Message, NotAMessage, number, text
+from llmc_jax.cluster.messages import CAUSES, Ended, Verdict
 
 LIMITS = {  # x --peer-timeout
     "start": 10, "compile": 30, "step": 5, "validate": 15, "evaluate": 15, "sample": 5, "save": 15, "end": 5,
 }  # fmt: skip
 MEETING = 15  # likewise: how long the others wait for one that does not arrive at a meeting
 HELD_BACK = 5.0  # seconds for which a consequence waits for its cause
-KINDS = ("end", "failed", "broken", "killed")
-CAUSES = {  # what a verdict may say of somebody
-    "missing": "did not come {words}",
-    "refused": "does not fit: {words}",
-    "killed": "was killed by {words}",
-    "failed": "has failed: {words}",
-    "gone": "is gone: its connection broke, so its process or its host died",
-    "unheard": "has been silent for {words}: its host or the network is down, or it was stopped",
-    "silent": "has a worker that has been silent for {words}: it was stopped, or its interpreter hangs",
-    "left": "has exited, while others wait for it at {words}",
-    "absent": "has not reached {words}, where the others wait for it",
-    "hung": "gets no further: {words}",
-    "broken": "lost an exchange with the others, and which of them caused it is not known: {words}",
-}
 
 
-class Ended(NamedTuple):
-    """How a worker has ended."""
-
-    kind: str  # end: as agreed by all; failed: by itself; broken: since an exchange broke; killed: by a signal
-    status: int  # its exit status; of killed the signal
-    words: str = ""
-
-    @classmethod
-    def of_message(cls, message: Message) -> "Ended":
-        """Return it from a message. Raises NotAMessage."""
-        if message.get("kind") not in KINDS:
-            raise NotAMessage
-        return cls(message["kind"], number(message, "status"), text(message, "words"))
-
-    @classmethod
-    def of_exit(cls, code: int) -> "Ended":
-        """Return the verdict where a worker exits without a word; code: minus the signal if one has killed it."""
-        if code == -signal.SIGABRT:
-            return cls("broken", 128 - code, "its worker ended by SIGABRT, as JAX's runtime does")
-        if code < 0:
-            return cls("killed", -code)
-        if code == ExitCode.STOPPED:  # run/stopping.py
-            return cls("failed", code, "a second signal made it exit at once")
-        return cls("failed" if code else "end", code)
+def end_of(code: int) -> Ended:
+    """Return how a worker has ended that exits without a word; code: minus the signal if one has killed it."""
+    if code == -signal.SIGABRT:
+        return Ended("broken", 128 - code, "its worker ended by SIGABRT, as JAX's runtime does")
+    if code < 0:
+        return Ended("killed", -code)
+    if code == ExitCode.STOPPED:  # run/stopping.py
+        return Ended("failed", code, "a second signal made it exit at once")
+    return Ended("failed" if code else "end", code)
 
 
 @dataclass
@@ -87,39 +58,6 @@ class Meeting(NamedTuple):
     name: str
     since: float  # when the first one came
     missing: tuple[int, ...]
-
-
-class Verdict(NamedTuple):
-    """Who has ended a run, and why."""
-
-    rank: int
-    host: str
-    pid: int
-    cause: str  # of CAUSES
-    step: int = 0
-    phase: str = "start"
-    words: str = ""
-    also: tuple[int, ...] = ()  # ranks of which the same holds
-
-    @classmethod
-    def of_message(cls, message: Message) -> "Verdict":
-        """Return it from a message. Raises NotAMessage."""
-        cause, also = text(message, "cause"), message.get("also")
-        if cause not in CAUSES or not isinstance(also, list) or not all(type(rank) is int for rank in also):
-            raise NotAMessage
-        numbers = {name: number(message, name) for name in ("rank", "pid", "step")}
-        texts = {name: text(message, name) for name in ("host", "phase", "words")}
-        return cls(cause=cause, also=tuple(also), **numbers, **texts)  # type: ignore[arg-type]
-
-    @property
-    def status(self) -> int:
-        """Return the exit status: of its cause alone, since a stranger may have sent the verdict."""
-        return ExitCode.BAD_INPUT if self.cause == "refused" else ExitCode.PEER_LOST
-
-    @property
-    def fields(self) -> dict[str, Any]:
-        """Return what of it is worth recording."""
-        return {**self._asdict(), "also": list(self.also), "status": self.status}
 
 
 def beat_interval(timeout: float) -> float:

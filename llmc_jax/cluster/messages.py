@@ -1,4 +1,4 @@
-"""Messages between a worker, its parent and the parent of rank 0: one JSON object a line, whose `is` says what it is.
+"""Messages between a worker, its parent and the parent of rank 0: one JSON object a line, whose `is` names its record.
 
 One of asyncio's connections, as messages; and the clock by which silence is measured. Leaves out what the messages mean
 (hub.py, parent.py, worker.py).
@@ -11,37 +11,155 @@ import contextlib
 import json
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args
+
+from llmc_jax.base.errors import ExitCode
+from llmc_jax.base.plain import Count, Seconds, Where, from_json, hints_of, to_json
 
 if TYPE_CHECKING:
     from asyncio import StreamReader, StreamWriter
 
-MAGIC = "llmc-jax"
-PROTOCOL = 2
+PROTOCOL = 3
 LONGEST = 1 << 26  # bytes of a message: facts and digests of thousands of processes
 LONGEST_HELLO = 1 << 12  # of the first one, which says who comes
+CAUSES = {  # what a verdict may say of somebody
+    "missing": "did not come {words}",
+    "refused": "does not fit: {words}",
+    "killed": "was killed by {words}",
+    "failed": "has failed: {words}",
+    "gone": "is gone: its connection broke, so its process or its host died",
+    "unheard": "has been silent for {words}: its host or the network is down, or it was stopped",
+    "silent": "has a worker that has been silent for {words}: it was stopped, or its interpreter hangs",
+    "left": "has exited, while others wait for it at {words}",
+    "absent": "has not reached {words}, where the others wait for it",
+    "hung": "gets no further: {words}",
+    "broken": "lost an exchange with the others, and which of them caused it is not known: {words}",
+}
+# How a worker ends: as agreed by all; by itself; since an exchange broke; by a signal.
+Kind = Literal["end", "failed", "broken", "killed"]
 
-Message = dict[str, Any]
+
+class Hello(NamedTuple):
+    """What a parent says first."""
+
+    rank: Count
+    size: Count
+    job: str
+    token: str
+    host: str
+    pid: Count
+    protocol: Count = PROTOCOL
+    magic: Literal["llmc-jax"] = "llmc-jax"
+
+
+class Note(NamedTuple):
+    """What needs no more words: the hub has accepted a process, all have ended, a parent is there."""
+
+    what: Literal["accepted", "close", "tick"]
+
+
+class Refused(NamedTuple):
+    """Why the hub does not take a process in."""
+
+    words: str
+
+
+class Welcome(NamedTuple):
+    """All have come: what the hub tells a parent, and, with the rest, a parent its worker."""
+
+    hosts: tuple[str, ...]  # of each rank, as what follows
+    pids: tuple[Count, ...] = ()  # of the parents
+    rank: Count = 0
+    launcher: str = ""
+    address: str = ""
+    peer_timeout: Seconds = 0.0
+
+
+class Beat(NamedTuple):
+    """Where a worker is, as it says itself, as its parent tells the hub, and as the hub tells all of rank 0's."""
+
+    step: Count = 0
+    phase: str = "start"
+    seconds: Seconds = 0.0  # for which it has been there
+    worker: Count = 0  # its pid
+    age: Seconds = 0.0  # of what is known of it
+
+
+class Meet(NamedTuple):
+    """A process has come to a meeting."""
+
+    name: str
+    value: Any
+
+
+class Met(NamedTuple):
+    """All have come to it."""
+
+    name: str
+    values: tuple[Any, ...]  # by rank
+
+
+class Folder(NamedTuple):
+    """Which the run's folder is, as the user gave it, and the file of this process's events."""
+
+    folder: str
+    log: str
+
+
+class Ended(NamedTuple):
+    """How a worker has ended."""
+
+    kind: Kind
+    status: Count  # its exit status; of killed the signal
+    words: str = ""
+    at: Beat = Beat()
+
+
+class Verdict(NamedTuple):
+    """Who has ended a run, and why."""
+
+    rank: Count
+    host: str
+    pid: Count
+    cause: Annotated[str, Where(CAUSES.__contains__)]
+    step: Count = 0
+    phase: str = "start"
+    words: str = ""
+    also: tuple[Count, ...] = ()  # ranks of which the same holds
+
+    @property
+    def status(self) -> int:
+        """Return the exit status: of its cause alone, since a stranger may have sent the verdict."""
+        return ExitCode.BAD_INPUT if self.cause == "refused" else ExitCode.PEER_LOST
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Return what of it is worth recording."""
+        return {**self._asdict(), "also": list(self.also), "status": self.status}
+
+
+Message = Hello | Note | Refused | Welcome | Beat | Meet | Met | Folder | Ended | Verdict
+BY_NAME: dict[str, Any] = {kind.__name__.lower(): kind for kind in get_args(Message)}
 
 
 class NotAMessage(Exception):
     """Bytes that are no message of ours."""
 
 
-def encode(kind: str, /, **fields: Any) -> bytes:
+def encode(message: Message) -> bytes:
     """Return a message as a line."""
-    return json.dumps({"is": kind, **fields}, separators=(",", ":")).encode() + b"\n"
+    fields = {"is": type(message).__name__.lower(), **to_json(message)}
+    return json.dumps(fields, separators=(",", ":")).encode() + b"\n"
 
 
 def decode(line: bytes | bytearray) -> Message:
-    """Return the message of a line. Raises NotAMessage."""
+    """Return the message of a line; what another version's has beside our fields does not count. Raises NotAMessage."""
     try:
-        message = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        found = json.loads(line)
+        kind = BY_NAME[found["is"]]
+        return from_json(kind, {name: found[name] for name in hints_of(kind) if name in found})
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise NotAMessage from error
-    if not isinstance(message, dict) or not isinstance(message.get("is"), str):
-        raise NotAMessage
-    return message
 
 
 class Lines:
@@ -68,30 +186,6 @@ class Lines:
         self._rest += data
 
 
-def number(message: Message, name: str) -> int:
-    """Return a field that must be a number from 0 on. Raises NotAMessage."""
-    value = message.get(name)
-    if type(value) is not int or not 0 <= value < 1 << 53:
-        raise NotAMessage
-    return value
-
-
-def seconds(message: Message, name: str) -> float:
-    """Return a field that must be a time from 0 on, in seconds. Raises NotAMessage."""
-    value = message.get(name)
-    if isinstance(value, int | float) and 0 <= value < 1e12:  # so not NaN
-        return float(value)
-    raise NotAMessage
-
-
-def text(message: Message, name: str) -> str:
-    """Return a field that must be text. Raises NotAMessage."""
-    value = message.get(name)
-    if not isinstance(value, str):
-        raise NotAMessage
-    return value
-
-
 class Link:
     """A connection over which messages go both ways."""
 
@@ -112,9 +206,9 @@ class Link:
                 return None
         return self._received.popleft()
 
-    def send(self, kind: str, /, **fields: Any) -> None:
+    def send(self, message: Message) -> None:
         """Send a message, without waiting; nothing where the connection has ended."""
-        self.send_bytes(encode(kind, **fields))
+        self.send_bytes(encode(message))
 
     def send_bytes(self, line: bytes) -> None:
         """Send a message that is encoded already."""

@@ -20,10 +20,24 @@ from typing import Any, NamedTuple
 
 from llmc_jax.base.errors import ExitCode, InputError
 from llmc_jax.base.streams import print_error
-from llmc_jax.cluster.hub import SECRET, Address, Hello, Hub, in_words
-from llmc_jax.cluster.judge import Ended, Peer, Verdict, beat_interval, judge_hub, line_of
+from llmc_jax.cluster.hub import SECRET, Address, Hub, in_words
+from llmc_jax.cluster.judge import Peer, beat_interval, end_of, judge_hub, line_of
 from llmc_jax.cluster.launchers import Member
-from llmc_jax.cluster.messages import Clock, Link, Message, NotAMessage, number, seconds, text
+from llmc_jax.cluster.messages import (
+    Beat,
+    Clock,
+    Ended,
+    Folder,
+    Hello,
+    Link,
+    Meet,
+    Message,
+    Met,
+    Note,
+    Refused,
+    Verdict,
+    Welcome,
+)
 from llmc_jax.cluster.worker import VARIABLE
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -173,110 +187,101 @@ class Parent:
         except BaseException:
             link.close()
             raise
-        if answer["is"] == "accepted":
+        if isinstance(answer, Note):
             return link
         link.close()
-        try:
-            if answer["is"] == "verdict":
-                raise Over(Verdict.of_message(answer))
-            words = text(answer, "words")
-        except NotAMessage as error:
-            raise OSError(NO_HUB) from error
+        if isinstance(answer, Verdict):
+            raise Over(answer)
         if self.member.folder:  # an address of an earlier run, at which another one listens by now
-            raise OSError(words)
-        raise InputError(f"{host}:{port}: {words}; give this run another address: -ps {host}:PORT")
+            raise OSError(answer.words)
+        raise InputError(f"{host}:{port}: {answer.words}; give this run another address: -ps {host}:PORT")
 
-    async def _greet(self, link: Link, token: str) -> Message:
+    async def _greet(self, link: Link, token: str) -> Note | Refused | Verdict:
         """Say who comes; return the answer. Raises OSError if there is none that can be understood."""
         member = self.member
-        link.send(
-            "hello", **Hello(member.rank, member.size, member.job, token, socket.gethostname(), os.getpid())._asdict()
-        )
+        link.send(Hello(member.rank, member.size, member.job, token, socket.gethostname(), os.getpid()))
         answer = await link.receive()
-        if answer is None or answer["is"] not in ("accepted", "refused", "verdict"):
+        if not isinstance(answer, Note | Refused | Verdict):
             raise OSError(NO_HUB)
         return answer
 
     # what follows from it
 
     async def _deal_with(self, event: Event) -> None:
-        with contextlib.suppress(NotAMessage):
-            match event.kind:
-                case "hub":
-                    await self._hear_hub(event.content)
-                case "hub gone":
-                    self.rank_0.gone = True
-                    self._judge_hub()
-                case "error":
-                    raise event.content
-                case "over":
-                    self._conclude(event.content)
-                case "worker":
-                    self._hear_worker(event.content)
-                case "exit":
-                    self._tell_end(Ended.of_exit(event.content))
-                case "signal":
-                    self._forward(event.content)
-                case "tick":
-                    if self.hub:
-                        self.hub.tick()
-                    self._beat()
-                    self._judge_hub()
+        match event.kind:
+            case "hub":
+                await self._hear_hub(event.content)
+            case "hub gone":
+                self.rank_0.gone = True
+                self._judge_hub()
+            case "error":
+                raise event.content
+            case "over":
+                self._conclude(event.content)
+            case "worker":
+                self._hear_worker(event.content)
+            case "exit":
+                self._tell_end(end_of(event.content))
+            case "signal":
+                self._forward(event.content)
+            case "tick":
+                if self.hub:
+                    self.hub.tick()
+                self._beat()
+                self._judge_hub()
 
     async def _hear_hub(self, message: Message) -> None:
         self.rank_0.heard = self.clock.now()
-        match message["is"]:
-            case "welcome":
+        match message:
+            case Welcome():
                 await self._begin(message)
-            case "met" if self.worker:
-                self.worker.link.send("met", name=message["name"], values=message["values"])
-            case "rank 0":
-                place = number(message, "worker"), number(message, "step"), text(message, "phase")
-                self.rank_0.worker, self.rank_0.step, self.rank_0.phase = place
-            case "verdict":
-                self._conclude(Verdict.of_message(message))
-            case "close":
+            case Met() if self.worker:
+                self.worker.link.send(message)
+            case Beat():
+                self.rank_0.worker, self.rank_0.step, self.rank_0.phase = message.worker, message.step, message.phase
+            case Verdict():
+                self._conclude(message)
+            case Note("close"):
                 self.done = True
 
-    async def _begin(self, welcome: Message) -> None:
-        hosts, pids = welcome["hosts"], welcome["pids"]
-        self.rank_0.host, self.rank_0.pid = hosts[0], pids[0]
+    async def _begin(self, welcome: Welcome) -> None:
+        self.rank_0.host, self.rank_0.pid = welcome.hosts[0], welcome.pids[0]
         assert self.link
         self.worker = await Worker.start(self.command, self.events, self.clock.now())
         self.worker.link.send(
-            "welcome", rank=self.member.rank, hosts=hosts, launcher=self.member.launcher,
-            address=self.link.other_end or "127.0.0.1", peer_timeout=self.timeout,
+            welcome._replace(
+                rank=self.member.rank, launcher=self.member.launcher, address=self.link.other_end or "127.0.0.1",
+                peer_timeout=self.timeout,
+            )
         )  # fmt: skip
 
     def _hear_worker(self, message: Message) -> None:
         worker = self.worker
         assert worker
-        match message["is"]:
-            case "beat":
-                worker.step, worker.phase = number(message, "step"), text(message, "phase")
-                worker.heard = self.clock.now()
-                worker.since = worker.heard - seconds(message, "seconds")
-            case "meet" if self.link:
-                self.link.send("meet", name=text(message, "name"), value=message.get("value"))
-            case "folder":
-                worker.folder, worker.log = text(message, "folder"), text(message, "log")
-            case "leave":
-                self._tell_end(Ended.of_message(message))
+        match message:
+            case Beat():
+                worker.step, worker.phase, worker.heard = message.step, message.phase, self.clock.now()
+                worker.since = worker.heard - message.seconds
+            case Meet() if self.link:
+                self.link.send(message)
+            case Folder():
+                worker.folder, worker.log = message
+            case Ended():
+                self._tell_end(message)
 
     def _tell_end(self, ended: Ended) -> None:
         """Tell how the worker ends: what it said itself, else how it exited."""
         worker = self.worker
         if worker and self.link and not worker.ended:
             worker.ended = ended
-            place = {"worker": worker.process.pid, "step": worker.step, "phase": worker.phase}
-            self.link.send("ended", **ended._asdict(), **place)
+            self.link.send(ended._replace(at=Beat(worker.step, worker.phase, worker=worker.process.pid)))
 
     def _forward(self, signal_number: int) -> None:
         self.signals += 1
         if self.worker:
             self.worker.signal(signal_number)
         elif self.link:  # all are told, and the verdict comes back
-            self.link.send("ended", kind="killed", status=signal_number, words="", worker=0, step=0, phase="start")
+            self.link.send(Ended("killed", signal_number))
         else:
             name = signal.Signals(signal_number).name
             self._conclude(Verdict(self.member.rank, socket.gethostname(), os.getpid(), "killed", words=name))
@@ -284,18 +289,16 @@ class Parent:
     def _beat(self) -> None:
         worker, now = self.worker, self.clock.now()
         if worker:
-            worker.link.send("tick")
+            worker.link.send(Note("tick"))
         if self.link and worker:
-            self.link.send(
-                "beat", worker=worker.process.pid, step=worker.step, phase=worker.phase,
-                age=max(0.0, now - worker.heard), seconds=max(0.0, now - worker.since),
-            )  # fmt: skip
+            age, seconds = max(0.0, now - worker.heard), max(0.0, now - worker.since)
+            self.link.send(Beat(worker.step, worker.phase, seconds, worker.process.pid, age))
         elif self.link:
-            self.link.send("beat", worker=0, step=0, phase="start", age=0.0, seconds=0.0)
+            self.link.send(Beat())
 
     def _judge_hub(self) -> None:
         if self.link and not self.hub and (verdict := judge_hub(self.rank_0, self.clock.now(), self.timeout)):
-            self.link.send("verdict", **verdict.fields)  # should it come back
+            self.link.send(verdict)  # should it come back
             self._conclude(verdict)
 
     def _conclude(self, verdict: Verdict) -> None:
@@ -394,7 +397,7 @@ class Worker:
         if at_once:
             self.kill()
         else:
-            self.link.send("close")
+            self.link.send(Note("close"))
         for _ in range(2):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.process.wait(), SECONDS_TO_END)

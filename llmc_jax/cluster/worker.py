@@ -16,8 +16,21 @@ from concurrent.futures import Future
 from typing import Any, NoReturn
 
 from llmc_jax.base.errors import ExitCode, InputError
-from llmc_jax.cluster.judge import KINDS, LIMITS, beat_interval
-from llmc_jax.cluster.messages import Lines, Message, NotAMessage, encode
+from llmc_jax.cluster.judge import LIMITS, beat_interval
+from llmc_jax.cluster.messages import (
+    Beat,
+    Ended,
+    Folder,
+    Kind,
+    Lines,
+    Meet,
+    Message,
+    Met,
+    NotAMessage,
+    Note,
+    Welcome,
+    encode,
+)
 
 VARIABLE = "LLMC_JAX_GROUP"  # of the environment: the number of the socket
 DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux's prctl
@@ -48,13 +61,12 @@ class Group:
     def folder(self, path: str, log: str) -> None:
         """Say which the run's folder is, for messages, and the file of this process's events, for the last one."""
 
-    def leave(self, status: int, words: str = "", kind: str = "end") -> NoReturn:
+    def leave(self, status: int, words: str = "", kind: Kind = "end") -> NoReturn:
         """End this process with a status, at once.
 
         kind: end, as all agreed, so this waits until all have said so; failed, this process alone; broken, because an
         exchange with others broke, so probably one of them is the cause. words: why.
         """
-        assert kind in KINDS
         _flush()
         os._exit(status)
 
@@ -65,13 +77,12 @@ ALONE = Group()
 class Joined(Group):
     """The processes of a run, where there are several."""
 
-    def __init__(self, connection: socket.socket, lines: Lines, welcome: Message) -> None:
-        self.rank, self.size = welcome["rank"], len(welcome["hosts"])
-        self.hosts = tuple(welcome["hosts"])
+    def __init__(self, connection: socket.socket, lines: Lines, welcome: Welcome) -> None:
+        self.rank, self.size, self.hosts = welcome.rank, len(welcome.hosts), welcome.hosts
         beside = [rank for rank in range(self.size) if self.hosts[rank] == self.hosts[self.rank]]
         self.local_rank, self.local_size = beside.index(self.rank), len(beside)
-        self.launcher, self.address = welcome["launcher"], welcome["address"]
-        self.peer_timeout = welcome["peer_timeout"]
+        self.launcher, self.address = welcome.launcher, welcome.address
+        self.peer_timeout = welcome.peer_timeout
         self._connection, self._lines = connection, lines
         self._sending = threading.Lock()
         self._changed = threading.Condition()  # guards what follows
@@ -96,40 +107,39 @@ class Joined(Group):
         with self._changed:
             assert name not in self._met, name
             met = self._met[name] = Future()
-        self._send("meet", name=name, value=value)
+        self._send(Meet(name, value))
         values = met.result()
         self._met[name] = Future()  # the name stays taken, the values need not stay
         return values
 
     def folder(self, path: str, log: str) -> None:
         """Say which the run's folder is, for messages, and the file of this process's events, for the last one."""
-        self._send("folder", folder=path, log=os.path.abspath(log))
+        self._send(Folder(path, os.path.abspath(log)))
 
-    def leave(self, status: int, words: str = "", kind: str = "end") -> NoReturn:
+    def leave(self, status: int, words: str = "", kind: Kind = "end") -> NoReturn:
         """End this process with a status: where all agreed when all have said so, else at once. See Group."""
-        assert kind in KINDS
         _flush()
-        self._send_place("beat")
-        self._send_place("leave", status=int(status), words=words, kind=kind)
+        self._send(self._where())
+        self._send(Ended(kind, int(status), words))
         if kind == "end":
             self._all_left.wait()
         os._exit(status)
 
-    def _send(self, kind: str, /, **fields: Any) -> None:
-        line = encode(kind, **fields)
+    def _send(self, message: Message) -> None:
+        line = encode(message)
         with self._sending:
             try:
                 self._connection.sendall(line)
             except OSError:
                 os._exit(ExitCode.PEER_LOST)  # without its parent nobody would end this process
 
-    def _send_place(self, kind: str, /, **fields: Any) -> None:
+    def _where(self) -> Beat:
         phase, step, since = self._place
-        self._send(kind, step=step, phase=phase, seconds=time.monotonic() - since, **fields)
+        return Beat(step, phase, time.monotonic() - since)
 
     def _beat(self) -> None:
         while True:
-            self._send_place("beat")
+            self._send(self._where())
             with self._changed:
                 self._changed.wait_for(lambda: self._tell, beat_interval(self.peer_timeout))
                 self._tell = False
@@ -153,9 +163,9 @@ class Joined(Group):
                 os._exit(ExitCode.PEER_LOST)
             again = False
             for message in messages:
-                if message["is"] == "met":
-                    self._met[message["name"]].set_result(message["values"])
-                elif message["is"] == "close":
+                if isinstance(message, Met):
+                    self._met[message.name].set_result(list(message.values))
+                elif message == Note("close"):
                     self._all_left.set()
 
 
@@ -182,7 +192,7 @@ def joined(environ: MutableMapping[str, str]) -> Group | None:
         raise InputError(
             f"{VARIABLE}={number} is no socket; the program sets it for its own processes: unset it"
         ) from error
-    welcome = next(message for message in messages if message["is"] == "welcome")
+    welcome = next(message for message in messages if isinstance(message, Welcome))
     return Joined(connection, lines, welcome)
 
 

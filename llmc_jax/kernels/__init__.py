@@ -4,7 +4,6 @@ functions.py    what is chosen together, and XLA's functions; from functions to 
 findings.py     what was found out about them on the card at hand, as data
 choice.py       every implementation as a row with what it supports, in order of preference
 record.py       the choice as plain data, and how it is repeated
-plain.py        records as JSON, and back
 ours.py         the handwritten kernels of pallas_kernels/ and llmc_jax/kernels/triton/, by name
 cudnn.py        attention by cuDNN
 

@@ -9,10 +9,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from llmc_jax.base import plain
 from llmc_jax.base.errors import FormatError
 from llmc_jax.base.files import digest_of_files
 from llmc_jax.config.train import ATTENTIONS
-from llmc_jax.kernels import plain
 from llmc_jax.kernels.choice import (
     NOTHING,
     Choice,

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from llmc_jax.base.plain import to_json
 from llmc_jax.config.checks import validate
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.kernels import Choice
-from llmc_jax.kernels.plain import to_json
 from llmc_jax.models.gpt2.tensors import num_parameters
 from llmc_jax.plan.asked import checked_model
 from llmc_jax.plan.calibrate import is_measured

@@ -127,7 +127,7 @@ def _reproductions(words: list[str], own: SimpleNamespace, wanted: "Wishes") -> 
 
 def _write(path: str, content: dict[str, Any]) -> None:
     """Write --json's file, or print it."""
-    from llmc_jax.kernels.plain import to_json
+    from llmc_jax.base.plain import to_json
 
     if path == SCREEN:
         print_json(plain(to_json(content)))

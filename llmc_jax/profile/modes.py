@@ -15,10 +15,10 @@ import jax
 
 from llmc_jax.base.errors import ExitCode, InputError
 from llmc_jax.base.files import write_atomic
+from llmc_jax.base.plain import to_json
 from llmc_jax.base.streams import print_error
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.config.train import TrainConfig
-from llmc_jax.kernels.plain import to_json
 from llmc_jax.machine.cards import named
 from llmc_jax.machine.device import device_label, gib
 from llmc_jax.machine.gpus import GPUS, peak_flops

@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 import jax
 
 from llmc_jax import cluster
+from llmc_jax.base.plain import to_json
 from llmc_jax.checkpoint.contents import fingerprint
 from llmc_jax.cluster.agreement import Agreed, of_all, of_first
 from llmc_jax.cluster.start import Facts, differences, facts, own_gpus, ranks_on_hosts
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.data.corpora import stdlib_corpus
 from llmc_jax.data.tokenfile import expand_pattern
-from llmc_jax.kernels.plain import to_json
 from llmc_jax.logs.files import KERNELS, config_file
 from llmc_jax.plan.plan import Plan
 from llmc_jax.training.parallel.placement import Placement

@@ -23,9 +23,9 @@ import jax
 from jax import export
 
 from llmc_jax.base.files import digest_of_files, sync, write_bytes
+from llmc_jax.base.plain import to_json
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.kernels import record
-from llmc_jax.kernels.plain import to_json
 from llmc_jax.machine import versions
 from llmc_jax.plan.plan import Plan
 from llmc_jax.training.step import Metrics, StepOptions, train_step

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from llmc_jax.base.plain import to_json
 from llmc_jax.checkpoint.contents import OURS, Counters, Identity, Metadata, fingerprint
 from llmc_jax.checkpoint.store import Checkpoint
 from llmc_jax.config.checks import notes_on_devices
@@ -11,7 +12,6 @@ from llmc_jax.config.model import ModelConfig
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.data.items import Item
 from llmc_jax.data.tokenizers import Choice
-from llmc_jax.kernels.plain import to_json
 from llmc_jax.machine.device import Device
 from llmc_jax.machine.nvml import GpuMonitor
 from llmc_jax.plan.plan import Plan

@@ -1,12 +1,21 @@
-"""What is known of this machine's kernels: llmc-jax kernels --help."""
+"""What is known of this machine's kernels, shown and measured again: llmc-jax kernels --help."""
 
 import textwrap
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
+from llmc_jax.base import text
 from llmc_jax.base.commands import typed
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.kit import command_line, help_page
 from llmc_jax.base.options import own
-from llmc_jax.config.flags import take_own
+from llmc_jax.base.streams import print_error
+from llmc_jax.config.flags import step_config, take_own
+
+if TYPE_CHECKING:  # --help does without JAX
+    from llmc_jax.kernels import Findings
+    from llmc_jax.trials.known import Known
 
 ACTIONS = "report measure clear"
 OWN = (
@@ -19,10 +28,12 @@ OWN = (
         excludes=ACTIONS),
 )  # fmt: skip
 ABOUT = (
-    "Shows which kernels are correct on this machine's GPUs, how fast they are, and which run. train.py measures it "
-    "for new GPUs, versions and shapes; docs/kernels/check.md explains how. Flags of train.py go with --measure alone."
+    "Shows which kernels are correct on this machine's GPUs, how fast steps on them are, and which run. train.py finds "
+    "it out for new GPUs, versions and shapes; docs/kernels/check.md explains how. Flags of train.py go with --measure "
+    "alone."
 )
 EXAMPLES = (("--measure -e d12 -b 64 -t 1024", "measure again, for GPT-2 124M"), ("--report", "for a bug report"))
+HEADINGS = ("operation", "implementation", "verdict", "")
 
 
 @command_line("kernels")
@@ -34,17 +45,89 @@ def main(words: list[str]) -> None:
     given, rest = take_own(words, OWN)
     if rest and not given.measure:
         raise InputError(f"{rest[0]}: goes with --measure alone")
-    from llmc_jax.trials import known, shown  # here, because --help does without JAX
+    from llmc_jax.trials import known
 
     if given.measure:
-        print(shown.measure(rest, float(given.seconds)))
+        print(measure(rest, float(given.seconds)))
     elif given.clear:
         print(f"{known.folder()}: {known.clear()} combinations forgotten")
         cleared = f"{known.run_programs()}: {known.clear_programs()} forgotten"
         print(f"{cleared}; new runs choose their products' algorithms again")
-    elif given.report:
-        print(shown.report(known.all_known()) or "Nothing is known about this machine's kernels.")
+    elif everything := known.all_known():
+        print("\n\n".join(map(markdown if given.report else shown, everything)))
     else:
         nothing = f"Nothing is known about this machine's kernels: {known.folder()} is empty. train.py measures them "
-        empty = textwrap.fill(nothing + "on a GPU, and so does --measure.", 100)
-        print("\n\n".join(map(shown.shown, known.all_known())) or empty)
+        print(textwrap.fill(nothing + "on a GPU, and so does --measure.", 100))
+
+
+def heading(each: "Known") -> str:
+    """Return a combination in one line."""
+    from llmc_jax.trials.known import sources_digest
+
+    facts, case = each.facts, each.facts["case"]
+    model = case["model"]
+    shape = f"L{model['num_layers']}-NH{model['num_heads']}-C{model['channels']}-V{model['vocab_size']}"
+    batch = f"B={case['batch_size']} T={case['sequence_length']} -r {case['recompute']}"
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    other = "" if facts["sources"] == sources_digest() else " (other kernels than these)"
+    card = f"{facts['card']}, driver {facts['driver'] or 'unknown'}"
+    return f"{shape}, {batch}, {case['dtype']}: {card}; {versions}; {each.date}{other}"
+
+
+def rows(found: "Findings") -> list[list[str]]:
+    """Return a row for each implementation that was tried, and whether it runs; and for XLA's that run instead."""
+    judged = {
+        each.key: each.problem or (f"not judged: {each.unjudged}" if each.unjudged else "right") for each in found.found
+    }
+    keys = sorted({*judged, *found.fastest})
+    return [[*key, judged.get(key, ""), "runs" if key in found.fastest else ""] for key in keys]
+
+
+def rest_of(found: "Findings") -> list[str]:
+    """Return what is not in the table: whole steps, options of XLA, what a user should know."""
+    steps = [f"{name} {1e3 * seconds:.2f} ms" for name, seconds in found.steps if seconds]
+    lines = [f"whole steps: {', '.join(steps)}"] if steps else []
+    return [*lines, *(f"compiled with {name}={str(value).lower()}" for name, value in found.options), *found.notes]
+
+
+def shown(each: "Known") -> str:
+    """Return a combination as text."""
+    width = text.screen_width()
+    body = text.table(HEADINGS, rows(each.found), left=HEADINGS, width=width)
+    return "\n".join([text.wrapped(heading(each), width), "", body, *rest_of(each.found)])
+
+
+def markdown(each: "Known") -> str:
+    """Return a combination as Markdown."""
+    lines = [f"### {heading(each)}", "", f"| {' | '.join(HEADINGS)} |", f"|{'---|' * len(HEADINGS)}"]
+    lines += ["| " + " | ".join(cell.replace("|", "/") for cell in row) + " |" for row in rows(each.found)]
+    return "\n".join([*lines, "", *(f"- {line}" for line in rest_of(each.found))])
+
+
+def measure(words: Sequence[str], seconds: float) -> str:
+    """Find out again what the run of train.py's words needs to know; return it as text.
+
+    Raises InputError where there is no GPU for it.
+    """
+    from llmc_jax.machine.compiling import user_flags
+    from llmc_jax.machine.jax_setup import settle
+    from llmc_jax.plan.asked import model_of
+    from llmc_jax.plan.plan import make_plan
+    from llmc_jax.trials import candidates, known, start
+    from llmc_jax.trials.card import find_card
+    from llmc_jax.trials.here import case_of
+
+    config, _ = step_config(words)
+    for note in settle(steps=True):
+        print_error(f"note: {note}")
+    here = find_card()
+    if here is None:
+        raise InputError("--measure: there is no NVIDIA GPU here that JAX would use; there is nothing to measure")
+    config = replace(config, strict_kernels=False)  # what cannot run is not tried
+    case = case_of(make_plan(config, model_of(config.init_from or config.model), here.machine, xla_flags=user_flags()))
+    if not candidates.listed(case):
+        return f"{here.name}: each operation has only one possible implementation, so there is nothing to measure"
+    found = start.find_out(case, here, again=True, seconds=seconds)
+    if not found.found:
+        raise InputError(f"--measure: {'; '.join(found.notes)}")
+    return shown(known.Known(known.facts_of(case, here), found, "now"))

@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from llmc_jax import cluster, kernels
+from llmc_jax.base.plain import from_json, to_json
 from llmc_jax.cluster.agreement import of_all
 from llmc_jax.config.checks import with_devices
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.config.train import AUTO_BATCH, TrainConfig
-from llmc_jax.kernels.plain import from_json, to_json
 from llmc_jax.machine import compiling
 from llmc_jax.machine.device import Device, describe_device
 from llmc_jax.machine.jax_setup import MEMORY_SHARE

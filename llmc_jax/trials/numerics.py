@@ -6,6 +6,8 @@ somewhere. Neither tolerance leaves more room than rounding takes.
 """
 
 import math
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +17,7 @@ import numpy as np
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.models.gpt2.tensors import tensor_specs
 from llmc_jax.training.adamw import ADAMW
-from llmc_jax.trials import reference
+from llmc_jax.trials import problems
 from llmc_jax.trials.figures import FREE, OTHER, SAME, Figures, running
 from llmc_jax.trials.problems import Function, Problem
 
@@ -35,6 +37,7 @@ ROUNDED = {
 # Weights and their gradients are rounded before they are multiplied and summed: errors are those of sums, several
 # times larger in single elements.
 ATTENTION = {"bfloat16": Tolerance(5e-3, 5e-2), "float16": Tolerance(6e-4, 7e-3)}
+PART = 2**26  # elements of the largest array of a part of the answer
 POISON = 2**28  # elements of NaN, 1 GB, that the allocator gives to the kernel's outputs next
 DIFFERING = 1e-3  # share of a rounded copy's elements that may differ from XLA's, by a float32 rounding before
 
@@ -52,16 +55,16 @@ def judged(
         found = _poisoned(run, given.arrays, interpret)
         first = digest(found)
         moved = any(digest(_poisoned(run, given.arrays, interpret)) != first for _ in range(again))
-    errors = reference.errors(found, given, wide)
+    off = errors(found, given, wide)
     tolerances = ATTENTION if "attention" in given.function else ROUNDED
     wrong = []
-    for number, ((error, worst), output) in enumerate(zip(errors, found, strict=True)):
+    for number, ((error, worst), output) in enumerate(zip(off, found, strict=True)):
         allowed = tolerances.get(str(output.dtype), ROUNDED["float32"])
         if rounding == "stochastic":  # by up to a whole unit in the last place, not half of one
             allowed = allowed._replace(worst=2 * allowed.worst)
         if not (error <= allowed.error and worst <= allowed.worst):
             wrong.append(f"output {number}: error {error:.2g}, worst {worst:.2g}, allowed {tuple(allowed)}")
-    error, worst = np.max(errors, axis=0)  # NaN if one of them is
+    error, worst = np.max(off, axis=0)  # NaN if one of them is
     figures: Figures = {"error": float(error), "worst": float(worst), "digest": first}
     if given.function == "adamw_update" and len(found) == 4:
         copy = jax.jit(given.bind(ADAMW.update))(*given.arrays)[3]
@@ -99,6 +102,84 @@ def _weighted_bits(outputs: tuple[jax.Array, ...]) -> jax.Array:
     return total
 
 
+# ----- the answer, in parts -----------------------------------------------------------------------------------------
+# Never a whole T x T matrix, nor a whole array in float64: rows, or sequences of attention, are independent of each
+# other, and gradients of weights are sums over them. So the answer is computed for some of them at a time.
+
+
+def errors(found: Sequence[jax.Array], given: Problem, kind: Any) -> list[tuple[float, float]]:
+    """Return the two errors of every output, beside the answer in float64 or float32 (kind)."""
+    with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+        compared: list[list[Compared]] = [[] for _ in found]
+        wholes, vectors = dict[int, jax.Array](), dict[int, list[jax.Array]]()
+        for here, wanted in parts(given, kind):
+            for k, part in enumerate(wanted):
+                if here is None or part.shape == found[k].shape:  # the whole, or a sum over rows
+                    wholes[k] = wholes[k] + part if k in wholes else part
+                elif part.ndim == 1:
+                    vectors.setdefault(k, []).append(part)
+                else:
+                    compared[k].append(_compare(found[k][here], part, given))
+        wholes |= {k: jnp.concatenate(cut) for k, cut in vectors.items()}
+        for k, whole in wholes.items():
+            compared[k].append(_compare(found[k], whole, given))
+        answers = [_errors(parts) for parts in compared]
+        for k, terms in given.sums:  # streamed rows leave no room to add up what is not rounded yet
+            whole = jnp.sum(found[terms], axis=0, dtype=jnp.float64)
+            answers[k] = min(answers[k], _errors([_compare(found[k], whole, given)]))
+        return answers
+
+
+def parts(given: Problem, kind: Any) -> Iterator[tuple[slice | None, tuple[jax.Array, ...]]]:
+    """Yield the answer for some rows at a time, and which rows these are; None: all of them, or nothing to cut."""
+    run = jax.jit(lambda *arrays: problems.expected(given._replace(arrays=arrays), kind))
+    length = given.arrays[0].shape[0]  # rows or sequences
+    largest = max(array.size for array in given.arrays)
+    count = min(length, math.ceil(largest / PART)) if given.cut else 1
+    if count == 1:
+        yield None, run(*given.arrays)
+        return
+    count = next((more for more in range(count, 2 * count) if length % more == 0), count)  # alike ones compile once
+    step = math.ceil(length / count)
+    for start in range(0, length, step):
+        here = slice(start, min(start + step, length))
+        yield here, run(*[array[here] if k in given.cut else array for k, array in enumerate(given.arrays)])
+
+
+Compared = tuple[float, float, float]  # squares of what is off, squares of what is wanted, the worst element
+
+
+@partial(jax.jit, static_argnames="columns")
+def _sums(found: jax.Array, wanted: jax.Array, columns: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return the sums of squares, and the largest of |found - wanted| / (|wanted| + its row's rms), over rows."""
+    wanted = wanted.astype(jnp.float64).reshape(-1, columns)
+    off = jnp.abs(found.astype(jnp.float64).reshape(-1, columns) - wanted)
+    row = jnp.sqrt(jnp.mean(wanted**2, axis=1, keepdims=True))
+    size = jnp.abs(wanted) + row
+    relative = jnp.where(size > 0, off / jnp.where(size > 0, size, 1.0), jnp.where(off > 0, jnp.inf, off))
+    return jnp.sum(off**2), jnp.sum(wanted**2), jnp.max(relative)
+
+
+def _compare(found: jax.Array, wanted: jax.Array, given: Problem) -> Compared:
+    """Return how far an output is off; of a vector, and where rows mean nothing, the whole is one row.
+
+    Of attention's packed gradient dk and dv count as rows of their own too: few queries see the last keys, so their
+    gradients are small beside dq's, which would hide them. Raises ValueError for another shape.
+    """
+    if found.shape != wanted.shape:
+        raise ValueError(f"an output has the shape {found.shape}, not {wanted.shape}")
+    columns = found.shape[-1] if given.rows and found.ndim > 1 else found.size
+    off, size, worst = _sums(found, wanted, columns)
+    if "attention" in given.function and columns == 3 * (C := given.arrays[0].shape[-1]) and found.ndim > 1:
+        worst = jnp.maximum(worst, _sums(found[..., C:], wanted[..., C:], C)[2])
+    return float(off), float(size), float(worst)
+
+
+def _errors(parts: Sequence[Compared]) -> tuple[float, float]:
+    off, size, worst = zip(*parts, strict=True)
+    return math.sqrt(sum(off)) / (math.sqrt(sum(size)) or 1.0), float(np.max(worst))  # NaN if one of them is
+
+
 # ----- the whole model ----------------------------------------------------------------------------------------------
 
 MODEL = {
@@ -112,12 +193,12 @@ def judged_model(
     config: ModelConfig, dtype: str, found: tuple[float, np.ndarray], wanted: tuple[float, np.ndarray]
 ) -> tuple[Figures, list[str]]:
     """Return how far a loss and a flat gradient are off others, and what is off by more than a precision explains."""
-    errors = {}
+    errors_of = {}
     for spec in tensor_specs(config):
         here = slice(spec.offset, spec.offset + spec.size)
         one, other = found[1][here].astype(np.float64), wanted[1][here].astype(np.float64)
-        errors[spec.name] = float(np.linalg.norm(one - other) / np.linalg.norm(other))
-    name, error = max(errors.items(), key=lambda each: math.inf if math.isnan(each[1]) else each[1])
+        errors_of[spec.name] = float(np.linalg.norm(one - other) / np.linalg.norm(other))
+    name, error = max(errors_of.items(), key=lambda each: math.inf if math.isnan(each[1]) else each[1])
     off, (loss_allowed, allowed) = abs(found[0] - wanted[0]), MODEL[dtype]
     wrong = []
     if not off <= loss_allowed:

@@ -20,7 +20,7 @@ def main() -> None:
     group = worker.joined(os.environ)
     if group:
         work(group, told)
-    from llmc_jax.cluster import judge, parent  # here, because the worker does without
+    from llmc_jax.cluster import judge, messages, parent  # here, because the worker does without
     from llmc_jax.cluster.launchers import Member
 
     judge.LIMITS.update(told.get("limits", {}))
@@ -32,7 +32,7 @@ def main() -> None:
     )  # fmt: skip
     said = parent.Parent.tell
 
-    def tell(self: parent.Parent, verdict: judge.Verdict) -> None:
+    def tell(self: parent.Parent, verdict: messages.Verdict) -> None:
         Path(told["out"]).joinpath(f"verdict_{told['name']}.json").write_text(json.dumps(verdict.fields))
         said(self, verdict)
 

@@ -19,14 +19,25 @@ from llmc_jax.cluster.hub import (
     MOST_MEETINGS,
     SECRET,
     Address,
-    Hello,
     Hub,
     listening_socket,
     own_addresses,
 )
-from llmc_jax.cluster.judge import Verdict
 from llmc_jax.cluster.launchers import Member
-from llmc_jax.cluster.messages import Link, Message, encode
+from llmc_jax.cluster.messages import (
+    Beat,
+    Hello,
+    Link,
+    Meet,
+    Message,
+    Met,
+    Note,
+    Refused,
+    Verdict,
+    Welcome,
+    decode,
+    encode,
+)
 
 MEMBER = Member(0, 3, "127.0.0.1", 0, "test", "7")
 TIMEOUT = 60.0
@@ -39,19 +50,19 @@ async def connected(hub: Hub) -> tuple[Link, asyncio.Task[None]]:
     return Link(*await asyncio.open_connection(sock=ours)), serving
 
 
-def hello(**fields: Any) -> dict[str, Any]:
-    return Hello(1, 3, "7", "", "host", 4)._replace(**fields)._asdict()
+def hello(**fields: Any) -> Hello:
+    return Hello(1, 3, "7", "", "host", 4)._replace(**fields)
 
 
 async def answer(hub: Hub, **fields: Any) -> Message | None:
     link, _ = await connected(hub)
-    link.send("hello", **hello(**fields))
+    link.send(hello(**fields))
     return await link.receive()
 
 
 strange = st.none() | st.integers() | st.floats() | st.text() | st.lists(st.none())
 almost = st.dictionaries(st.sampled_from(Hello._fields), strange, min_size=1, max_size=3).map(
-    lambda changed: encode("hello", **{**hello(token="x", job="another"), **changed})
+    lambda changed: encode(hello(token="x", job="another")._replace(**changed))
 )
 
 
@@ -65,8 +76,7 @@ def test_whatever_a_stranger_sends_changes_nothing(data: list[bytes]) -> None:
         link.close()
         await serving
         assert not (hub.peers or hub.links or hub.left or hub.meetings or hub.verdict)
-        first = await answer(hub)
-        assert first and first["is"] == "accepted"
+        assert await answer(hub) == Note("accepted")
 
     asyncio.run(sent())
 
@@ -76,23 +86,22 @@ def test_a_secret_keeps_strangers_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def asked(token: str) -> Any:
         hub = Hub(MEMBER, TIMEOUT)
-        return (await answer(hub, token=token) or {})["is"], hub.verdict
+        return type(await answer(hub, token=token)), hub.verdict
 
     monkeypatch.setenv(SECRET, "ours")
-    for token, says in (("", "refused"), ("theirs", "refused"), ("ours", "accepted")):
+    for token, says in (("", Refused), ("theirs", Refused), ("ours", Note)):
         assert asyncio.run(asked(token)) == (says, None)
 
 
 @pytest.mark.parametrize(
-    "fields, says", [({"job": "8"}, "refused"), ({"token": "a"}, "refused"), ({"size": 4}, "verdict"),
-                     ({"rank": 3}, "verdict"), ({"protocol": 0}, "verdict"), ({"magic": "b"}, None)],
+    "fields, says", [({"job": "8"}, Refused), ({"token": "a"}, Refused), ({"size": 4}, Verdict),
+                     ({"rank": 3}, Verdict), ({"protocol": 0}, Verdict), ({"magic": "b"}, type(None))],
 )  # fmt: skip
-def test_who_does_not_belong_to_the_run(fields: dict[str, Any], says: str | None) -> None:
+def test_who_does_not_belong_to_the_run(fields: dict[str, Any], says: type) -> None:
     async def asked() -> None:
         hub = Hub(MEMBER, TIMEOUT)
-        given = await answer(hub, **fields)
-        assert (given["is"] if given else None) == says
-        assert not hub.peers and (hub.verdict is not None) == (says == "verdict")
+        assert type(await answer(hub, **fields)) is says
+        assert not hub.peers and (hub.verdict is not None) == (says is Verdict)
 
     asyncio.run(asked())
 
@@ -102,19 +111,19 @@ async def met(hub: Hub, size: int) -> list[Link]:
     links = []
     for rank in range(size):
         link, _ = await connected(hub)
-        link.send("hello", **hello(rank=rank, host=f"host{rank}"))
+        link.send(hello(rank=rank, host=f"host{rank}"))
         links.append(link)
     for link in links:
-        assert await says(link, "accepted")
-        assert (await says(link, "welcome"))["hosts"] == ["host0", "host1", "host2"]
+        assert await says(link, Note)
+        assert (await says(link, Welcome)).hosts == ("host0", "host1", "host2")
     return links
 
 
-async def says(link: Link, kind: str) -> Message:
+async def says[Kind](link: Link, kind: type[Kind]) -> Kind:
     """Wait for a message of a kind."""
     async with asyncio.timeout(TOO_LONG):
         while message := await link.receive():
-            if message["is"] == kind:
+            if isinstance(message, kind):
                 return message
     raise AssertionError(f"no {kind}")
 
@@ -127,21 +136,18 @@ def test_a_meeting_of_many_names_at_once() -> None:
         links = await met(hub, 3)
         for rank, link in enumerate(links):
             for name in ("a", "b", "c")[:: 1 if rank % 2 else -1]:
-                link.send("meet", name=name, value=[name, rank])
+                link.send(Meet(name, [name, rank]))
         for link in links:
-            messages = [await says(link, "met") for _ in range(3)]
-            assert {message["name"]: message["values"] for message in messages} == {
-                name: [[name, rank] for rank in range(3)] for name in ("a", "b", "c")
-            }
+            messages = [await says(link, Met) for _ in range(3)]
+            assert dict(messages) == {name: tuple([name, rank] for rank in range(3)) for name in ("a", "b", "c")}
 
     asyncio.run(together())
 
 
 @pytest.mark.parametrize(("cause", "status"), [("failed", 75), ("refused", 2)])
 def test_a_verdict_that_was_sent_has_its_causes_status(cause: str, status: int) -> None:
-    sent = Verdict(1, "host", 4, cause).fields | {"status": 0}
-    found = Verdict.of_message({"is": "verdict", **sent})
-    assert found.status == found.fields["status"] == status
+    found = decode(json.dumps({"is": "verdict", **Verdict(1, "host", 4, cause).fields, "status": 0}).encode())
+    assert isinstance(found, Verdict) and found.status == found.fields["status"] == status
 
 
 def test_a_rank_has_few_meetings_open() -> None:
@@ -149,8 +155,8 @@ def test_a_rank_has_few_meetings_open() -> None:
         hub = Hub(MEMBER, TIMEOUT)
         links = await met(hub, 3)
         for number in range(1000):
-            links[1].send("meet", name=f"{number}", value="x" * 1000)
-        assert (await says(links[0], "verdict"))["rank"] == 1
+            links[1].send(Meet(f"{number}", "x" * 1000))
+        assert (await says(links[0], Verdict)).rank == 1
         assert len(hub.meetings) == MOST_MEETINGS
 
     asyncio.run(kept())
@@ -160,23 +166,22 @@ def test_all_hear_the_last_beat_of_rank_0() -> None:
     async def told() -> None:
         hub = Hub(MEMBER, TIMEOUT)
         links = await met(hub, 3)
-        links[0].send("beat", worker=5, step=6, phase="save", seconds=0.0, age=0.0)
+        links[0].send(Beat(6, "save", worker=5))
         while not hub.peers[0].worker:
             await asyncio.sleep(0)
         hub.tick()
-        told = await says(links[2], "rank 0")
-        assert (told["worker"], told["step"], told["phase"]) == (5, 6, "save")
+        assert await says(links[2], Beat) == Beat(6, "save", worker=5)
 
     asyncio.run(told())
 
 
-@pytest.mark.parametrize("message", [b"no message", encode("ended"), encode("beat", worker=-1), encode("verdict")])
+@pytest.mark.parametrize("message", [b"no message", b'{"is": "ended"}', encode(Beat(worker=-1)).strip()])
 def test_a_process_that_sends_nonsense_counts_as_gone(message: bytes) -> None:
     async def sent() -> None:
         hub = Hub(MEMBER, TIMEOUT)  # asyncio alone would let it go
         links = await met(hub, 3)
         links[1].send_bytes(message + b"\n")
-        found = Verdict.of_message(await says(links[0], "verdict"))
+        found = await says(links[0], Verdict)
         assert (found.rank, found.cause) == (1, "gone")
 
     asyncio.run(sent())
@@ -186,8 +191,8 @@ def test_one_that_left_before_all_had_come_may_come_again() -> None:
     async def again() -> None:
         hub = Hub(MEMBER, TIMEOUT)
         link, serving = await connected(hub)
-        link.send("hello", **hello())
-        assert await says(link, "accepted")
+        link.send(hello())
+        assert await says(link, Note)
         link.close()
         await serving
         await met(hub, 3)

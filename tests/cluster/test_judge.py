@@ -9,19 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc_jax.base.errors import ExitCode
-from llmc_jax.cluster import judge as module
 from llmc_jax.cluster.judge import (
+    HELD_BACK,
     LIMITS,
     MEETING,
-    Ended,
     Meeting,
     Peer,
-    Verdict,
+    end_of,
     judge,
     judge_hub,
     judge_start,
     line_of,
 )
+from llmc_jax.cluster.messages import CAUSES, Ended, Verdict, decode, encode
 
 NOW, TIMEOUT = 10_000.0, 120.0
 SIZE = 4
@@ -83,7 +83,7 @@ def test_the_victim_is_named_and_not_who_felt_it_first(victim: int, cause: str, 
     peers = peers_with(victim, **PRIMARY[cause])
     for other in set(range(SIZE)) - {victim}:
         if data.draw(st.booleans()):
-            peers[other].ended, peers[other].ended_at = Ended.of_exit(-signal.SIGABRT), NOW - data.draw(ages)
+            peers[other].ended, peers[other].ended_at = end_of(-signal.SIGABRT), NOW - data.draw(ages)
     verdict = judged(peers)
     assert verdict and (verdict.rank, verdict.cause) == (victim, cause)
 
@@ -92,7 +92,7 @@ def test_the_victim_is_named_and_not_who_felt_it_first(victim: int, cause: str, 
 def test_a_consequence_waits_for_its_cause_but_not_for_ever(messenger: int, age: float) -> None:
     peers = peers_with(messenger, ended=Ended("broken", 75, "gloo: connection closed"), ended_at=NOW - age)
     verdict = judged(peers)
-    assert (verdict is None) == (age < module.HELD_BACK)
+    assert (verdict is None) == (age < HELD_BACK)
     assert verdict is None or (verdict.rank, verdict.cause) == (messenger, "broken")
 
 
@@ -154,7 +154,7 @@ def test_who_has_ended_is_not_waited_for(victim: int) -> None:
     [(0, ("end", 0)), (2, ("failed", 2)), (1, ("failed", 1)), (-9, ("killed", 9)), (-6, ("broken", 134))],
 )  # fmt: skip
 def test_how_a_worker_ended_without_a_word(code: int, ended: tuple[str, int]) -> None:
-    assert Ended.of_exit(code)[:2] == ended
+    assert end_of(code)[:2] == ended
 
 
 def test_rank_0_is_named_by_the_others() -> None:
@@ -177,14 +177,14 @@ def test_who_has_not_come_is_named(come: set[int], waited: float) -> None:
 texts = st.text(max_size=20)
 numbers = st.integers(0, 10**6)
 VERDICTS = st.builds(
-    Verdict, numbers, texts, numbers, st.sampled_from(sorted(module.CAUSES)), numbers, texts, texts,
+    Verdict, numbers, texts, numbers, st.sampled_from(sorted(CAUSES)), numbers, texts, texts,
     st.lists(numbers, max_size=3).map(tuple),
 )  # fmt: skip
 
 
 @given(VERDICTS)
 def test_a_verdict_travels_as_a_message(verdict: Verdict) -> None:
-    assert Verdict.of_message({"is": "verdict", **verdict.fields}) == verdict
+    assert decode(encode(verdict)) == verdict
 
 
 def test_a_verdict_as_a_line() -> None:

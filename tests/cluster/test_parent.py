@@ -19,8 +19,9 @@ from typing import Any
 import pytest
 
 from llmc_jax.base.errors import ExitCode
-from llmc_jax.cluster.hub import ADDRESS_FILE, SECRET, STRANGERS, Hello
+from llmc_jax.cluster.hub import ADDRESS_FILE, SECRET, STRANGERS
 from llmc_jax.cluster.judge import LIMITS, Peer, judge
+from llmc_jax.cluster.messages import Hello, encode
 
 ROOT = Path(__file__).resolve().parents[2]
 TOO_LONG = 120  # seconds, for whatever should happen; so that a mistake fails the test instead of holding it for ever
@@ -313,8 +314,7 @@ def test_processes_that_do_not_fit_together_are_named(tmp_path: Path) -> None:
             run = Run(tmp_path / "again", 3, SHORT, address_folder="", port=port)
             run.start(0)
             wait_until(lambda: connects(port, b"no message\n"))
-            hello = Hello(1, 3, "", "", "elsewhere", 7)._asdict()
-            line = json.dumps({"is": "hello", **hello}).encode() + b"\n"
+            line = encode(Hello(1, 3, "", "", "elsewhere", 7))
             with socket.create_connection(("127.0.0.1", port)) as first:
                 first.sendall(line)
                 assert b"accepted" in first.recv(1000)

@@ -10,7 +10,7 @@ import pytest
 
 from llmc_jax import cluster
 from llmc_jax.base.errors import ExitCode, InputError
-from llmc_jax.cluster.messages import encode
+from llmc_jax.cluster.messages import Welcome, encode
 from llmc_jax.cluster.worker import ALONE, VARIABLE, Group, joined
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -71,8 +71,7 @@ def test_a_worker_ends_with_its_parent(welcomed: bool) -> None:
         )  # fmt: skip
     try:
         if welcomed:
-            fields = {"rank": 1, "hosts": ["a", "b"], "launcher": "", "address": "", "peer_timeout": 60}
-            ours.sendall(encode("welcome", **fields))
+            ours.sendall(encode(Welcome(("a", "b"), rank=1, peer_timeout=60.0)))
             assert process.stdout and process.stdout.readline() == "joined\n"
         ours.close()
         assert process.wait(TOO_LONG) == ExitCode.PEER_LOST

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from llmc_jax.base.errors import InputError
+from llmc_jax.base.plain import from_json, to_json
 from llmc_jax.kernels import Choice, Finding, Findings, Machine, Preferences
-from llmc_jax.kernels.plain import from_json, to_json
 from tests.kernels.test_choice import choose
 
 AUTO = Preferences()

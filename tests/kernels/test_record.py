@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from llmc_jax import kernels
 from llmc_jax.base.errors import FormatError, InputError
+from llmc_jax.base.plain import to_json
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.kernels import Choice, Finding, Findings, Machine, choice, record
 from llmc_jax.kernels.functions import GROUPS
-from llmc_jax.kernels.plain import to_json
 from llmc_jax.kernels.record import MadeFor, Preferences, Resolved, differences, from_json
 from llmc_jax.machine.compiling import TRITON_GEMM
 from llmc_jax.ops.gelu import gelu_forward_in_product

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from llmc_jax.base.errors import InputError
+from llmc_jax.base.plain import to_json
 from llmc_jax.checkpoint.source import slices
 from llmc_jax.checkpoint.sources import open_source, stored_special
 from llmc_jax.config.flags import parse_args
 from llmc_jax.config.model import parse_descriptor
 from llmc_jax.config.train import AUTO_BATCH, TrainConfig
 from llmc_jax.kernels import Findings, Machine
-from llmc_jax.kernels.plain import to_json
 from llmc_jax.models.gpt2.tensors import num_parameters
 from llmc_jax.plan.plan import make_plan
 from llmc_jax.run.inputs import Data, resolve_model

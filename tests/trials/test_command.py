@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from llmc_jax.kernels import Finding, Findings
-from llmc_jax.trials import command, known, shown, start
+from llmc_jax.trials import command, known, start
 from tests.kernels.test_findings import FINDINGS
 from tests.trials.test_check import D12
 from tests.trials.test_start import H200
@@ -18,7 +18,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_what_is_not_judged_is_not_called_right() -> None:
-    (row,) = shown.rows(Findings(found=(Finding("gelu", "pallas", unjudged="no space"),)))
+    (row,) = command.rows(Findings(found=(Finding("gelu", "pallas", unjudged="no space"),)))
     assert row == ["gelu", "pallas", "not judged: no space", ""]
 
 
@@ -67,7 +67,7 @@ def test_measuring_again(cache: Path, capsys: pytest.CaptureFixture[str], monkey
         asked.update(more, case=case, here=here)
         return FINDINGS
 
-    monkeypatch.setattr("llmc_jax.trials.shown.find_card", lambda: H200)
+    monkeypatch.setattr("llmc_jax.trials.card.find_card", lambda: H200)
     monkeypatch.setattr(start, "find_out", find_out)
     assert command.main(["--measure", "-e", "d12", "-b", "64", "-t", "1024", "--seconds=30"]) == 0
     assert asked["again"] and asked["seconds"] == 30.0 and asked["case"].batch_size == 64  # type: ignore[attr-defined]

@@ -148,7 +148,9 @@ def test_time_is_kept(seconds: float) -> None:
     listed = candidates.listed(D12)
     card = Card(gelu=CRASH)
     found = card.search(seconds=seconds)
-    assert card.now == seconds + 1 and [each.key for each in found.found] == [each.key for each in listed][: int(seconds)]
+    assert (
+        card.now == seconds + 1 and [each.key for each in found.found] == [each.key for each in listed][: int(seconds)]
+    )
     assert found.problem("gelu", "pallas") and not found.fastest
     (note,) = found.notes
     assert f"{len(found.found)} of {len(listed)}" in note and "--measure" in note and card.said[-1] == note

@@ -1,10 +1,24 @@
-"""Named tuples and dataclasses as JSON can hold them, and named tuples back by the types of their fields."""
+"""Records as JSON can hold them, and back: each field is checked by its annotation. Bytes of others are read so too.
+
+A record is a named tuple, or a dataclass on the way to JSON.
+"""
 
 import dataclasses
 import types
 import typing
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Annotated, Any, NamedTuple
+
+
+class Where(NamedTuple):
+    """A condition in an annotation: `Annotated[int, Where(lambda number: number >= 0)]`."""
+
+    holds: Callable[[Any], bool]
+
+
+Count = Annotated[int, Where(lambda number: 0 <= number < 1 << 53)]
+Seconds = Annotated[float, Where(lambda seconds: 0 <= seconds < 1e12)]  # so not NaN
 
 
 def to_json(value: Any) -> Any:
@@ -23,15 +37,23 @@ def from_json(kind: Any, value: Any, name: str = "") -> Any:
 
     name: of the value, for errors. Raises ValueError for a value of another type.
     """
-    parts = typing.get_args(kind)
-    if typing.get_origin(kind) is tuple and isinstance(value, list):
+    origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Annotated:
+        found = from_json(parts[0], value, name)
+        if all(each.holds(found) for each in parts[1:]):
+            return found
+    elif origin is tuple and isinstance(value, list):
         if parts[-1] is ...:
             return tuple(from_json(parts[0], each, name) for each in value)
         if len(parts) == len(value):
             return tuple(from_json(part, each, name) for part, each in zip(parts, value, strict=True))
     elif hasattr(kind, "_fields") and isinstance(value, Mapping):
         return _read_fields(kind, value, name)
-    elif isinstance(kind, types.UnionType) and type(value) in parts:
+    elif (
+        kind is Any
+        or (isinstance(kind, types.UnionType) and type(value) in parts)
+        or (origin is typing.Literal and isinstance(value, str) and value in parts)
+    ):
         return value
     elif kind is float and type(value) in (int, float):
         return float(value)
@@ -41,9 +63,15 @@ def from_json(kind: Any, value: Any, name: str = "") -> Any:
 
 
 def _read_fields(kind: Any, value: Mapping[str, Any], name: str) -> Any:
-    hints, dotted = typing.get_type_hints(kind), f"{name}." if name else ""
+    hints, dotted = hints_of(kind), f"{name}." if name else ""
     if unknown := sorted(set(value) - set(hints)):
         raise ValueError(f"this version does not know {dotted}{unknown[0]}")
     if missing := sorted(set(hints) - set(value) - set(kind._field_defaults)):
         raise ValueError(f"it lacks {dotted}{missing[0]}")
     return kind(**{each: from_json(hints[each], found, f"{dotted}{each}") for each, found in value.items()})
+
+
+@cache
+def hints_of(kind: Any) -> dict[str, Any]:
+    """Return the annotations of a record's fields by name, in their order."""
+    return typing.get_type_hints(kind, include_extras=True)
