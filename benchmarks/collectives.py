@@ -29,8 +29,8 @@ from benchmarks.aot import state_bytes  # noqa: E402
 from benchmarks.heading import machine_line  # noqa: E402
 from benchmarks.hlo import copied_arrays  # noqa: E402
 from benchmarks.sent import Collective, collectives, sent_bytes  # noqa: E402
+from llmc_jax.base import plain  # noqa: E402
 from llmc_jax.base.errors import InputError  # noqa: E402
-from llmc_jax.kernels import plain  # noqa: E402
 from llmc_jax.machine import compiling, gpus  # noqa: E402
 from llmc_jax.machine.deviceless import MemoryUse  # noqa: E402
 from llmc_jax.plan import compiled  # noqa: E402

@@ -31,7 +31,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.aot import state_bytes  # noqa: E402
 from benchmarks.heading import machine_line  # noqa: E402
-from llmc_jax.kernels import plain  # noqa: E402
+from llmc_jax.base import plain  # noqa: E402
 from llmc_jax.machine import gpus  # noqa: E402
 from llmc_jax.machine.jax_setup import MEMORY_SHARE  # noqa: E402
 from llmc_jax.plan import compiled  # noqa: E402

@@ -23,8 +23,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.heading import machine_line  # noqa: E402
+from llmc_jax.base import plain  # noqa: E402
 from llmc_jax.config.flags import parse_args  # noqa: E402
-from llmc_jax.kernels import plain  # noqa: E402
 from llmc_jax.plan import compiled, memory  # noqa: E402
 from llmc_jax.plan.memory import CPU, KINDS, Memory  # noqa: E402
 from llmc_jax.plan.separate import Problem, Request, compiled_apart  # noqa: E402

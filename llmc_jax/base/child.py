@@ -1,6 +1,6 @@
 """A module of this package run as a process: started, asked, heard and ended in time. Leaves out what it does.
 
-It has a session of its own, so that it hears no Ctrl-C; its output and its errors go to files that nobody else sees.
+Its output and its errors go to files that nobody else sees.
 """
 
 import json
@@ -30,24 +30,27 @@ class Child:
         nice: int = 0,
         folder: Path | None = None,
         pass_fds: Sequence[int] = (),
+        python: str = sys.executable,
+        hears_signals: bool = False,
     ) -> None:
         """Start `python -m MODULE WORDS`. Raises OSError.
 
         nice: how much it gives way to others. folder: in which it works, and whose modules come first, of another
-        checkout for example; without one those of the folder that the run works in do not.
+        checkout for example; without one those of the folder that the run works in do not. python: the interpreter.
+        hears_signals: a Ctrl-C ends it, as this process; else it has a session of its own.
         """
         self._output, self._errors = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
         try:
             self._process = subprocess.Popen(
-                [sys.executable, *(() if folder else ("-P",)), "-m", module, *words],
+                [python, *(() if folder else ("-P",)), "-m", module, *words],
                 stdin=subprocess.PIPE, stdout=self._output, stderr=self._errors,
-                env=environment, cwd=folder, start_new_session=True, pass_fds=pass_fds,
+                env=environment, cwd=folder, start_new_session=not hears_signals, pass_fds=pass_fds,
             )  # fmt: skip
         except OSError:
             self._output.close()
             self._errors.close()
             raise
-        self.pid = self._process.pid
+        self.pid, self._has_session = self._process.pid, not hears_signals
         if nice:
             with suppress(OSError):  # it has ended, or the system does not let us
                 os.setpriority(os.PRIO_PROCESS, self.pid, nice)
@@ -85,7 +88,10 @@ class Child:
     def kill(self, wait: float = KILLED) -> bool:
         """End it and all that it started; return whether it is gone: it may wait for a disk or a driver."""
         with suppress(ProcessLookupError, PermissionError):  # PermissionError: macOS, of a group that has ended
-            os.killpg(self.pid, signal.SIGKILL)
+            if self._has_session:
+                os.killpg(self.pid, signal.SIGKILL)
+            else:
+                self._process.kill()
         return self.status(wait) is not None
 
     def close(self) -> None:
@@ -93,6 +99,40 @@ class Child:
         self.tell()
         self._output.close()
         self._errors.close()
+
+
+class Failed(Exception):
+    """A process has ended, or was ended, without an answer; the message says how."""
+
+
+def answer_of(
+    module: str,
+    words: Sequence[str] = (),
+    *,
+    asked: str = "",
+    limit: float,
+    environment: Mapping[str, str],
+    python: str = sys.executable,
+) -> Any:
+    """Return what a module that is run as a process answers: the last line of its output, a JSON object.
+
+    asked: what it reads on its standard input. limit: seconds. Raises Failed.
+    """
+    try:
+        child = Child(module, words, environment=environment, python=python, hears_signals=True)
+    except OSError as error:
+        raise Failed(str(error)) from error
+    try:
+        child.tell(asked)
+        status = child.status(limit)
+        if status is None:
+            raise Failed(f"it was not done after {limit:g} s")
+        if status or not (found := child.said()):
+            raise Failed(f"its process ended with status {status}: {child.last_words()}")
+        return found
+    finally:
+        child.kill()
+        child.close()
 
 
 def end_of(file: Any) -> bytes:

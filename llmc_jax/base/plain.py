@@ -47,6 +47,8 @@ def from_json(kind: Any, value: Any, name: str = "") -> Any:
             return tuple(from_json(parts[0], each, name) for each in value)
         if len(parts) == len(value):
             return tuple(from_json(part, each, name) for part, each in zip(parts, value, strict=True))
+    elif origin in (dict, Mapping) and isinstance(value, Mapping):
+        return {key: from_json(parts[1], each, f"{name}.{key}") for key, each in value.items()}
     elif hasattr(kind, "_fields") and isinstance(value, Mapping):
         return _read_fields(kind, value, name)
     elif (

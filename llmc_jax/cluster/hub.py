@@ -16,27 +16,10 @@ from typing import Any, NamedTuple
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import write_atomic
 from llmc_jax.base.plain import from_json
+from llmc_jax.cluster import messages
 from llmc_jax.cluster.judge import Meeting, Peer, beat_interval, judge, judge_start
 from llmc_jax.cluster.launchers import Member
-from llmc_jax.cluster.messages import (
-    LONGEST,
-    LONGEST_HELLO,
-    PROTOCOL,
-    Beat,
-    Clock,
-    Ended,
-    Hello,
-    Link,
-    Meet,
-    Message,
-    Met,
-    NotAMessage,
-    Note,
-    Refused,
-    Verdict,
-    Welcome,
-    encode,
-)
+from llmc_jax.cluster.messages import Clock, Ended, Hello, Link, Message, NotAMessage, Note, Verdict
 
 ADDRESS_FILE = "rank_0_address.json"  # in the folder of -pf, until all have come
 SECONDS_TO_SAY_WHO = 10.0  # for whoever connects: it is said at once
@@ -61,7 +44,7 @@ def misfit(hello: Hello, size: int, peers: Collection[Peer]) -> str:
     """Return why no run of so many can begin with a process, empty if one can. peers: that have come already."""
     rank = hello.rank
     who = f"rank {rank} on {hello.host} (process {hello.pid})"
-    if hello.protocol != PROTOCOL:
+    if hello.protocol != messages.PROTOCOL:
         return f"{who} has another version of this program; install the same one everywhere"
     if hello.size != size:
         return f"it was started as one of {hello.size} processes, rank 0 as one of {size}; give all the same -pn"
@@ -144,7 +127,7 @@ class Hub:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Hear one connection from its hello to its end, or to that of the run."""
-        link = Link(reader, writer, LONGEST_HELLO)
+        link = Link(reader, writer, messages.LONGEST_HELLO)
         with contextlib.suppress(asyncio.CancelledError):  # asyncio would print a traceback for each
             await self._serve(link)
         link.close()
@@ -165,7 +148,7 @@ class Hub:
     def _admit(self, hello: Hello, link: Link) -> bool:
         """Take a process in, or say why not."""
         if words := stranger_to(hello, self.member, self.token):
-            link.send(Refused(words))
+            link.send(messages.Refused(words))
             return False
         before = self.links.get(hello.rank)
         there = self.peers.get(hello.rank)
@@ -182,7 +165,7 @@ class Hub:
             return False
         if before:  # of the same process, which had no answer in time
             before.close()
-        link.lines.longest = LONGEST
+        link.lines.longest = messages.LONGEST
         now = self.clock.now()
         self.peers[hello.rank] = Peer(hello.rank, hello.host, hello.pid, heard=now, beat=now, since=now)
         self.links[hello.rank] = link
@@ -198,16 +181,16 @@ class Hub:
         peers = [self.peers[rank] for rank in range(self.member.size)]
         for peer in peers:
             peer.heard = peer.beat = peer.since = now
-        self._send_all(Welcome(tuple(peer.host for peer in peers), tuple(peer.pid for peer in peers)))
+        self._send_all(messages.Welcome(tuple(peer.host for peer in peers), tuple(peer.pid for peer in peers)))
 
     def _heard(self, peer: Peer, message: Message) -> None:
         """Take a message in. Raises NotAMessage."""
         now = peer.heard = self.clock.now()
         match message:
-            case Beat():
+            case messages.Beat():
                 peer.worker, peer.step, peer.phase = message.worker, message.step, message.phase
                 peer.beat, peer.since = now - message.age, now - message.seconds
-            case Meet():
+            case messages.Meet():
                 self._meet(peer.rank, message.name, message.value)
             case Ended():
                 peer.ended, peer.ended_at = message, now
@@ -224,7 +207,7 @@ class Hub:
         values.setdefault(rank, value)
         if len(values) == self.member.size:
             del self.meetings[name]
-            self._send_all(Met(name, tuple(values[rank] for rank in range(self.member.size))))
+            self._send_all(messages.Met(name, tuple(values[rank] for rank in range(self.member.size))))
 
     def _leave(self, rank: int) -> None:
         """Note that a connection has ended, with a goodbye where all is over."""
@@ -265,7 +248,7 @@ class Hub:
             self._send_all(verdict)
 
     def _send_all(self, message: Message) -> None:
-        line = encode(message)
+        line = messages.encode(message)
         for link in self.links.values():
             link.send_bytes(line)
 
@@ -274,7 +257,7 @@ class Hub:
         self.clock.tick()
         self._judge()
         if first := self.peers.get(0):
-            self._send_all(Beat(first.step, first.phase, worker=first.worker))
+            self._send_all(messages.Beat(first.step, first.phase, worker=first.worker))
 
     async def part(self) -> None:
         """Wait a little until all others have heard the last word and gone, then close everything."""
@@ -315,7 +298,7 @@ class Address(NamedTuple):
     def read(cls, folder: Path) -> "Address | None":
         """Return what the folder's file says; None where there is none."""
         try:
-            found: Address = from_json(cls, json.loads((folder / ADDRESS_FILE).read_bytes()[:LONGEST_HELLO]))
+            found: Address = from_json(cls, json.loads((folder / ADDRESS_FILE).read_bytes()[: messages.LONGEST_HELLO]))
         except (OSError, ValueError, RecursionError):
             return None
         return found

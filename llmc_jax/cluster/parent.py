@@ -20,24 +20,11 @@ from typing import Any, NamedTuple
 
 from llmc_jax.base.errors import ExitCode, InputError
 from llmc_jax.base.streams import print_error
+from llmc_jax.cluster import messages
 from llmc_jax.cluster.hub import SECRET, Address, Hub, in_words
 from llmc_jax.cluster.judge import Peer, beat_interval, end_of, judge_hub, line_of
 from llmc_jax.cluster.launchers import Member
-from llmc_jax.cluster.messages import (
-    Beat,
-    Clock,
-    Ended,
-    Folder,
-    Hello,
-    Link,
-    Meet,
-    Message,
-    Met,
-    Note,
-    Refused,
-    Verdict,
-    Welcome,
-)
+from llmc_jax.cluster.messages import Beat, Clock, Ended, Link, Message, Note, Verdict
 from llmc_jax.cluster.worker import VARIABLE
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -196,12 +183,12 @@ class Parent:
             raise OSError(answer.words)
         raise InputError(f"{host}:{port}: {answer.words}; give this run another address: -ps {host}:PORT")
 
-    async def _greet(self, link: Link, token: str) -> Note | Refused | Verdict:
+    async def _greet(self, link: Link, token: str) -> Note | messages.Refused | Verdict:
         """Say who comes; return the answer. Raises OSError if there is none that can be understood."""
         member = self.member
-        link.send(Hello(member.rank, member.size, member.job, token, socket.gethostname(), os.getpid()))
+        link.send(messages.Hello(member.rank, member.size, member.job, token, socket.gethostname(), os.getpid()))
         answer = await link.receive()
-        if not isinstance(answer, Note | Refused | Verdict):
+        if not isinstance(answer, Note | messages.Refused | Verdict):
             raise OSError(NO_HUB)
         return answer
 
@@ -233,9 +220,9 @@ class Parent:
     async def _hear_hub(self, message: Message) -> None:
         self.rank_0.heard = self.clock.now()
         match message:
-            case Welcome():
+            case messages.Welcome():
                 await self._begin(message)
-            case Met() if self.worker:
+            case messages.Met() if self.worker:
                 self.worker.link.send(message)
             case Beat():
                 self.rank_0.worker, self.rank_0.step, self.rank_0.phase = message.worker, message.step, message.phase
@@ -244,7 +231,7 @@ class Parent:
             case Note("close"):
                 self.done = True
 
-    async def _begin(self, welcome: Welcome) -> None:
+    async def _begin(self, welcome: messages.Welcome) -> None:
         self.rank_0.host, self.rank_0.pid = welcome.hosts[0], welcome.pids[0]
         assert self.link
         self.worker = await Worker.start(self.command, self.events, self.clock.now())
@@ -262,9 +249,9 @@ class Parent:
             case Beat():
                 worker.step, worker.phase, worker.heard = message.step, message.phase, self.clock.now()
                 worker.since = worker.heard - message.seconds
-            case Meet() if self.link:
+            case messages.Meet() if self.link:
                 self.link.send(message)
-            case Folder():
+            case messages.Folder():
                 worker.folder, worker.log = message
             case Ended():
                 self._tell_end(message)

@@ -16,21 +16,9 @@ from concurrent.futures import Future
 from typing import Any, NoReturn
 
 from llmc_jax.base.errors import ExitCode, InputError
+from llmc_jax.cluster import messages
 from llmc_jax.cluster.judge import LIMITS, beat_interval
-from llmc_jax.cluster.messages import (
-    Beat,
-    Ended,
-    Folder,
-    Kind,
-    Lines,
-    Meet,
-    Message,
-    Met,
-    NotAMessage,
-    Note,
-    Welcome,
-    encode,
-)
+from llmc_jax.cluster.messages import Beat, Ended, Kind, Message, Note, Welcome
 
 VARIABLE = "LLMC_JAX_GROUP"  # of the environment: the number of the socket
 DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux's prctl
@@ -77,7 +65,7 @@ ALONE = Group()
 class Joined(Group):
     """The processes of a run, where there are several."""
 
-    def __init__(self, connection: socket.socket, lines: Lines, welcome: Welcome) -> None:
+    def __init__(self, connection: socket.socket, lines: messages.Lines, welcome: Welcome) -> None:
         self.rank, self.size, self.hosts = welcome.rank, len(welcome.hosts), welcome.hosts
         beside = [rank for rank in range(self.size) if self.hosts[rank] == self.hosts[self.rank]]
         self.local_rank, self.local_size = beside.index(self.rank), len(beside)
@@ -107,14 +95,14 @@ class Joined(Group):
         with self._changed:
             assert name not in self._met, name
             met = self._met[name] = Future()
-        self._send(Meet(name, value))
+        self._send(messages.Meet(name, value))
         values = met.result()
         self._met[name] = Future()  # the name stays taken, the values need not stay
         return values
 
     def folder(self, path: str, log: str) -> None:
         """Say which the run's folder is, for messages, and the file of this process's events, for the last one."""
-        self._send(Folder(path, os.path.abspath(log)))
+        self._send(messages.Folder(path, os.path.abspath(log)))
 
     def leave(self, status: int, words: str = "", kind: Kind = "end") -> NoReturn:
         """End this process with a status: where all agreed when all have said so, else at once. See Group."""
@@ -126,7 +114,7 @@ class Joined(Group):
         os._exit(status)
 
     def _send(self, message: Message) -> None:
-        line = encode(message)
+        line = messages.encode(message)
         with self._sending:
             try:
                 self._connection.sendall(line)
@@ -151,19 +139,19 @@ class Joined(Group):
             self._connection.settimeout(3 * beat_interval(self.peer_timeout) if again else self.peer_timeout)
             try:
                 data = self._connection.recv(1 << 16)
-                messages = self._lines.feed(data)
+                received = self._lines.feed(data)
             except TimeoutError:
                 if not again:  # this process may have stood still itself
                     again = True
                     continue
                 data = b""
-            except (OSError, NotAMessage):
+            except (OSError, messages.NotAMessage):
                 data = b""
             if not data:
                 os._exit(ExitCode.PEER_LOST)
             again = False
-            for message in messages:
-                if isinstance(message, Met):
+            for message in received:
+                if isinstance(message, messages.Met):
                     self._met[message.name].set_result(list(message.values))
                 elif message == Note("close"):
                     self._all_left.set()
@@ -178,21 +166,21 @@ def joined(environ: MutableMapping[str, str]) -> Group | None:
     if not number:
         return None
     die_with_parent()
-    lines = Lines()
-    messages: list[Message] = []
+    lines = messages.Lines()
+    received: list[Message] = []
     try:
         connection = socket.socket(fileno=int(number))
         connection.set_inheritable(False)
-        while not messages:
+        while not received:
             data = connection.recv(1 << 16)
             if not data:
                 os._exit(ExitCode.PEER_LOST)
-            messages = lines.feed(data)
-    except (OSError, ValueError, NotAMessage) as error:
+            received = lines.feed(data)
+    except (OSError, ValueError, messages.NotAMessage) as error:
         raise InputError(
             f"{VARIABLE}={number} is no socket; the program sets it for its own processes: unset it"
         ) from error
-    welcome = next(message for message in messages if isinstance(message, Welcome))
+    welcome = next(message for message in received if isinstance(message, Welcome))
     return Joined(connection, lines, welcome)
 
 

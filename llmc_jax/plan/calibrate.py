@@ -11,7 +11,6 @@ import json
 import math
 import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -20,9 +19,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from llmc_jax.base.child import Failed, answer_of
 from llmc_jax.base.commands import ROOT
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import cache_folder, digest_of_files, write_bytes
+from llmc_jax.base.plain import from_json, to_json
 from llmc_jax.machine.device import cpu_name, usable_cores
 from llmc_jax.machine.jax_setup import child_environment
 from llmc_jax.machine.versions import versions
@@ -222,7 +223,7 @@ def calibration(dtype: str = "fp32", *, again: bool = False) -> Calibration:
         found = _measured_apart(dtype)
         with suppress(OSError):  # without a place for it, or room, it is measured every time
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_bytes(path, json.dumps(found).encode())
+            write_bytes(path, json.dumps(to_json(found)).encode())
     return found
 
 
@@ -242,33 +243,21 @@ def _place(dtype: str) -> Path:
 
 def _read(path: Path) -> Calibration | None:
     try:
-        return from_json(json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return from_json(Calibration, json.loads(path.read_text()))
+    except (OSError, ValueError, RecursionError):
         return None  # not there, or not whole: measured anew
-
-
-def from_json(found: Any) -> Calibration:
-    """Return a calibration out of what JSON makes of one: lists for tuples."""
-    device, cores, dtype, rates, program, fresh, spread = found
-    tables = {name: Rates(tuple(map(tuple, axes)), tuple(values)) for name, (axes, values) in rates.items()}
-    return Calibration(device, cores, dtype, tables, program, fresh, Interval(*spread))
 
 
 def _measured_apart(dtype: str) -> Calibration:
     environment = {**child_environment(), "JAX_PLATFORMS": "cpu", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-    command = [sys.executable, "-m", "llmc_jax.plan.calibrate", dtype]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=LONGEST, check=False)
-    except subprocess.TimeoutExpired:
+        found = answer_of("llmc_jax.plan.calibrate", [dtype], limit=LONGEST, environment=environment)
+    except Failed as why:
         raise InputError(
-            f"calibration of this CPU took more than {LONGEST} s; try again when it is less busy, or give --gpu to "
-            "plan for a GPU"
+            f"calibration of this CPU failed: {why}; try again when it is less busy, or give --gpu to plan for a GPU"
         ) from None
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise InputError(f"calibration of this CPU failed: {last}; give --gpu to plan for a GPU")
-    return from_json(json.loads(done.stdout.splitlines()[-1]))
+    return from_json(Calibration, found)
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(sys.argv[1])))
+    print(json.dumps(to_json(measure(sys.argv[1]))))

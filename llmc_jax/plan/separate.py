@@ -1,10 +1,10 @@
 """Steps compiled in processes of their own, for what they take of memory, and kept: the next time costs no compiler.
 
-A process can compile kernels for one kind of GPU only, a compiler may end it, and XLA talks on its output: so each step
-has a process (`python -m llmc_jax.plan.separate`), which reads a request from its standard input and writes the answer
-to a file. Two run at a time. For a GPU it needs a Python with JAX's CUDA plugin: this one, or the one beside the source
-that `make plan-tools` makes. Answers are kept by content: what was asked, the versions, and the sources that shape the
-program. Imports no JAX. Leaves out what is said of a program (memory.py).
+A process can compile kernels for one kind of GPU only, and a compiler may end it: so each step has a process
+(`python -m llmc_jax.plan.separate`), which reads a request from its standard input. Two run at a time. For a GPU it
+needs a Python with JAX's CUDA plugin: this one, or the one beside the source that `make plan-tools` makes. Answers are
+kept by content: what was asked, the versions, and the sources that shape the program. Imports no JAX. Leaves out what
+is said of a program (memory.py).
 """
 
 import dataclasses
@@ -12,27 +12,27 @@ import hashlib
 import importlib.util
 import json
 import os
-import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from llmc_jax.base.child import Failed, answer_of
 from llmc_jax.base.commands import ROOT
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import cache_folder, digest_of_files, write_bytes
+from llmc_jax.base.plain import from_json, to_json
 from llmc_jax.config.train import OPTIONS, TrainConfig
 from llmc_jax.machine import gpus
 from llmc_jax.machine.jax_setup import child_environment
 from llmc_jax.machine.versions import installed
-from llmc_jax.plan.memory import CPU, Memory, Part
+from llmc_jax.plan.memory import CPU, Memory
 
 AT_ONCE = 2  # processes
 PATIENCE = 1200  # seconds that one may take
-FORMAT = 1
+FORMAT = 2
 SOURCES = (*(f"llmc_jax/{name}" for name in ("models", "ops", "training", "kernels", "machine")), "pallas_kernels")
 FILES = ("plan", "compiled", "memory", "moments")  # of this room: what shapes a program and says what it takes
 PACKAGES = ("jax", "jaxlib")
@@ -118,21 +118,13 @@ def _sources_digest() -> str:
 
 def _known_or_compiled(key: str, request: Request) -> Memory | Problem:
     path = _place(key)
-    with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):  # none is there, or a damaged one
-        return memory_of(json.loads(path.read_text()))
+    with suppress(OSError, ValueError, RecursionError):  # none is there, or a damaged one
+        return from_json(Memory, json.loads(path.read_text()))
     found = _compiled(request)
     if isinstance(found, Memory):
         with suppress(OSError):  # without a cache it is compiled again
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_bytes(path, json.dumps(found._asdict()).encode())
-    return found
-
-
-def memory_of(values: Mapping[str, Any]) -> Memory:
-    """Return a Memory that JSON has kept. Raises ValueError, TypeError or KeyError for what is none."""
-    found = Memory(**{**values, "outside": tuple(Part(*each) for each in values["outside"])})
-    if not all(type(size) is int for size in (found.unexplained, *found.kinds.values())):
-        raise ValueError("sizes are whole numbers")
+            write_bytes(path, json.dumps(to_json(found)).encode())
     return found
 
 
@@ -148,22 +140,14 @@ def _compiled(request: Request) -> Memory | Problem:
         "JAX_PLATFORMS": "cpu", "JAX_ENABLE_COMPILATION_CACHE": "0", "TF_CPP_MIN_LOG_LEVEL": "3",
         "JAX_TRACEBACK_FILTERING": "off",  # else the last line of an error is about its traceback
     }  # fmt: skip
-    with tempfile.TemporaryDirectory() as place:
-        answer = Path(place) / "answer.json"
-        try:
-            done = subprocess.run(
-                [python, "-m", "llmc_jax.plan.separate", str(answer)], input=json.dumps(_as_json(request)), text=True,
-                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment, timeout=PATIENCE, check=False,
-            )  # fmt: skip
-        except (OSError, subprocess.TimeoutExpired) as error:
-            return Problem(f"the step could not be compiled for {request.gpu}: {error}")
-        if done.returncode == 0 and answer.exists():
-            values = json.loads(answer.read_text())
-            return memory_of(values) if "kinds" in values else Problem(**values)
-    lines = [line for line in done.stderr.splitlines() if line.strip()] or [""]
-    return Problem(
-        f"compiling the step for {request.gpu} ended its process (status {done.returncode}): {lines[-1].strip()[:300]}"
-    )
+    asked = json.dumps(_as_json(request))
+    try:
+        values = answer_of(
+            "llmc_jax.plan.separate", asked=asked, limit=PATIENCE, environment=environment, python=python
+        )
+    except Failed as why:
+        return Problem(f"the step could not be compiled for {request.gpu}: {why}")
+    return from_json(Memory if "kinds" in values else Problem, values)
 
 
 def _as_json(request: Request) -> dict[str, Any]:
@@ -193,8 +177,7 @@ def answer(asked: Mapping[str, Any]) -> Memory | Problem:
 
 
 def main() -> None:
-    found = answer(json.loads(sys.stdin.read()))
-    Path(sys.argv[1]).write_text(json.dumps(found._asdict()))
+    print(json.dumps(to_json(answer(json.loads(sys.stdin.read())))))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from llmc_jax.base.plain import to_json
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.machine import gpus
 from llmc_jax.plan import separate
@@ -38,13 +39,13 @@ def test_what_was_compiled_is_kept(calls: list[Request]) -> None:
     assert compiled_apart(asked) == [FOUND] * 3 and len(calls) == 2
 
 
-@pytest.mark.parametrize("damage", ["", "{", "[]", '{"kinds": {}}', json.dumps(FOUND._asdict()).replace("7", '"7"')])
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"kinds": {}}', json.dumps(to_json(FOUND)).replace("7", '"7"')])
 def test_a_damaged_answer_is_made_anew(damage: str, calls: list[Request]) -> None:
     compiled_apart([changed()])
     (kept,) = separate.folder().iterdir()
     kept.write_text(damage)
     assert compiled_apart([changed()]) == [FOUND] and len(calls) == 2
-    assert json.loads(kept.read_text()) == json.loads(json.dumps(FOUND._asdict()))
+    assert json.loads(kept.read_text()) == to_json(FOUND)
 
 
 def test_problems_are_not_kept(calls: list[Request], monkeypatch: pytest.MonkeyPatch) -> None:
