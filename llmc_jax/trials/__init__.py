@@ -1,19 +1,17 @@
-"""Implementations tried on the machine at hand: are they right, and how fast are they?
+"""Kernels tried on the machine at hand: are they right, and is a step on them the fastest?
 
 figures.py    what a measurement gives
 children.py   the measuring processes, for their parent
 worker.py     the measuring process
 problems.py   each operation as a problem: random inputs, who solves it, the answer in float64
-reference.py  that answer in parts, and how far off an output is
-numerics.py   errors beside float64, and whether the bits repeat
+numerics.py   errors beside that answer, and whether the bits repeat
 clock.py      how long a call takes on the device
 candidates.py what is tried for a run, at its own shapes
-check.py      one of them tried and timed, and a whole step on several beside XLA's
-search.py     what follows from it: which implementation of each operation is right and the fastest
+check.py      one of them tried, and a whole step on several beside XLA's
+search.py     what follows from it: which kernels are right, and with which of them the step is the fastest
 card.py       the GPU, before JAX has it
 known.py      what was found out before
 start.py      all of it before a run
 here.py       what this machine is, and what is known of its kernels: for a plan
-shown.py      what is known, as text
 command.py    llmc-jax kernels
 """
