@@ -58,8 +58,8 @@ def _attention_pair(function: str, name: str, interpret: bool) -> tuple[Function
         return getattr(jnp_attention, f"{function}_forward"), getattr(jnp_attention, f"{function}_backward")
     if name == "wgmma" and target() != "sm_90":
         raise NotMeasured(f"wgmma exists on Hopper alone, and this is {target()}")
-    version = "" if name == "pallas" else name
-    forward, backward = (ours.pallas_kernel(f"{function}_{way}", target(), interpret, version) for way in WAYS)
+    version = {} if name == "pallas" else {"version": name}
+    forward, backward = (ours.pallas_kernel(f"{function}_{way}", target(), interpret, **version) for way in WAYS)
     return forward, backward
 
 

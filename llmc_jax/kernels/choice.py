@@ -64,7 +64,7 @@ class Setting(NamedTuple):
     spread: bool = False  # the optimizer's state is split over devices, or sums are in a fixed order
 
 
-Maker = Callable[[str, Setting, str], Function]  # of a function in ops/ its implementation, by name; in a version
+Maker = Callable[[str, Setting], Function]  # of a function in ops/ its implementation, by name
 
 
 class Implementation(NamedTuple):
@@ -79,11 +79,11 @@ class Implementation(NamedTuple):
     makes_matrix: bool = False  # attention's T x T matrix, which then counts in memory
     repeats_bits: bool = False  # promised: the same inputs give the same bits. cuDNN and XLA may sum in any order
 
-    def functions(self, setting: Setting, version: str = "") -> dict[str, Function]:
-        """Return its functions, by their names in GROUPS. version: of our attention; empty: the usual one."""
+    def functions(self, setting: Setting) -> dict[str, Function]:
+        """Return its functions, by their names in GROUPS."""
         computed = ATTENTIONS.get(self.kind, "attention")
         names = GROUPS[self.operation]
-        return {name: self.maker(name.replace("attention", computed), setting, version) for name in names}
+        return {name: self.maker(name.replace("attention", computed), setting) for name in names}
 
 
 class Choice(NamedTuple):
@@ -96,12 +96,6 @@ class Choice(NamedTuple):
     fell_back: bool = False  # it is not what was asked for
     makes_matrix: bool = False  # attention's T x T matrix
     backward: str = ""  # the name of the row whose backward runs, where that is another one
-    version: str = ""  # of our attention, in older records: mma, wgmma; empty: the one of pallas_kernels/tuning.py
-
-    @property
-    def text(self) -> str:
-        """Return what runs, in words."""
-        return f"{self.implementation} {self.version}".rstrip()
 
 
 class Selection(NamedTuple):
@@ -187,8 +181,8 @@ def _triton_problem(setting: Setting) -> str:
 # ----- the rows -----------------------------------------------------------------------------------------------------
 
 
-def _pallas_kernel(name: str, setting: Setting, version: str) -> Function:
-    return ours.pallas_kernel(name, str(setting.machine.target), setting.interpret, version)
+def _pallas_kernel(name: str, setting: Setting) -> Function:
+    return ours.pallas_kernel(name, str(setting.machine.target), setting.interpret)
 
 
 BY: dict[str, tuple[Maker, Callable[[Setting], str]]] = {
@@ -210,9 +204,9 @@ def _by_softmax(by: str) -> Implementation:
     """Return attention with the T x T matrix, whose softmaxes are kernels of ours."""
     kernel, problem = BY[by]
 
-    def make(name: str, setting: Setting, version: str) -> Function:
+    def make(name: str, setting: Setting) -> Function:
         way = name.removeprefix("attention_")
-        softmax = kernel(f"softmax_{way}", setting, version)
+        softmax = kernel(f"softmax_{way}", setting)
         return partial(getattr(attention, f"attention_by_softmax_{way}"), softmax=softmax)
 
     return Implementation("attention", f"naive, softmax {by}", by, make, problem, "naive", makes_matrix=True)
@@ -286,7 +280,7 @@ def select(choices: Sequence[Choice], setting: Setting, strict: bool = False) ->
     by_name: dict[str, Function] = {}
     for choice in choices:
         rows = implementations(choice.operation)
-        by_name |= rows[choice.implementation].functions(setting, choice.version)
+        by_name |= rows[choice.implementation].functions(setting)
         if choice.backward:
             backward = GROUPS[choice.operation][-1]
             by_name[backward] = rows[choice.backward].functions(setting)[backward]

@@ -20,13 +20,11 @@ BY_FILE = {  # of pallas_kernels/; of some there is one in triton/ too, in a fil
 FILES = {name: file for file, names in BY_FILE.items() for name in names}  # of each kernel
 
 
-def pallas_kernel(name: str, target: str, interpret: bool = False, version: str = "", **more: Any) -> Function:
+def pallas_kernel(name: str, target: str, interpret: bool = False, **more: Any) -> Function:
     """Return a kernel for an architecture ("sm_90"), with its twin's signature. more: what else the kernel takes.
 
-    interpret: simulated on the CPU, slowly, for tests and for whoever wants to look. version: of attention.
+    interpret: simulated on the CPU, slowly, for tests and for whoever wants to look.
     """
-    if version and "attention" in name:
-        more["version"] = version
     return _bound(name, target, interpret, tuple(more.items()))
 
 
@@ -50,13 +48,6 @@ def _late(name: str) -> Function:
 def pallas_functions(target: str, interpret: bool = False) -> dict[str, Function]:
     """Return the kernels that have a place in PLAIN; attention is `flash`, in bf16 and fp16 only."""
     return {name: pallas_kernel(name, target, interpret) for name in PLAIN if name in FILES}
-
-
-def version_problem(version: str) -> str:
-    """Return why there is no such version of our attention; empty where there is."""
-    from pallas_kernels import tuning
-
-    return f"this version has no {version!r}" if version and version not in tuning.VERSIONS else ""
 
 
 def triton_kernel(name: str) -> Function:

@@ -25,13 +25,12 @@ from llmc_jax.kernels.choice import (
 )
 from llmc_jax.kernels.findings import Findings
 from llmc_jax.kernels.functions import GROUPS
-from llmc_jax.kernels.ours import version_problem
 from llmc_jax.machine.compiling import Options, of_one_device
 from llmc_jax.machine.target import Machine
 
 FORMAT = 1
 FOR_PEOPLE = ("why", "fell_back")  # fields of a choice on which no bit depends
-FORMER = ("sizes", "measured", "ratio", "beside")  # that a choice had in older records
+FORMER = ("sizes", "version", "measured", "ratio", "beside")  # that a choice had in older records
 FOLDERS = ("pallas_kernels", "llmc_jax/kernels/triton")  # where our kernels' sources are
 
 
@@ -105,12 +104,12 @@ def from_json(data: Any, place: str) -> Resolved:
 def _without_former(data: Any) -> Any:
     """Return a record without the fields that a choice no longer has; what is no record, as it is.
 
-    A choice with tile sizes of its own cannot be repeated, so it is left out.
+    A choice with tile sizes of its own, or attention's slower version on Hopper, cannot be repeated: it is left out.
     """
     choices = data.get("choices") if isinstance(data, Mapping) else None
     if not isinstance(choices, list) or not all(isinstance(each, Mapping) for each in choices):
         return data
-    kept = [each for each in choices if not each.get("sizes")]
+    kept = [each for each in choices if not each.get("sizes") and each.get("version", "") in ("", "wgmma")]
     return {**data, "choices": [{name: each[name] for name in each if name not in FORMER} for each in kept]}
 
 
@@ -188,10 +187,7 @@ def _problem(choice: Choice | None, setting: Setting, findings: Findings) -> str
     for name in filter(None, (choice.implementation, choice.backward)):
         if name not in rows:
             return f"this version has no {name!r}"
-        problem = rows[name].problem(setting) or findings.problem(choice.operation, name)
-        if not problem and rows[name].by == "pallas":
-            problem = version_problem(choice.version)
-        if problem:
+        if problem := rows[name].problem(setting) or findings.problem(choice.operation, name):
             return f"{name}: {problem}"
     return ""
 

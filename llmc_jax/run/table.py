@@ -149,7 +149,7 @@ def kernel_rows(choices: tuple[kernels.Choice, ...]) -> list[tuple[str, str]]:
     if len(told) == 1:
         ((by, why),) = told
         return [("kernels", f"{by} ({why})")]
-    return [(choice.operation, f"{choice.text} ({choice.why})") for choice in choices]
+    return [(choice.operation, f"{choice.implementation} ({choice.why})") for choice in choices]
 
 
 def repeat_rows(plan: Plan) -> list[tuple[str, str]]:

@@ -90,7 +90,7 @@ def read(facts: Mapping[str, Any], say: Callable[[str], None]) -> Findings | Non
 
 def write(facts: Mapping[str, Any], found: Findings, say: Callable[[str], None]) -> None:
     """Keep what was found out. Where it cannot be kept that is said, and it is found out again next time."""
-    content = {"facts": facts, "found": to_json(found), "date": time.strftime("%Y-%m-%d %H:%M")}
+    content = to_json(Known(dict(facts), found, time.strftime("%Y-%m-%d %H:%M")))
     path = file_of(facts)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -148,9 +148,8 @@ def clear_programs() -> int:
 def _parsed(path: Path) -> Known:
     """Return what a file holds. Raises ValueError for what `write` has not written."""
     try:
-        content = json.loads(path.read_bytes())
-        return Known(dict(content["facts"]), from_json(Findings, content["found"]), str(content["date"]))
-    except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        return from_json(Known, json.loads(path.read_bytes()))
+    except (OverflowError, RecursionError) as error:
         raise ValueError(str(error)) from error
 
 

@@ -15,7 +15,7 @@ from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.base.plain import to_json
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.config.train import TrainConfig
-from llmc_jax.kernels import Choice, Finding, Findings, Machine, choice, record
+from llmc_jax.kernels import Choice, Finding, Findings, Machine, cudnn, record
 from llmc_jax.kernels.functions import GROUPS
 from llmc_jax.kernels.record import MadeFor, Preferences, Resolved, differences, from_json
 from llmc_jax.machine.compiling import TRITON_GEMM
@@ -30,7 +30,7 @@ IN_PRODUCT, TRITON_OFF = TrainConfig(gelu_fusion=1, recompute=0), ((TRITON_GEMM,
 
 names = st.text(max_size=8)
 counts = st.integers(0, 2**31)
-a_choice = st.builds(Choice, names, names, names, names, st.booleans(), st.booleans(), names, names)
+a_choice = st.builds(Choice, names, names, names, names, st.booleans(), st.booleans(), names)
 records = st.builds(
     Resolved,
     made_for=st.builds(MadeFor, names, names, *[counts] * 6),
@@ -90,19 +90,21 @@ def test_of_older_records_fields_are_missing_and_others_do_not_count() -> None:
     older = to_json(found)
     del older["sources"], older["format"]
     for each in older["choices"]:
-        for name in ("fell_back", "makes_matrix", "backward", "version"):
+        for name in ("fell_back", "makes_matrix", "backward"):
             del each[name]
-        each |= {"sizes": [], "measured": True, "ratio": 1.31, "beside": "cudnn"}
+        each |= {"sizes": [], "version": "", "measured": True, "ratio": 1.31, "beside": "cudnn"}
     again = from_json(older, "here")
     assert chosen(again) == chosen(found) and again.logit_rows == found.logit_rows and again.sources == ""
 
 
-def test_a_choice_with_tile_sizes_of_its_own_is_made_anew() -> None:
+@pytest.mark.parametrize(
+    ("operation", "fields"), [("gelu", {"sizes": [["gelu_block", 1024]]}), ("attention", {"version": "mma"})]
+)
+def test_a_choice_of_a_form_that_there_is_not_any_more_is_made_anew(operation: str, fields: dict[str, Any]) -> None:
     older = to_json(resolved(TrainConfig(), H200))
-    (gelu,) = [each for each in older["choices"] if each["operation"] == "gelu"]
-    gelu["sizes"] = [["gelu_block", 1024]]
+    next(each for each in older["choices"] if each["operation"] == operation).update(fields)
     again = from_json(older, "here")
-    assert "gelu" not in [each.operation for each in again.choices] and len(again.choices) == len(older["choices"]) - 1
+    assert {each["operation"] for each in older["choices"]} - {each.operation for each in again.choices} == {operation}
 
 
 def spoiled(**fields: Any) -> dict[str, Any]:
@@ -126,9 +128,9 @@ DAMAGES: dict[str, Any] = {
     "an option that is text": spoiled(options=[[TRITON_GEMM, "on"]]),
     "an option that is no whole number": spoiled(options=[[TRITON_GEMM, 1.5]]),
     "an operation twice": spoiled(choices=[to_json(Choice("gelu", "xla", "xla", ""))] * 2),
-    "400 digits": spoiled(choices=[to_json(Choice("gelu", "xla", "xla", "")) | {"version": 10**400}]),
+    "400 digits": spoiled(choices=[to_json(Choice("gelu", "xla", "xla", "")) | {"why": 10**400}]),
     "null": spoiled(made_for=None),
-    "an object for a version": spoiled(choices=[to_json(Choice("gelu", "xla", "xla", "")) | {"version": {}}]),
+    "an object for a text": spoiled(choices=[to_json(Choice("gelu", "xla", "xla", "")) | {"why": {}}]),
 }
 
 
@@ -154,16 +156,15 @@ def test_any_other_value_is_read_or_refused(found: Resolved, name: str, value: A
 # --- repeated --------------------------------------------------------------------------------------------------------
 
 SLOWER = with_choice(
-    resolved(TrainConfig(), H200), "attention", version="mma", why="1.31 x cudnn, measured here"
+    resolved(TrainConfig(), H200), "attention", implementation="cudnn", by="cudnn", why="measured here"
 )._replace(logit_rows=1000, options=((TRITON_GEMM, True),))
 
 
-def test_a_record_wins_over_what_would_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_wins_over_what_would_be_chosen() -> None:
     """Over tables, estimates and findings: all that it holds is taken as it stands."""
-    monkeypatch.setitem(choice.MEASURED, ("sm_90", "attention"), choice.Measured("cudnn", "", 0.0, "a card"))
-    assert chosen(resolved(TrainConfig(), H200))["attention"] == "cudnn"
+    assert chosen(resolved(TrainConfig(), H200))["attention"] == "flash, pallas"
     assert resolved(TrainConfig(), H200, before=SLOWER) == SLOWER
-    findings = Findings(fastest=(("attention", "cudnn"), ("gelu", "xla")))
+    findings = Findings(fastest=(("attention", "flash, pallas"), ("gelu", "xla")))
     plan = planned(TrainConfig(), H200, before=SLOWER, findings=findings)
     assert plan.choices == SLOWER.choices and plan.execution.logit_rows == 1000
     assert problems(SLOWER, TrainConfig(), H200) == []
@@ -171,7 +172,7 @@ def test_a_record_wins_over_what_would_be_chosen(monkeypatch: pytest.MonkeyPatch
 
 def test_the_functions_are_those_of_the_record() -> None:
     selection = record.choose_again(SLOWER, Preferences(), False, kernels.Setting(H200, "bf16", 64))
-    assert selection.op.attention_forward.keywords["version"] == "mma"  # type: ignore[attr-defined]
+    assert selection.op.attention_forward is cudnn.attention_forward
     assert selection.op.classifier.keywords["target"] == "sm_90"  # type: ignore[attr-defined]
 
 
@@ -247,7 +248,6 @@ def test_another_card_of_the_same_architecture_repeats_it() -> None:
 CANNOT: dict[str, tuple[str, dict[str, Any]]] = {
     "an unknown row": ("gelu", {"implementation": "by hand"}),
     "an unknown backward": ("gelu", {"backward": "by hand"}),
-    "an unknown version": ("attention", {"version": "wgmma9"}),
     "an operation that there is not any more": ("layernorm", {"operation": "batchnorm"}),
 }
 
@@ -283,7 +283,6 @@ def test_strict_still_refuses_what_was_asked_for_and_cannot_run() -> None:
 @pytest.mark.parametrize(
     "now",
     [
-        with_choice(SLOWER, "attention", version="wgmma"),
         with_choice(SLOWER, "gelu", backward="xla"),
         SLOWER._replace(logit_rows=0),
         SLOWER._replace(gelu_fusion=1),
