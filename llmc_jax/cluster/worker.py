@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import MutableMapping
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, NoReturn
 
 from llmc_jax.base.errors import ExitCode, InputError
@@ -25,7 +26,7 @@ DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux's prctl
 
 
 class Group:
-    """All processes of a run, seen from one of them. Any thread may use it.
+    """All processes of a run, seen from one of them; made without arguments, a process alone. Any thread may use it.
 
     Where another one fails, the parent ends this process: what returns, returns rightly.
     """
@@ -38,51 +39,28 @@ class Group:
     launcher = ""
     address = "127.0.0.1"  # of rank 0's host, as it is reached from here; a colon and a port may follow
     peer_timeout = 0.0
+    _connection: socket.socket | None = None  # to the parent
 
-    def phase(self, name: str, step: int) -> None:
-        """Say where the main thread has got to; the limit of that phase counts from now."""
-
-    def meet(self, name: str, value: Any = None) -> list[Any]:
-        """Wait until all have reached the point of this name; return all JSON values by rank. Each name once."""
-        return [value]
-
-    def folder(self, path: str, log: str) -> None:
-        """Say which the run's folder is, for messages, and the file of this process's events, for the last one."""
-
-    def leave(self, status: int, words: str = "", kind: Kind = "end") -> NoReturn:
-        """End this process with a status, at once.
-
-        kind: end, as all agreed, so this waits until all have said so; failed, this process alone; broken, because an
-        exchange with others broke, so probably one of them is the cause. words: why.
-        """
-        _flush()
-        os._exit(status)
-
-
-ALONE = Group()
-
-
-class Joined(Group):
-    """The processes of a run, where there are several."""
-
-    def __init__(self, connection: socket.socket, lines: messages.Lines, welcome: Welcome) -> None:
+    def __init__(self, connection: socket.socket | None = None, welcome: Welcome | None = None) -> None:
+        if connection is None or welcome is None:
+            return
+        self._connection = connection
         self.rank, self.size, self.hosts = welcome.rank, len(welcome.hosts), welcome.hosts
         beside = [rank for rank in range(self.size) if self.hosts[rank] == self.hosts[self.rank]]
         self.local_rank, self.local_size = beside.index(self.rank), len(beside)
         self.launcher, self.address = welcome.launcher, welcome.address
         self.peer_timeout = welcome.peer_timeout
-        self._connection, self._lines = connection, lines
         self._sending = threading.Lock()
         self._changed = threading.Condition()  # guards what follows
         self._place = ("start", 0, time.monotonic())
         self._tell = False  # at once
         self._met: dict[str, Future[list[Any]]] = {}
         self._all_left = threading.Event()
-        for name, work in (("beats", self._beat), ("messages", self._listen)):
-            threading.Thread(target=work, name=f"llmc_jax {name}", daemon=True).start()
 
     def phase(self, name: str, step: int) -> None:
         """Say where the main thread has got to; the limit of that phase counts from now."""
+        if self._connection is None:
+            return
         assert name in LIMITS and step >= 0, (name, step)
         with self._changed:
             if name != self._place[0]:
@@ -92,6 +70,8 @@ class Joined(Group):
 
     def meet(self, name: str, value: Any = None) -> list[Any]:
         """Wait until all have reached the point of this name; return all JSON values by rank. Each name once."""
+        if self._connection is None:
+            return [value]
         with self._changed:
             assert name not in self._met, name
             met = self._met[name] = Future()
@@ -102,18 +82,32 @@ class Joined(Group):
 
     def folder(self, path: str, log: str) -> None:
         """Say which the run's folder is, for messages, and the file of this process's events, for the last one."""
-        self._send(messages.Folder(path, os.path.abspath(log)))
+        if self._connection is not None:
+            self._send(messages.Folder(path, os.path.abspath(log)))
 
     def leave(self, status: int, words: str = "", kind: Kind = "end") -> NoReturn:
-        """End this process with a status: where all agreed when all have said so, else at once. See Group."""
-        _flush()
-        self._send(self._where())
-        self._send(Ended(kind, int(status), words))
-        if kind == "end":
-            self._all_left.wait()
+        """End this process with a status, at once.
+
+        kind: end, as all agreed, so this waits until all have said so; failed, this process alone; broken, because an
+        exchange with others broke, so probably one of them is the cause. words: why.
+        """
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+        if self._connection is not None:
+            self._send(self._where())
+            self._send(Ended(kind, int(status), words))
+            if kind == "end":
+                self._all_left.wait()
         os._exit(status)
 
+    def begin(self, lines: messages.Lines) -> None:
+        """Begin to send beats, and to listen. lines: what the parent has sent in part."""
+        for name, work in (("beats", self._beat), ("messages", partial(self._listen, lines))):
+            threading.Thread(target=work, name=f"llmc_jax {name}", daemon=True).start()
+
     def _send(self, message: Message) -> None:
+        assert self._connection is not None
         line = messages.encode(message)
         with self._sending:
             try:
@@ -132,14 +126,15 @@ class Joined(Group):
                 self._changed.wait_for(lambda: self._tell, beat_interval(self.peer_timeout))
                 self._tell = False
 
-    def _listen(self) -> None:
+    def _listen(self, lines: messages.Lines) -> None:
         """Take in what the parent sends; end with it, or where it stands still although it is there."""
+        assert self._connection is not None
         again = False
         while True:
             self._connection.settimeout(3 * beat_interval(self.peer_timeout) if again else self.peer_timeout)
             try:
                 data = self._connection.recv(1 << 16)
-                received = self._lines.feed(data)
+                received = lines.feed(data)
             except TimeoutError:
                 if not again:  # this process may have stood still itself
                     again = True
@@ -155,6 +150,9 @@ class Joined(Group):
                     self._met[message.name].set_result(list(message.values))
                 elif message == Note("close"):
                     self._all_left.set()
+
+
+ALONE = Group()
 
 
 def joined(environ: MutableMapping[str, str]) -> Group | None:
@@ -181,7 +179,9 @@ def joined(environ: MutableMapping[str, str]) -> Group | None:
             f"{VARIABLE}={number} is no socket; the program sets it for its own processes: unset it"
         ) from error
     welcome = next(message for message in received if isinstance(message, Welcome))
-    return Joined(connection, lines, welcome)
+    group = Group(connection, welcome)
+    group.begin(lines)
+    return group
 
 
 def die_with_parent() -> None:
@@ -193,9 +193,3 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(DIES_WITH_PARENT, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(ExitCode.PEER_LOST)
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            stream.flush()
