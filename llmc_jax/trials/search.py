@@ -101,7 +101,8 @@ def compare_steps(how: Search, known: Findings, until: float) -> Findings:
         return _told(how, known, f"XLA's step: {tried.problem}")
     right = [by_xla._replace(rows=xla, seconds=tried.seconds)]
     spoilt: dict[str, str] = {}  # kernels with which no whole step is right
-    for step in _attempts(ours, xla, options):
+    attentions = rows.get("attention", [])[1:-1]  # that are right too
+    for step in _attempts(ours, xla, attentions, options):
         if (tried := _tried(how, step, until)) is None:
             return known
         if not tried.problem:
@@ -113,25 +114,29 @@ def compare_steps(how: Search, known: Findings, until: float) -> Findings:
     if spoilt and len(right) == 1:
         known = _told(how, known, "no whole step with kernels is correct, so XLA runs everything")
     kept = right[-1].rows
-    spoilt = {name: row for name, row in spoilt.items() if row not in (kept[name], xla[name])}
     found = [
-        each._replace(problem="a whole step with it is wrong") if spoilt.get(each.operation) else each
+        each._replace(problem="a whole step with it is wrong") if each.key in spoilt.items() - kept.items() else each
         for each in known.found
     ]
-    best = _fastest(how, right, rows.get("attention", [])[1:-1], until)
+    best = _fastest(how, right, attentions, until)
     steps = tuple((step.name, step.seconds) for step in right)
     return known._replace(found=tuple(found), fastest=tuple(best.rows.items()), options=best.options, steps=steps)
 
 
-def _attempts(ours: dict[str, str], xla: dict[str, str], options: Options) -> list[Step]:
-    """Return what may be right, the best first: all kernels, compiled otherwise too, or without the classifier's."""
+def _attempts(ours: dict[str, str], xla: dict[str, str], attentions: Sequence[str], options: Options) -> list[Step]:
+    """Return what may be right, the best first: all kernels, compiled otherwise too, or without one of them."""
     fewer = {name: xla[name] if name == "classifier" else row for name, row in ours.items()}
     found = [
         Step("the kernels", ours, options),
         Step("the kernels without XLA's dynamic-slice fusion", ours, (*options, *NO_FUSION)),
-        Step("the kernels with XLA's classifier", fewer, options),
+        *([Step("the kernels with XLA's classifier", fewer, options)] if fewer != ours else []),
+        *(_with_attention(Step("the kernels", ours, options), row) for row in attentions),
     ]
-    return [step for step in found[: 2 if fewer == ours else 3] if step.rows != xla]
+    return [step for step in found if step.rows != xla]
+
+
+def _with_attention(step: Step, row: str) -> Step:
+    return step._replace(name=f"{step.name}, attention by {row}", rows=step.rows | {"attention": row})
 
 
 def _fastest(how: Search, right: list[Step], attentions: Sequence[str], until: float) -> Step:
@@ -150,9 +155,8 @@ def _fastest(how: Search, right: list[Step], attentions: Sequence[str], until: f
     def best() -> Step:
         return min((step for step in right if step.seconds), key=lambda step: step.seconds, default=right[-1])
 
-    if len(right) > 1 and attentions:
-        kernels, row = right[-1], attentions[0]
-        add(kernels._replace(name=f"{kernels.name}, attention by {row}", rows=kernels.rows | {"attention": row}))
+    if len(right) > 1 and attentions and right[-1].rows["attention"] not in attentions:
+        add(_with_attention(right[-1], attentions[0]))
     if others and best().seconds:
         options = tuple(option for option in best().options if option not in others)
         add(best()._replace(name=f"{best().name}, XLA's default products", options=options))

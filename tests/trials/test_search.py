@@ -96,7 +96,7 @@ def test_what_is_wrong_costs_itself() -> None:
 
 
 def test_a_wrong_step_is_tried_again() -> None:
-    """First compiled otherwise, then with XLA's classifier, then by XLA alone."""
+    """First compiled otherwise, then with XLA's classifier, with cuDNN's attention, and by XLA alone."""
     found = Card(lambda chosen, options: 0.2 if not chosen or options else None).search()
     assert found.options == NO_FUSION and found.fastest and len(found.notes) == 1
     assert not any(each.problem for each in found.found)
@@ -107,8 +107,11 @@ def test_a_wrong_step_is_tried_again() -> None:
     found = Card(without_classifier).search()
     assert found.options == () and found.problem("classifier", "pallas") and not found.problem("gelu", "pallas")
     assert dict(found.fastest)["classifier"] == "xla" and dict(found.fastest)["gelu"] == "pallas"
+    found = Card(lambda chosen, _: None if chosen.get("attention") == "flash, pallas" else 0.2).search()
+    assert [each.key for each in found.found if each.problem] == [("attention", "flash, pallas")]
+    assert len(found.notes) == 3 and [name for name, _ in found.steps] == ["xla", "the kernels, attention by cudnn"]
     found = Card(lambda chosen, _: CRASH if chosen else 0.2).search()
-    assert set(dict(found.fastest).values()) == BY_XLA and len(found.notes) == 4
+    assert set(dict(found.fastest).values()) == BY_XLA and len(found.notes) == 5
     assert all(choice.by == "xla" for choice in choose(Preferences(), D12.machine, "bf16", 64, found).choices)
     asked = choose(Preferences(kernels="pallas"), D12.machine, "bf16", 64, found).choices
     assert all(choice.by == "xla" for choice in asked if choice.operation not in ("attention", "global norm"))
