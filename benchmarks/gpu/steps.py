@@ -105,7 +105,7 @@ def choose(config: ModelConfig, dtype: str, B: int, T: int, interpret: bool = Fa
         return plan._replace(execution=Execution(op), optimizer=optimizer), "pallas, interpreted"
     names: dict[str, list[str]] = {}
     for choice in plan.choices:
-        names.setdefault(choice.text, []).append(choice.operation)
+        names.setdefault(choice.implementation, []).append(choice.operation)
     return plan, "; ".join(f"{text}: {', '.join(operations)}" for text, operations in names.items())
 
 
