@@ -8,10 +8,12 @@ each round every one has a block of steps; the first of a block, which finds cac
 is not counted: a training run never meets that. A ratio is of two blocks of one round, so a machine that becomes faster
 or slower meanwhile decides nothing; the figure is the median over the rounds, with the least and the greatest.
 
-The products are those of the step, each with its own operands (cpu_products.py measures them one by one): 6 x
-parameters x tokens operations in all and a little more. What they leave is everything that is not a product: layernorm,
-softmax, GELU, classifier, AdamW, and moving data. PyTorch runs in its own interpreter (torch_peer.py), as one would
-write it, and through torch.compile; the better one is the one with the lower median.
+The products are those of the step: n rows times a weight forward, for the gradient of its input and of its weight, and
+attention's, batched over sequences and heads. Each layer has its own operands, which fit in no cache, and results are
+written over old ones, so that no memory is mapped meanwhile. What they leave is everything that is not a product:
+layernorm, softmax, GELU, classifier, AdamW, and moving data. PyTorch runs in its own interpreter (torch_peer.py), as
+one would write it, and through torch.compile; the better one is the one with the lower median. --libraries adds the
+step with what else XLA can be told to use for its products.
 """
 
 import argparse
@@ -23,12 +25,12 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from cpu_products import LIBRARIES, flags_for, products, runner  # noqa: E402
 from turns import Peer, blocks_in_turns, ratios, serve, spread  # noqa: E402
 
 from llmc_jax.machine import jax_setup as llmc_platform  # noqa: E402
@@ -52,13 +54,62 @@ from llmc_jax.training.state import initial_state  # noqa: E402
 from llmc_jax.training.step import StepNumbers, StepOptions, train_step  # noqa: E402
 
 Once = Callable[[], float]
+LIBRARIES = {  # XLA's flags for matrix libraries that it does not use by itself
+    "Eigen": "--xla_cpu_experimental_ynn_fusion_type=",
+    "oneDNN": "--xla_cpu_use_onednn=true --xla_cpu_experimental_onednn_fusion_type=dot",
+}
+
+
+class Product(NamedTuple):
+    """One matrix product of a step, and how often the step makes it."""
+
+    einsum: str
+    a: tuple[int, ...]
+    b: tuple[int, ...]
+    count: int
+
+
+def products(config: ModelConfig, B: int, T: int) -> list[Product]:
+    """Return every matrix product of a step."""
+    C, L, n, found = config.channels, config.num_layers, B * T, []
+    linears = [(3 * C, C, L), (C, C, L), (4 * C, C, L), (C, 4 * C, L), (config.padded_vocab_size, C, 1)]
+    for outputs, inputs, count in linears:
+        found.append(Product("ni,oi->no", (n, inputs), (outputs, inputs), count))
+        found.append(Product("no,oi->ni", (n, outputs), (outputs, inputs), count))
+        found.append(Product("no,ni->oi", (n, outputs), (n, inputs), count))
+    head = (B, config.num_heads, T, config.head_size)
+    square = (B, config.num_heads, T, T)
+    found.append(Product("bnth,bnuh->bntu", head, head, 2 * L))
+    found.append(Product("bntu,bnuh->bnth", square, head, 2 * L))
+    found.append(Product("bntu,bnth->bnuh", square, head, 2 * L))
+    return found
+
+
+def runner(product: Product, layers: int) -> Once:
+    """Return a function that makes one kind of product as often as a step does, and returns the seconds."""
+    rng = np.random.default_rng(0)
+    pairs = [
+        [jnp.asarray(rng.standard_normal(shape, np.float32)) for shape in (product.a, product.b)]
+        for _ in range(min(product.count, layers))
+    ]
+    # The old result is handed over, and the new one written there.
+    run = jax.jit(lambda a, b, old: jnp.einsum(product.einsum, a, b), donate_argnums=2, keep_unused=True)
+    old = [jax.block_until_ready(jnp.einsum(product.einsum, *pair)) for pair in pairs]
+
+    def once() -> float:
+        start = time.perf_counter()
+        for i in range(product.count):
+            old[i % len(old)] = run(*pairs[i % len(pairs)], old[i % len(old)])
+        jax.block_until_ready(old)
+        return time.perf_counter() - start
+
+    return once
 
 
 def product_runner(config: ModelConfig, B: int, T: int) -> Once:
     """Return a function that makes all products of a step once and returns the seconds."""
-    of_step = products(config.channels, config.num_layers, config.num_heads, config.padded_vocab_size, B, T)
-    runners = [(product.count, runner(product, config.num_layers)) for product in of_step]
-    return lambda: sum(count * run() for count, run in runners) / 1e3
+    runners = [runner(product, config.num_layers) for product in products(config, B, T)]
+    return lambda: sum(run() for run in runners)
 
 
 def step_runner(config: ModelConfig, B: int, T: int, recompute: int) -> Once:
@@ -99,7 +150,8 @@ def peers(args: argparse.Namespace, B: int, T: int) -> dict[str, Peer]:
     ours = [sys.executable, __file__, "--model", args.model, "--shapes", f"{B}x{T}", "--recompute", str(args.recompute)]
     found = {"step": Peer([*ours, "--serve", "step"]).wait_ready()}
     for name in args.libraries.split(",") if args.libraries else []:
-        found[f"step, {name}"] = Peer([*ours, "--serve", "step"], flags_for(LIBRARIES[name])).wait_ready()
+        flags = f"{os.environ.get('XLA_FLAGS', '')} {LIBRARIES[name]}".strip()
+        found[f"step, {name}"] = Peer([*ours, "--serve", "step"], os.environ | {"XLA_FLAGS": flags}).wait_ready()
     if not args.no_products:
         found["products alone"] = Peer([*ours, "--serve", "products"]).wait_ready()
     if args.torch_python:

@@ -30,7 +30,6 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.heading import machine_line  # noqa: E402
-from benchmarks.save_cost import random_state  # noqa: E402
 from llmc_jax.checkpoint import store  # noqa: E402
 from llmc_jax.checkpoint.contents import Identity, Metadata  # noqa: E402
 from llmc_jax.config.model import ModelConfig, parse_descriptor  # noqa: E402
@@ -53,6 +52,13 @@ COLUMNS = {
     "read": "every buffer read, s",
 }
 FLAT = ("params", "m", "v")
+
+
+def random_state(config: ModelConfig) -> dict[str, np.ndarray]:
+    """Return the arrays of a training state in fp32."""
+    rng = np.random.default_rng(0)
+    arrays = {name: rng.random(flat_size(config), dtype=np.float32) for name in FLAT}
+    return {**arrays, "step": np.array(1, np.int32), "updates": np.array(1, np.int32)}
 
 
 def seconds(action: Callable[[], Any]) -> tuple[Any, float]:

@@ -24,7 +24,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from cpu_products import Product, serve_products
 from torch import Tensor, nn
 from torch.nn import functional as F
 from turns import serve
@@ -126,34 +125,6 @@ def measure(step: Callable, steps: int, about: dict[str, Any]) -> dict[str, Any]
     }
 
 
-# The products of a linear and of attention, as autograd calls them, written over an old result.
-PRODUCTS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
-    "ni,oi->no": lambda a, b, out: torch.mm(a, b.t(), out=out),
-    "no,oi->ni": lambda a, b, out: torch.mm(a, b, out=out),
-    "no,ni->oi": lambda a, b, out: torch.mm(a.t(), b, out=out),
-    "bnth,bnuh->bntu": lambda a, b, out: torch.bmm(a, b.transpose(1, 2), out=out),
-    "bntu,bnuh->bnth": lambda a, b, out: torch.bmm(a, b, out=out),
-    "bntu,bnth->bnuh": lambda a, b, out: torch.bmm(a.transpose(1, 2), b, out=out),
-}
-
-
-def product_runner(product: Product, layers: int) -> Callable[[], float]:
-    """Return a function that makes each of a step's products of one kind once, and returns milliseconds for one."""
-    run = PRODUCTS[product.einsum]
-    # Batched products take one batch axis.
-    pairs = [[torch.randn(s).flatten(0, -3) if len(s) == 4 else torch.randn(s) for s in (product.a, product.b)]
-             for _ in range(min(product.count, layers))]  # fmt: skip
-    old = [run(*pair, torch.empty(0)) for pair in pairs]
-
-    def once() -> float:
-        start = time.perf_counter()
-        for i in range(product.count):
-            run(*pairs[i % len(pairs)], old[i % len(pairs)])
-        return 1e3 * (time.perf_counter() - start) / product.count
-
-    return once
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("-b", "--batch-size", type=int, default=4, help="B, sequences a step (default 4)")
@@ -164,16 +135,12 @@ def main() -> None:
     parser.add_argument("--keep-memory", action="store_true", help="glibc only: malloc keeps freed memory")
     parser.add_argument("--threads", type=int, default=0, help="threads (default: all cores this process may use)")
     parser.add_argument("--serve", action="store_true", help="measure as many steps as each line of stdin says")
-    parser.add_argument("--products", action="store_true", help="be the peer of benchmarks/cpu_products.py")
     args = parser.parse_args()
 
     kept = args.keep_memory and keep_freed_memory()
     affinity = getattr(os, "sched_getaffinity", None)
     torch.set_num_threads(args.threads or (len(affinity(0)) if affinity else os.cpu_count() or 1))
     torch.manual_seed(1337)
-    if args.products:
-        serve_products(L, product_runner, {"torch": torch.__version__})
-        return
     model = GPT2()
     tokens = torch.randint(V, (args.batch_size, args.seq_len + 1))
     batch = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()

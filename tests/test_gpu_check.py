@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import pytest
 
-from benchmarks import gpu_check, roofline, step_table
+from benchmarks import gpu_check, step_table
 from benchmarks.gpu import clocks, first, groups, ncu, races, resume, solvers, stepping, steps, targets, versus
 from benchmarks.gpu.expected import CALL, seconds_of, seconds_of_all
 from benchmarks.gpu.plan import ATTENTION, D12_NUMERICS, PARTS, SIDE_BY_SIDE, STEP_PARTS, Item, plan, step_flags
@@ -860,47 +860,3 @@ def test_everything_in_small(tmp_path: Path) -> None:
     names = [tuple(record[:2]) for record in kept["records"]]
     assert sorted(names) == sorted((item.part, item.name) for item in plan(tiny=True))
     assert "has the bits of 'first'" in done.stdout
-
-
-# ----- the roofline -------------------------------------------------------------------------------------------------
-
-
-def test_roofline_with_the_profile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "profile.json"
-    operations = [("forward", "qkv", 0.002, 0), ("forward", "qkv", 0.008, 1), ("update", "adamw", 0.1, None)]
-    names = ("phase", "operation", "seconds", "layer")
-    content = {
-        "operations": [dict(zip(names, each, strict=True)) for each in operations],
-        "shape": {"batch": 64, "sequence": 1024, "dtype": "bf16"},
-        "device": {"kind": "NVIDIA H200"},
-    }
-    file.write_text(json.dumps(content))
-    with pytest.raises(SystemExit):
-        roofline.main(["--measured", str(file), "-b", "32"])
-    assert "is of NVIDIA H200, batch 64, sequence 1024, dtype bf16" in capsys.readouterr().err
-    roofline.main(["--measured", str(file)])
-    phases = ("| forward", "| update", "| backward")
-    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith(phases)]
-    assert rows[0].startswith("| update | adamw |") and "| 100.00 |" in rows[0]  # the largest gap first
-    assert rows[1].startswith("| forward | qkv |") and "| 10.00 |" in rows[1]
-
-
-def test_roofline_with_the_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    results = results_of(tmp_path, COPY | {
-        ("kernels", "gelu_forward bf16 65536x3072"): record(us=250.0),
-        ("kernels", "attention bf16 64x1024x12x64 implementation=cudnn"): record(**{
-            "forward us": 400.0, "backward us": 1000.0, "forward TFLOP/s": 300.0, "backward TFLOP/s": 290.0}),
-    })  # fmt: skip
-    results.save()
-    roofline.main(["--measured", str(results.json_file)])
-    out = capsys.readouterr().out
-    (gelu,) = [line for line in out.splitlines() if line.startswith("| forward | gelu |")]
-    assert "| 2.01 |" in gelu and "| 3.00 |" in gelu  # 9.66 GB at 4.8 TB/s; twelve layers of 250 us
-    with pytest.raises(SystemExit):
-        roofline.main(["--measured", str(results.json_file), "--gpu", "NVIDIA B200"])
-    assert "is of NVIDIA H200, not of --gpu NVIDIA B200" in capsys.readouterr().err
-
-
-def test_roofline_page_is_current(capsys: pytest.CaptureFixture[str]) -> None:
-    roofline.main(["-e", "d12", "-b", "64", "-t", "1024", "--gpu", "NVIDIA H200"])
-    assert (ROOT / "benchmarks/results/roofline.md").read_text() == capsys.readouterr().out

@@ -4,8 +4,6 @@ The texts are lines of programs compiled for 8 GPUs by JAX 0.11.2 and 0.12.0.1, 
 collective for each layer, and small programs.
 """
 
-import re
-
 import pytest
 
 from benchmarks import sent
@@ -297,26 +295,3 @@ def test_bytes_of_shapes() -> None:
     name = "all-gather-start.2"
     line = f"  %{name} = ((bf16[8]{{0:S(1)}}), bf16[64]{{0:S(1)}}) all-gather-start(%param.2), dimensions={{0}}"
     assert Module(entry(line)).by_name[name].opcode == "all-gather-start"
-
-
-# ----- tables -------------------------------------------------------------------------------------------------------
-
-
-def rows(table: str) -> list[list[str]]:
-    return [re.split(r"\s{2,}", line.strip()) for line in table.splitlines()[2:]]
-
-
-def test_tables() -> None:
-    beside = Collective("all-gather", "g", ("update/gather",), 8_000_000, 2, 8, True, BETWEEN, "main", 3)
-    idle = beside._replace(between=(), bytes=1_000_000)
-    alone = Collective("reduce-scatter", "r", ("a/b", "c"), 4_000_000, 1, 8, False, (), "main", 1)
-    assert rows(sent.table([beside, alone, idle])) == [
-        ["all-gather", "6", "27.000", "23.625", "6", "3", "3", "3.000"],
-        ["reduce-scatter", "1", "4.000", "3.500", "0", "0", "0", "4.000"],
-    ]
-    work = "backward/layer_01/fc, backward/layer_01/gelu/gelu_backward, backward/layer_01"
-    assert rows(sent.listing([beside, alone])) == [
-        ["all-gather", "update/gather", "3", "8.000", "2", "yes", "3", "1", work],
-        ["reduce-scatter", "a/b c", "1", "4.000", "1", "no", "0", "0"],
-    ]
-    assert sent.table([]) == sent.listing([]) == ""
