@@ -27,8 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.gpu import clocks, first, groups, targets, versus
-from benchmarks.gpu.expected import CALL, seconds_of, seconds_of_all
-from benchmarks.gpu.plan import PARTS, SIDE_BY_SIDE, Item, plan, step_flags
+from benchmarks.gpu.plan import PARTS, SIDE_BY_SIDE, Item, expected_seconds, plan, step_flags
 from benchmarks.gpu.results import (
     DONE,
     FAILED,
@@ -390,13 +389,13 @@ def show_items(args: argparse.Namespace) -> None:
     for title, items in groups_of.items():
         if not items:
             continue
-        seconds = seconds_of_all(items) + (CALL if args.first else 0)
+        seconds = expected_seconds(items) + (first.CALL if args.first else 0)
         expected = "" if args.tiny else f", {seconds:.0f} s expected on an NVIDIA H200"
         print(f"----- {title}: {len(items)} items{expected}")
         for item in items:
             known = {card.card: record for card in cards if (record := card.records.get((item.part, item.name)))}
             said = [f"{record.status} {record.date} on {name}" for name, record in known.items()] or ["not measured"]
-            print(f"{item.part}: {item.name}: {'' if args.tiny else f'{seconds_of(item):.1f} s; '}{'; '.join(said)}")
+            print(f"{item.part}: {item.name}: {'' if args.tiny else f'{item.expected:.1f} s; '}{'; '.join(said)}")
 
 
 def run(check: Check, args: argparse.Namespace, deadline: float) -> None:

@@ -168,7 +168,7 @@ def main() -> None:
         return
     found = [*held, *rows(SEEN, False)]
     PAGE.write_text(page(found))
-    RECORD.write_text(json.dumps([plain.to_json(each) for each in found], indent=1) + "\n")
+    RECORD.write_text("[\n" + ",\n".join(json.dumps(plain.to_json(each)) for each in found) + "\n]\n")
     print(PAGE.read_text())
 
 

@@ -11,8 +11,7 @@ program, before a CUDA graph makes one launch of several, the body of a loop as 
 times are estimates.
 
 - Rates are the typical ones of llmc_jax/plan/efficiency.py, which names their sources: of Hopper those that one NVIDIA
-  H200 reached, of the others estimates. The figures before are of the programs that this card ran (commit e8c1994), at
-  the same rates: there the gradients were concatenated, by a kernel that took 0.52 ms, five times as long as its bytes.
+  H200 reached, of the others estimates.
 - A product takes its operations over a rate, divided by the share of the multiprocessors that its tiles (of 128 x 256,
   and the others that its GPU takes) keep busy, the sum split where they are too few; never less than its bytes at the
   speed of a copy. What an epilogue adds is its bytes alone.
@@ -63,7 +62,7 @@ from llmc_jax.plan.efficiency import (  # noqa: E402
 from llmc_jax.plan.program import Place, Program  # noqa: E402
 
 RESULTS = ROOT / "benchmarks/results/step_table.md"
-BEFORE, NOW = ROOT / "benchmarks/results/step_table_before.json", ROOT / "benchmarks/results/step_table.json"
+NOW = ROOT / "benchmarks/results/step_table.json"
 CASES = (
     ("h200", "-e d12 -b 64 -r 0"),
     ("h200", "-e d12 -b 64 -r 0 -ge 1"),
@@ -339,7 +338,7 @@ def rates_line(table: Table) -> str:
     )
 
 
-def page(now: dict[str, Table], before: dict[str, Table]) -> str:
+def page(now: dict[str, Table]) -> str:
     """benchmarks/results/step_table.md."""
     method = (__doc__ or "").partition("estimates.\n\n")[2].strip()
     parts = [
@@ -350,14 +349,12 @@ def page(now: dict[str, Table], before: dict[str, Table]) -> str:
     ]
     parts.append("| step | kernels | GB | ms | tokens/s |\n|---|---:|---:|---:|---:|")
     for case, table in now.items():
-        pair = [each for each in (before.get(case), table) if each]
-        cells = [
-            [f"{each.total.kernels}", f"{each.total.bytes / 1e9:.1f}", f"{1e3 * each.total.seconds:.1f}",
-             f"{each.tokens / each.total.seconds:,.0f}"] for each in pair
-        ]  # fmt: skip
-        parts[-1] += f"\n| {case} | {' | '.join(map(' → '.join, zip(*cells, strict=True)))} |"
+        kernels, moved, _, seconds = table.total
+        parts[-1] += (
+            f"\n| {case} | {kernels} | {moved / 1e9:.1f} | {1e3 * seconds:.1f} | {table.tokens / seconds:,.0f} |"
+        )
     for case, table in now.items():
-        parts.append(f"## {case}\n\nRates: {rates_line(table)}.\n\n{render(table, before.get(case))}")
+        parts.append(f"## {case}\n\nRates: {rates_line(table)}.\n\n{render(table)}")
     return "\n\n".join(parts) + "\n"
 
 
@@ -374,7 +371,7 @@ def write() -> None:
             subprocess.run(command, env={**os.environ, "JAX_PLATFORMS": "cpu"}, check=True)
             found += read_tables(output).values()
     write_tables(NOW, found)
-    RESULTS.write_text(page({table.case: table for table in found}, read_tables(BEFORE)))
+    RESULTS.write_text(page({table.case: table for table in found}))
 
 
 def main() -> None:

@@ -12,7 +12,6 @@ A line on stdin is a number of steps. That is how two programs are measured in t
 """
 
 import argparse
-import ctypes
 import json
 import math
 import os
@@ -68,15 +67,14 @@ class GPT2(nn.Module):
         return F.cross_entropy(logits.view(-1, VP), targets.view(-1))
 
 
-def make_optimizer(model: nn.Module, kind: str) -> torch.optim.Optimizer:
-    """AdamW with llm.c's hyperparameters; weight decay on matrices only. kind: fused (the fastest), foreach or loop."""
+def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    """AdamW with llm.c's hyperparameters, fused, which is the fastest; weight decay on matrices only."""
     params = list(model.parameters())
     groups = [
         {"params": [p for p in params if p.dim() >= 2], "weight_decay": 0.1},
         {"params": [p for p in params if p.dim() < 2], "weight_decay": 0.0},
     ]
-    how = {"foreach": False} if kind == "loop" else {kind: True}
-    return torch.optim.AdamW(groups, lr=3e-4, betas=(0.9, 0.95), eps=1e-8, **how)
+    return torch.optim.AdamW(groups, lr=3e-4, betas=(0.9, 0.95), eps=1e-8, fused=True)
 
 
 def update(model: nn.Module, loss_fn: Callable, optimizer: torch.optim.Optimizer, batch: Batch) -> Tensor:
@@ -100,16 +98,6 @@ def make_step(model: nn.Module, loss_fn: Callable, optimizer: torch.optim.Optimi
     return step
 
 
-def keep_freed_memory() -> bool:
-    """Ask glibc to keep freed memory: by default every large tensor is mapped, page-faulted and unmapped in each step.
-
-    The step is faster with it, so a fair comparison shows both.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    m_trim_threshold, m_mmap_max = -1, -4  # <malloc.h>
-    return bool(mallopt and mallopt(m_mmap_max, 0) and mallopt(m_trim_threshold, 2**31 - 1))
-
-
 def peak_rss_gb() -> float:
     unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss: bytes on macOS, KiB on Linux
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
@@ -131,13 +119,10 @@ def main() -> None:
     parser.add_argument("-t", "--seq-len", type=int, default=64, help="T, tokens a sequence (default 64)")
     parser.add_argument("-n", "--steps", type=int, default=10, help="steps measured after the warm-up (default 10)")
     parser.add_argument("--compile", nargs="?", const="default", metavar="MODE", help="torch.compile, with this mode")
-    parser.add_argument("--adamw", choices=("fused", "foreach", "loop"), default="fused", help="(default fused)")
-    parser.add_argument("--keep-memory", action="store_true", help="glibc only: malloc keeps freed memory")
     parser.add_argument("--threads", type=int, default=0, help="threads (default: all cores this process may use)")
     parser.add_argument("--serve", action="store_true", help="measure as many steps as each line of stdin says")
     args = parser.parse_args()
 
-    kept = args.keep_memory and keep_freed_memory()
     affinity = getattr(os, "sched_getaffinity", None)
     torch.set_num_threads(args.threads or (len(affinity(0)) if affinity else os.cpu_count() or 1))
     torch.manual_seed(1337)
@@ -145,7 +130,7 @@ def main() -> None:
     tokens = torch.randint(V, (args.batch_size, args.seq_len + 1))
     batch = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
     loss_fn = torch.compile(model, mode=args.compile) if args.compile else model
-    step = make_step(model, loss_fn, make_optimizer(model, args.adamw), batch)
+    step = make_step(model, loss_fn, make_optimizer(model), batch)
     for _ in range(3):  # compiles, and touches the optimizer's memory for the first time
         step()
     about = {
@@ -155,8 +140,6 @@ def main() -> None:
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "matmul_precision": torch.get_float32_matmul_precision(),
-        "adamw": args.adamw,
-        "keep_memory": kept,
     }
     if not args.serve:
         print(json.dumps(measure(step, args.steps, about)), flush=True)

@@ -15,9 +15,18 @@ import jax
 import pytest
 
 from benchmarks import gpu_check, step_table
-from benchmarks.gpu import clocks, first, groups, ncu, races, resume, solvers, stepping, steps, targets, versus
-from benchmarks.gpu.expected import CALL, seconds_of, seconds_of_all
-from benchmarks.gpu.plan import ATTENTION, D12_NUMERICS, PARTS, SIDE_BY_SIDE, STEP_PARTS, Item, plan, step_flags
+from benchmarks.gpu import clocks, first, groups, races, resume, solvers, stepping, steps, targets, versus
+from benchmarks.gpu.plan import (
+    ATTENTION,
+    D12_NUMERICS,
+    PARTS,
+    SIDE_BY_SIDE,
+    STEP_PARTS,
+    Item,
+    expected_seconds,
+    plan,
+    step_flags,
+)  # fmt: skip
 from benchmarks.gpu.programs import step_times
 from benchmarks.gpu.results import DONE, FAILED, SKIPPED, UNJUDGED, Record, Results, page, result_files, source_digest
 from llmc_jax import kernels
@@ -132,7 +141,7 @@ def test_every_kernel_of_the_plan_lowers(monkeypatch: pytest.MonkeyPatch) -> Non
     for item in plan():
         given = dict(item.arguments)
         ours = given.get("implementation", "pallas") in ("pallas", "mma", "wgmma")
-        if item.module not in ("numerics", "times") or not ours or given["function"] == "model" or "tuning" in given:
+        if item.module not in ("numerics", "times") or not ours or given["function"] == "model":
             continue
         options = {name: given[name] for name in ("rounding", "master_weights") if name in given}
         how = {"name": given.get("implementation", "pallas"), "form": given.get("form", "")}
@@ -362,7 +371,7 @@ def test_first_calls_take_what_matters() -> None:
             assert first.items_of(leg._replace(patterns=(pattern,)), items, tiny=False), pattern
     one, two, rest = ({item.part for item in each} for each in first.calls(items).values())
     assert one == {"machine", "numerics", "step", "llmc", "torch", "kernels", "profile", "start"}
-    assert two == {"check", "kernels", "ncu", "repeat", "resume", "step"} and "numerics" in rest
+    assert two == {"check", "kernels", "repeat", "resume", "step"} and "numerics" in rest
     assert [item.name for item in items if item.part == "numerics"][: len(D12_NUMERICS)] == list(D12_NUMERICS)
     small = {item.part for each in first.calls(plan(tiny=True), tiny=True).values() for item in each}
     assert small == {leg.part for leg in first.LEGS}
@@ -372,11 +381,11 @@ def test_the_first_calls_fit() -> None:
     """Each is planned to end half a minute before its time; every item has an expectation below its limit."""
     items = plan()
     for call in first.PLANNED:
-        assert CALL + seconds_of_all(first.calls(items)[call]) <= 60 * first.MINUTES - 30
-    assert all(0 < seconds_of(item) < item.seconds for item in items)
+        assert first.CALL + expected_seconds(first.calls(items)[call]) <= 60 * first.MINUTES - 30
+    assert all(0 < item.expected < item.seconds for item in items)
     shared = [item for item in items if item.shares]
     assert {item.part for item in shared} == {"numerics"} and not any(item.fresh for item in shared)
-    assert seconds_of_all(shared[:6]) == pytest.approx(sum(map(seconds_of, shared[:6])) / SIDE_BY_SIDE)
+    assert expected_seconds(shared[:6]) == pytest.approx(sum(item.expected for item in shared[:6]) / SIDE_BY_SIDE)
 
 
 class Card:
@@ -428,7 +437,7 @@ def test_no_call_lasts_longer_than_its_minutes(
     takes: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However long the items take, and though they hang: seconds at most; and each call gets further."""
-    words = ("d12", "65536x768", "dkv", "16384x12")
+    words = ("d12", "65536x768", "16384x12")
     items = [item for item in plan() if any(word in item.name for word in words)]
     asked = {(item.part, item.name) for each in first.calls(items).values() for item in each}
     card = Card(dict.fromkeys((item.name for item in items), takes))
@@ -559,8 +568,6 @@ def test_what_compute_sanitizer_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(races, "find", lambda *_: None)
     with pytest.raises(NotMeasured, match="compute-sanitizer is not installed"):
         races.measure("attention", "bf16", [1, 256, 2, 64], "mma")
-    with pytest.raises(NotMeasured, match="ncu"):
-        ncu.measure("attention_dq", "attention", [1, 64, 2, 64], "wgmma")
 
 
 def test_races_are_looked_for_where_threads_share_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -578,7 +585,7 @@ def test_races_are_looked_for_where_threads_share_memory(monkeypatch: pytest.Mon
     items = [item.arguments for item in plan() if item.part == "races"]
     assert [races.measure(**arguments)["errors"] for arguments in items] == [0] * len(items)
     assert asked == [
-        (each["function"], each["sizes"], each.get("implementation", "pallas"), 1, "bf16", each.get("form", ""))
+        (each["function"], "bf16", each["sizes"], each.get("implementation", "pallas"), each.get("form", ""))
         for each in items
     ]
     C = {each["function"]: each["sizes"][1] for each in items}
@@ -586,35 +593,6 @@ def test_races_are_looked_for_where_threads_share_memory(monkeypatch: pytest.Mon
     assert layernorm.plan_rows(C["layernorm_backward"], tuning.sizes("sm_90").layernorm_backward).rows > 1
     assert gelu.plan_strips(C["gelu_backward"], 8, tuning.sizes("sm_90").gelu_block).at_once > 1
     assert {each["form"] for each in items if each["function"] == "classifier"} == {"shared", "sweeps"}
-
-
-def counted(*rows: tuple[str, str]) -> str:
-    """The tool's output as CSV, with the lines that it puts before it."""
-    names = ("ID", "Process Name", "Kernel Name", "Block Size", "Metric Name", "Metric Unit", "Metric Value")
-    lines = [names, *(("0", "python3", "kernel", "(128, 1, 1)", name, "", value) for name, value in rows)]
-    table = "\n".join(",".join(f'"{cell}"' for cell in line) for line in lines)
-    return f'==PROF== Connected to process 7\n==PROF== Profiling "kernel": 0%....100% - 9 passes\n{table}\n'
-
-
-def test_what_nsight_compute_says() -> None:
-    stalls = {"selected": "1,000", "long_scoreboard": "4,500", "wait": "2,000", "barrier": "1,500", "gmma": "600"}
-    rows = [(f"smsp__pcsamp_warps_issue_stalled_{name}", count) for name, count in stalls.items()]
-    rows += [(f"smsp__pcsamp_warps_issue_stalled_{name}_not_issued", "9,999") for name in stalls]
-    rows += [("dram__throughput.avg.pct_of_peak_sustained_elapsed", "71.25"), ("launch__registers_per_thread", "168")]
-    rows += [("gpu__time_duration.sum", "1,234,567"), ("sm__warps_active.avg.pct_of_peak_sustained_active", "n/a")]
-    assert ncu.figures_of(counted(*rows, ("smsp__pcsamp_warps_issue_stalled_sleeping", "400"))) == {
-        "us": 1234.567, "DRAM %": 71.25, "registers": 168.0,
-        "warps wait for": "long_scoreboard 45 %, wait 20 %, barrier 15 %, gmma 6 %",
-    }  # fmt: skip
-    assert ncu.figures_of(counted(("dram__throughput.avg.pct_of_peak_sustained_elapsed", "7")) + races.FINISHED) == {
-        "DRAM %": 7.0
-    }
-    with pytest.raises(NotMeasured, match="Hopper alone"):
-        ncu.figures_of(f"{races.NOT_HERE}wgmma exists on Hopper alone\n==WARNING== No kernels were profiled.\n")
-    with pytest.raises(NotMeasured, match="ERR_NVGPUCTRPERM"):
-        ncu.figures_of("==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access the counters\n")
-    with pytest.raises(RuntimeError, match="No kernels were profiled"):
-        ncu.figures_of("==WARNING== No kernels were profiled.\n", status=0)
 
 
 # ----- one checkout beside another ----------------------------------------------------------------------------------

@@ -124,6 +124,6 @@ def test_what_is_kept_is_what_was_found(table: Table, tmp_path: Path) -> None:
 
 
 def test_committed_page_is_that_of_the_committed_figures() -> None:
-    now, before = step_table.read_tables(step_table.NOW), step_table.read_tables(step_table.BEFORE)
+    now = step_table.read_tables(step_table.NOW)
     assert list(now) == [f"{gpu} {words}" for gpu, words in step_table.CASES]
-    assert step_table.RESULTS.read_text() == step_table.page(now, before)
+    assert step_table.RESULTS.read_text() == step_table.page(now)

@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -21,6 +22,8 @@ from llmc_jax.trials.figures import Figures, NotMeasured
 
 ROOT = Path(__file__).resolve().parents[2]
 VOCAB = 50257
+STEP_LINE = re.compile(r"\s*step\s+(\d+)/")
+TOO_LONG = 300  # seconds for one process
 
 
 def measure(what: str, words: str = "", program: str = "", B: int = 0) -> Figures:
@@ -29,10 +32,15 @@ def measure(what: str, words: str = "", program: str = "", B: int = 0) -> Figure
         return llmc(program, B)
     if what == "check":
         return check(words)
+    require_packages()
+    return start(words) if what == "start" else profile(words)
+
+
+def require_packages() -> None:
+    """Raise NotMeasured where a package of train.py is missing."""
     missing = [name for name in ("rich", "matplotlib", "tiktoken") if find_spec(name) is None]
     if missing:
         raise NotMeasured(f"train.py's packages {', '.join(missing)} are not installed")
-    return start(words) if what == "start" else profile(words)
 
 
 def write_tokens(path: Path, count: int, vocab_size: int) -> Path:
@@ -48,36 +56,54 @@ def write_tokens(path: Path, count: int, vocab_size: int) -> Path:
 
 def start(words: str) -> Figures:
     """Seconds from the command to the line of the first step, with an empty compile cache and then with that filled."""
-    from llmc_jax.config.model import parse_descriptor
-
-    flags = dict(zip(words.split()[::2], words.split()[1::2], strict=True))
-    vocab_size = parse_descriptor(flags["-e"]).vocab_size
-    with tempfile.TemporaryDirectory() as folder:
-        tokens = write_tokens(Path(folder) / "tokens.bin", 8 * int(flags["-b"]) * int(flags["-t"]) + 1, vocab_size)
-        own = ["-i", str(tokens), "-j", str(tokens), "--no-kernel-check", "-x", "2", "-v", "0", "-s", "0"]
-        runs = ("cold", "warm", "warm again")
-        seconds = [seconds_to_first_step([*shlex.split(words), *own], Path(folder), run) for run in runs]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        flags = [*words_with_data(words, folder, 8), "-x", "2", "-v", "0", "-s", "0", "--no-save"]
+        seconds = [train(flags, folder, run, folder / "cache") for run in ("cold", "warm", "warm again")]
     return {"cold s": seconds[0], "warm s": min(seconds[1:]), "flags": words}
 
 
-def seconds_to_first_step(words: Sequence[str], folder: Path, run: str) -> float:
-    """Run train.py to its end; return the seconds to the line of its first step. Its cache is kept in the folder."""
-    command = [sys.executable, "-u", str(ROOT / "train.py"), *words, "--no-save", "-o", str(folder / run)]
-    environment = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
-    environment["LLMC_JAX_CACHE"] = str(folder / "cache")
-    begin = time.perf_counter()
+def words_with_data(words: str, folder: Path, batches: int) -> list[str]:
+    """Return train.py's flags with those for random tokens, of so many batches. The kernels are not checked.
+
+    That takes time, and may choose otherwise in each of several runs.
+    """
+    from llmc_jax.config.model import parse_descriptor
+
+    given = shlex.split(words)
+    flags = dict(zip(given[::2], given[1::2], strict=True))
+    count = batches * int(flags["-b"]) * int(flags["-t"]) + 1
+    tokens = str(write_tokens(folder / "tokens.bin", count, parse_descriptor(flags["-e"]).vocab_size))
+    return [*given, "-i", tokens, "-j", tokens, "--no-kernel-check"]
+
+
+def train(flags: Sequence[str], folder: Path, name: str, cache: Path, kill_after: int = 0) -> float:
+    """Run train.py to its end; or kill it at the first step after the checkpoint of step kill_after.
+
+    Returns the seconds from the command to the line of its first step. cache: for the programs of runs alike, and for
+    what is known of the kernels.
+    """
+    command = [sys.executable, "-u", str(ROOT / "train.py"), *flags, "-o", str(folder / name)]
+    environment = {key: value for key, value in os.environ.items() if key != "JAX_COMPILATION_CACHE_DIR"}
+    environment["LLMC_JAX_CACHE"] = str(cache)
+    begin, first = time.perf_counter(), 0.0
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, cwd=folder
     )
     assert process.stdout is not None
-    seconds, output = None, []
+    output = []
     for line in process.stdout:
         output.append(line)
-        if seconds is None and line.lstrip().startswith("step    1/"):
-            seconds = time.perf_counter() - begin
-    if process.wait() or seconds is None:
-        raise RuntimeError(f"{shlex.join(command)} ended with status {process.returncode}: {''.join(output)[-300:]}")
-    return seconds
+        if STEP_LINE.match(line):
+            first = first or time.perf_counter() - begin
+            if kill_after and (folder / name / f"DONE_{kill_after:08d}").exists():
+                process.kill()
+        if time.perf_counter() - begin > TOO_LONG:
+            process.kill()
+    status = process.wait()
+    if status != (-signal.SIGKILL if kill_after else 0) or not first:
+        raise RuntimeError(f"{shlex.join(command)} ended with status {status}: {''.join(output)[-300:]}")
+    return first
 
 
 def check(words: str) -> Figures:

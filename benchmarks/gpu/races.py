@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,10 @@ REFUSED = re.compile(r"not supported|failed to initialize", re.IGNORECASE)  # as
 
 def measure(function: str, dtype: str, sizes: list[int], implementation: str = "pallas", form: str = "") -> Figures:
     """Hazards in a function, of attention forward and backward, as racecheck counts them."""
-    tool = find(TOOL, PLACES)
+    tool = find()
     if tool is None:
         raise NotMeasured(f"{TOOL} is not installed: it comes with CUDA's toolkit")
-    asked = f"{function!r}, {sizes}, {implementation!r}, 1, {dtype!r}, {form!r}"
+    asked = f"{function!r}, {dtype!r}, {sizes}, {implementation!r}, {form!r}"
     program = f"from benchmarks.gpu import races; races.run({asked})"
     command = [tool, "--tool", "racecheck", "--print-limit", "10", sys.executable, "-c", program]
     environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
@@ -32,41 +31,29 @@ def measure(function: str, dtype: str, sizes: list[int], implementation: str = "
     return figures_of(done.stdout + done.stderr, done.returncode)
 
 
-def find(tool: str, places: Sequence[str]) -> str | None:
-    """Return the path of one of CUDA's tools, which need not be on PATH. places: folders where else it may be."""
+def find() -> str | None:
+    """Return the path of the tool, which need not be on PATH."""
     home = os.environ.get("CUDA_HOME")
-    folders = [*([str(Path(home) / "bin")] if home else []), *places]
-    return shutil.which(tool) or shutil.which(tool, path=os.pathsep.join(folders))
+    folders = [*([str(Path(home) / "bin")] if home else []), *PLACES]
+    return shutil.which(TOOL) or shutil.which(TOOL, path=os.pathsep.join(folders))
 
 
 def figures_of(output: str, status: int) -> Figures:
-    """Return what a run of the tool printed. Raises NotMeasured where it may not look into this GPU."""
+    """Return what a run of the tool printed. Raises NotMeasured where this GPU has no such kernel, or keeps it out."""
     found = SUMMARY.search(output)
     lines = [line for line in output.splitlines() if line.strip()]
     if found is None or FINISHED not in output:
-        if why := reason(lines, TOOL, REFUSED):
-            raise NotMeasured(why)
+        for line in lines:
+            if line.startswith(NOT_HERE) or REFUSED.search(line):
+                raise NotMeasured(line.removeprefix(NOT_HERE).strip(" =")[:200])
         raise RuntimeError(f"{TOOL} ended with status {status}: {' / '.join(lines[-2:])[-300:]}")
     hazards, errors, warnings = (int(number) for number in found.groups())
     first = next((line.strip(" =") for line in lines if "hazard" in line and "SUMMARY" not in line), "")
     return {"hazards": hazards, "errors": errors, "warnings": warnings} | ({"first": first[:200]} if first else {})
 
 
-def reason(lines: Sequence[str], tool: str, refused: re.Pattern[str]) -> str:
-    """Return why a tool looked at nothing: this GPU has not the kernel, or the tool may not; empty for no known reason.
-
-    refused: what the tool's own line says.
-    """
-    if absent := next((line for line in lines if line.startswith(NOT_HERE)), ""):
-        return absent.removeprefix(NOT_HERE)
-    said = next((line for line in lines if refused.search(line)), "")
-    return f"{tool}: {said.strip(' =')[:200]}" if said else ""
-
-
-def run(
-    function: str, sizes: list[int], implementation: str, calls: int = 1, dtype: str = "bf16", form: str = ""
-) -> None:
-    """Compute a function so many times, attention forward and backward."""
+def run(function: str, dtype: str, sizes: list[int], implementation: str, form: str) -> None:
+    """Compute a function once, attention forward and backward."""
     import jax
 
     from benchmarks.gpu import solvers
@@ -78,6 +65,5 @@ def run(
     except NotMeasured as why:
         print(f"{NOT_HERE}{why}")
         return
-    for _ in range(calls):
-        jax.block_until_ready(program(*given.arrays))
+    jax.block_until_ready(program(*given.arrays))
     print(FINISHED)

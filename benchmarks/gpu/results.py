@@ -15,7 +15,6 @@ from llmc_jax.trials.figures import Figures
 from pallas_kernels import tuning
 
 DONE, SKIPPED, FAILED, UNJUDGED = "done", "skipped", "failed", "not judged"
-KERNEL_PARTS = ("kernels", "tiles")  # whose items time a kernel that part numerics checks
 COPIES = ("copy", "copy by a fusion")  # items of part machine: what a kernel's GB/s are compared with
 NO_MEMORY = "RESOURCE_EXHAUSTED"  # in a message: says nothing of the kernel
 MORE = ("_profile", "_groups")  # what the names of other JSON files than the results end with
@@ -95,7 +94,7 @@ class Results:
     def shown(self, part: str, name: str, record: Record) -> Figures:
         """The figures, with GB/s as a share of the measured copy's where both are known."""
         rate, figures = self.copy_rate(), dict(record.figures)
-        if part in KERNEL_PARTS and rate and "GB/s" in figures:
+        if part == "kernels" and rate and "GB/s" in figures:
             figures["of copy"] = float(figures["GB/s"]) / rate
         unchanged = self.unchanged_step()
         if part == "variants" and unchanged and "tok/s" in figures:
@@ -131,7 +130,7 @@ class Results:
 
     def is_wrong(self, part: str, name: str) -> bool:
         """Return whether the kernel that an item times failed, in this dtype and form, on any shape."""
-        return part in KERNEL_PARTS and any(_same_kernel(name, failed) for _, failed in self.wrong())
+        return part == "kernels" and any(_same_kernel(name, failed) for _, failed in self.wrong())
 
 
 def _same_kernel(timed: str, failed: str) -> bool:
@@ -197,7 +196,7 @@ def part_table(results: Results, part: str) -> str:
     for name, record in of_part.items():
         if record.status == DONE:
             cells = [number(shown[name][column]) if column in shown[name] else "" for column in columns]
-            if part in KERNEL_PARTS and results.is_wrong(part, name):
+            if part == "kernels" and results.is_wrong(part, name):
                 cells[-1] += " (its numerics are wrong: not to be believed)"
         else:
             cells = [f"{record.status}: {record.message}", *[""] * (len(columns) - 1)]

@@ -1,7 +1,5 @@
 """Who solves a problem of llmc_jax/trials/problems.py: implementations by name, and which promise the same bits."""
 
-from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from llmc_jax import kernels
@@ -11,7 +9,6 @@ from llmc_jax.kernels.choice import implementations
 from llmc_jax.ops import attention as jnp_attention
 from llmc_jax.trials.figures import NotMeasured
 from llmc_jax.trials.problems import WAYS, Function, plain_twin
-from pallas_kernels.tuning import Tuned
 
 # What there is a problem of: each kernel; of attention the pair of them.
 FUNCTIONS = {name.rpartition("_")[0] if "attention" in name else name for name in ours.FILES}
@@ -27,28 +24,16 @@ def target() -> str:
     return machine.target
 
 
-def implementation(
-    function: str,
-    name: str = "pallas",
-    *,
-    interpret: bool = False,
-    form: str = "",
-    tuning: Mapping[str, Any] | None = None,
-) -> Any:
+def implementation(function: str, name: str = "pallas", *, interpret: bool = False, form: str = "") -> Any:
     """A function of `function`'s signature; of attention the pair forward, backward.
 
-    name: pallas, xla; of attention pallas, mma, wgmma, cudnn, naive. tuning: fields of
-    pallas_kernels/tuning.py's Sizes that have another value.
+    name: pallas, xla; of attention pallas, mma, wgmma, cudnn, naive.
     """
     if "attention" in function:
         return _attention_pair(function, name, interpret)
     if name == "xla":
         return plain_twin(function)
-    kernel = ours.pallas_kernel(function, target(), interpret, **({"form": form} if form else {}))
-    if not tuning:
-        return kernel
-    changes = {name: tuple(value) if isinstance(value, list) else value for name, value in tuning.items()}
-    return partial(kernel, target=Tuned(target(), tuple(changes.items())))
+    return ours.pallas_kernel(function, target(), interpret, **({"form": form} if form else {}))
 
 
 def _attention_pair(function: str, name: str, interpret: bool) -> tuple[Function, Function]:

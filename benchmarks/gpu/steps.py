@@ -44,7 +44,7 @@ class CompiledStep:
     ) -> None:
         """flags: train.py's, of the execution."""
         self.config = parse_descriptor(model)
-        plan, self.runs = choose(self.config, dtype, B, T, interpret, master_weights=master_weights, **flags)
+        self.plan, self.runs = choose(self.config, dtype, B, T, interpret, master_weights=master_weights, **flags)
         self.state: Any = initial_state(
             random_values(self.config), DTYPES[dtype], master_weights=master_weights,
             loss_scale=128.0 if dtype == "fp16" else None,
@@ -52,8 +52,8 @@ class CompiledStep:
         tokens = skewed_tokens((1, B, T + 1), self.config.vocab_size, seed=1)
         self._rest = jnp.asarray(tokens[..., :-1]), jnp.asarray(tokens[..., 1:]), step_numbers()
         start = time.perf_counter()
-        lowered = train_step.lower(self.state, *self._rest, self.config, plan.step_options)
-        self.compiled = compiling.compiled(lowered, plan.execution.compiler_options)
+        lowered = train_step.lower(self.state, *self._rest, self.config, self.plan.step_options)
+        self.compiled = compiling.compiled(lowered, self.plan.execution.compiler_options)
         self.first_loss = self.run(1)
         self.first_seconds = time.perf_counter() - start
 

@@ -29,20 +29,16 @@ def measure(
     against: str = "",
     interpret: bool = False,
     form: str = "",
-    tuning: dict[str, Any] | None = None,
     **options: Any,
 ) -> Figures:
-    """us and GB/s of one implementation; of another too, and how many times slower it is, where `against` names one.
-
-    tuning: fields of pallas_kernels/tuning.py's Sizes that are given another value.
-    """
+    """us and GB/s of one implementation; of another too, and how many times slower it is, where `against` names one."""
     if "attention" in function:
         return measure_attention(function, dtype, sizes, implementation, interpret=interpret)
     seed = problems.seed_of(f"{function} {sizes}")
     least = problems.problem(function, dtype, sizes, seed, **options)
     number = 1 if interpret else number_of_sets(least)
     sets = [least] + [problems.problem(function, dtype, sizes, seed + k, **options) for k in range(1, number)]
-    solver = solvers.implementation(function, implementation, interpret=interpret, form=form, tuning=tuning)
+    solver = solvers.implementation(function, implementation, interpret=interpret, form=form)
     ours = time_of(solver, sets, quick=interpret)
     figures: Figures = {"us": 1e6 * ours.seconds, "GB/s": least.bytes / ours.seconds / 1e9, "spread": ours.spread}
     if against:

@@ -34,7 +34,7 @@ def measure(
     torch.set_float32_matmul_precision("high")
     torch.manual_seed(1337)
     model = torch_peer.GPT2().to(device)
-    optimizer = torch_peer.make_optimizer(model, "fused")
+    optimizer = torch_peer.make_optimizer(model)
     loss_of = torch.compile(model) if compiled else model
     share = np.cumsum(1.0 / np.arange(1, torch_peer.V + 1))
     rng = np.random.default_rng(1)

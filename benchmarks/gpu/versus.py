@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.plan import Item
+from benchmarks.gpu.plan import Item, timed
 from benchmarks.gpu.results import NO_MEMORY, source_digest
 from benchmarks.gpu.stepping import QUEUED
 from llmc_jax.base.errors import InputError
@@ -71,7 +71,7 @@ def items_of(steps: Sequence[Item], given: Path) -> list[Item]:
     for step in steps:
         arguments = {name: value for name, value in step.arguments.items() if name != "interpret"}
         changed = {"part": "versus", "name": f"{step.name} beside {place}", "module": "versus"}
-        found.append(step._replace(**changed, arguments={"steps": QUEUED} | arguments))
+        found.append(timed(step._replace(**changed, arguments={"steps": QUEUED} | arguments)))
     return found
 
 
