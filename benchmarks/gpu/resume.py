@@ -124,9 +124,13 @@ def saves(model: str, B: int, T: int, dtype: str, steps: int, rounds: int) -> Fi
             step.run(1)  # and its loss is read, as the trainer does of each
 
     make(3)
-    begin = time.perf_counter()
-    make(steps)
-    quiet, before = (time.perf_counter() - begin) / steps, peak()
+
+    def pace() -> float:
+        begin = time.perf_counter()
+        make(steps)
+        return (time.perf_counter() - begin) / steps
+
+    quiet, before = pace(), peak()
     costs = []
     with tempfile.TemporaryDirectory(dir=os.environ.get("GPU_CHECK_SCRATCH")) as folder:
         saver = Saver(Path(folder), step.config, keep=1, major_every=0)
@@ -138,8 +142,9 @@ def saves(model: str, B: int, T: int, dtype: str, steps: int, rounds: int) -> Fi
                 made, ended = made + 1, saver.finished()
             if ended[0].problem is not None:
                 raise RuntimeError(ended[0].problem)
-            added = time.perf_counter() - begin - made * quiet
-            costs.append(Cost(added, ended[0].seconds, ended[0].waited))
+            elapsed, after = time.perf_counter() - begin, pace()
+            costs.append(Cost(elapsed - made * (quiet + after) / 2, ended[0].seconds, ended[0].waited))
+            quiet = after
     median = sorted(costs[1:])[rounds // 2]
     per_half_million = quiet * 524_288 / (B * T)
     return {

@@ -49,20 +49,27 @@ def flags(data: Path, out: Path, *more: Any) -> list[str]:
     return [str(word) for word in words]
 
 
-@pytest.fixture(scope="module", params=[V, PADDED])
+# Whose tests ask for both: V=50257, for which the vocabulary alone would suggest GPT-2's table; and V=512 for a table
+# of 326 pieces.
+of_both = pytest.mark.parametrize("trained", [V, PADDED], indirect=True)
+of_padded = pytest.mark.parametrize("trained", [PADDED], indirect=True)
+
+
+@pytest.fixture(scope="module")
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """V=50257, for which the vocabulary alone would suggest GPT-2's table; and V=512 for a table of 326 pieces."""
+    """V=50257, unless the test says otherwise."""
+    asked = getattr(request, "param", V)
     folder = tmp_path_factory.mktemp("own")
-    size = V if request.param == V else 326
+    size = V if asked == V else 326
     table = write_own(folder / "own.bin", size)
     (folder / "text.txt").write_text(TEXT * 40)
     assert data_main(["prepare", str(folder / "text.txt"), "--tokenizer", str(table), "--out", str(folder / "d"),
                       "--name", "mine"]) == 0  # fmt: skip
-    assert train_main(flags(folder / "d", folder / "run", "-e", shape(request.param))) == 0
+    assert train_main(flags(folder / "d", folder / "run", "-e", shape(asked))) == 0
     table.unlink()
     (folder / "run").rename(folder / "moved")
     (folder / "d").rename(folder / "elsewhere")
-    return Trained(folder / "moved", folder / "elsewhere", made_tokenizer(size), request.param)
+    return Trained(folder / "moved", folder / "elsewhere", made_tokenizer(size), asked)
 
 
 @pytest.fixture
@@ -91,6 +98,7 @@ def ids_of(path: Path) -> list[int]:
     return llmc_jax.encode(model, TEXT).tolist()
 
 
+@of_both
 def test_every_command_reads_by_the_table_of_the_training(trained: Trained, say: Say) -> None:
     ids = trained.tokenizer.encode(TEXT).tolist()
     assert ids_of(trained.run) == ids
@@ -149,6 +157,7 @@ def test_training_goes_on_with_it_from_a_folder_a_state_and_after_a_break(traine
     assert store.open_checkpoint(Path("resumed/state_00000003")).metadata.tokenizer is not None
 
 
+@of_both
 def test_a_table_that_is_gone_is_not_replaced(trained: Trained, say: Say) -> None:
     """Nor one that another was put in the place of. The name of a file overrides it, as long as it fits."""
     shutil.copytree(trained.run, "run")
@@ -204,6 +213,7 @@ def test_a_folder_whose_tokenizer_cannot_be_read(trained: Trained, say: Say) -> 
     assert not Path("out/vocab.json").exists()
 
 
+@of_padded
 def test_padding_is_never_drawn(trained: Trained, say: Say) -> None:
     """By any way to draw: the rows beyond a table of 300 pieces have by far the largest logits here."""
     ids = 300
@@ -267,6 +277,7 @@ def test_a_lost_table_is_not_replaced_by_one_that_is_known_to_differ(trained: Tr
     assert named == tables.named(trained.tokenizer)._replace(name="mine.tokenizer")
 
 
+@of_padded
 def test_what_ends_a_text_is_of_the_table_and_no_padding(trained: Trained, say: Say) -> None:
     """Also where the folder that the weights come from names the last row."""
     say(convert.main, "convert", trained.run, "hf", "--to", "hf", "--tokenizer", "none")

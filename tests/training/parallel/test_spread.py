@@ -1,7 +1,7 @@
 """Runs on 1 to 8 devices, in all stages and precisions: the same bits in a fixed order, else within rounding.
 
-spread.py makes the runs. The quick ones cover every pair of a stage, a precision and a number of devices; the slow
-ones, compiled as a run is, every stage and number of devices in each precision, and twice each pair of these two.
+spread.py makes the runs. The quick ones cover every stage in fp32, bf16 and fp16; the slow ones, compiled as a run is,
+every stage and number of devices in each precision, and twice each pair of these two.
 """
 
 import itertools
@@ -39,16 +39,14 @@ def fixed(case: Case, *spread: tuple[int, int]) -> list[Case]:
 # 8 micro-batches of an update: 1 to 8 on a device.
 FIXED = {
     "fp32": fixed(FP32, (2, 2), (4, 1), (8, 0)),
-    "bf16": fixed(BF16, (2, 0), (8, 1)),
-    "stochastic": fixed(STOCHASTIC, (4, 2)),
-    "no masters": fixed(NO_MASTERS, (2, 1)),
-    "fp16": fixed(FP16, (8, 2)),
+    "bf16": fixed(STOCHASTIC, (8, 1)),
+    "fp16": fixed(FP16, (4, 2)),
 }
 RECOMPUTED = [FP32.on(2, 1, fixed=True, recompute_blocks=1)]  # the same bits whatever is computed again
 LOGIT_ROWS = fixed(FP32._replace(logit_rows=16, micro_batches=4, decay="all"))
 LOGIT_ROWS += [LOGIT_ROWS[0].on(4, 2, recompute=2)]
-LONG = [FP32._replace(steps=50).on(*each) for each in ((1, 0), (8, 0), (4, 2))]
-LOW = [BF16.on(1, 0), BF16.on(8, 2), NO_MASTERS.on(4, 0), FP16.on(1, 0), FP16.on(8, 1)]
+LONG = [FP32._replace(steps=50).on(*each) for each in ((1, 0), (4, 2))]
+LOW = [STOCHASTIC.on(1, 0), STOCHASTIC.on(8, 2), FP16.on(1, 0), FP16.on(8, 1)]
 NUMBERS: dict[str, dict[str, Any]] = {  # no other program
     "no clipping": {"clip": 0.0},
     "outlying losses": {"skip_loss_z": 0.23, "steps": 8},
@@ -130,10 +128,9 @@ def test_fifty_steps_in_any_order_are_within_rounding(found: Found) -> None:
     ("case", "alone"),
     [
         (LOW[1], LOW[0]),
-        (LOW[4], LOW[3]),
-        (LOW[2], FIXED["no masters"][0]),
+        (LOW[3], LOW[2]),
         (FIXED["bf16"][0], LOW[0]),
-        (FIXED["fp16"][0], LOW[3]),
+        (FIXED["fp16"][0], LOW[2]),
         (FIXED["fp32"][0], FP32._replace(steps=50)),
     ],
 )
