@@ -228,7 +228,7 @@ class Chart {
     });
     this.baselines = Object.entries(content.baselines).flatMap(([text, y]) => [
       new Bokeh.Span({ dimension: "width", location: y, line_dash: [5, 3] }),
-      new Bokeh.Label({ x: 6, y, x_units: "screen", text, text_font_size: "11px", text_baseline: "bottom", y_offset: 2 }),
+      new Bokeh.Label({ x: Bokeh.Node.frame.right, y, padding: 3, text, text_align: "right", text_font_size: "11px" }),
     ]);
     for (const model of this.baselines) this.figure.add_layout(model);
   }
