@@ -176,7 +176,6 @@ FLAGS: dict[str, tuple[list[Any], str]] = {
     "an epoch of no update": (["-x", -1, "-d", 64 * 1000], "lower -d, give more data"),
     "unknown descriptor": (["-e", "d13"], "-e d13: no such model. Known: d6, d12"),
     "unknown gpt3 descriptor": (["-e", "gpt3:c769"], "no such model"),
-    "gpt3:c5140": (["-e", "gpt3:c5140"], "heads of 128"),
     "no heads": (["-e", "L1-NH0-C16"], "'NH0' is not understood"),
     "no layers": (["-e", "L0-NH1-C16-T0"], "'L0' is not understood"),
     "heads that do not divide": (["-e", "L1-NH3-C16"], "write NH4, or C18"),

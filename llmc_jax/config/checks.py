@@ -5,12 +5,11 @@ Leaves out the options themselves (train.py) and what only files and devices tel
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from itertools import islice
 from typing import NamedTuple
 
 from llmc_jax.base.errors import InputError, raise_problems
 from llmc_jax.base.options import field_problem
-from llmc_jax.config.model import ModelConfig, described, divisors
+from llmc_jax.config.model import ModelConfig, described
 from llmc_jax.config.train import AUTO_BATCH, BY_NAME, OPTIONS, TrainConfig
 
 
@@ -179,7 +178,7 @@ def validate(config: TrainConfig) -> list[str]:
     wrong = ((about, field_problem(about, getattr(config, about.name))) for about in OPTIONS)
     # what follows counts on sane values
     raise_problems(f"{_given(config, about.name)}: {about.noun} {words}" for about, words in wrong if words)
-    problems = [*_total_batch(config, max(1, config.num_processes)), *_said(config, CONTRADICTIONS)]
+    problems = [*_total_batch(config), *_said(config, CONTRADICTIONS)]
     if problems and (shape := described(config.model)):
         check_model_fit(config, shape, problems)  # both limits of -t at once
     raise_problems(problems or _of_devices(config))
@@ -200,7 +199,7 @@ def with_devices(config: TrainConfig, available: int, platform: str, processes: 
         raise InputError(f"--devices {devices}: {there}; take --devices {most} or fewer")
     devices_of_each(devices, processes)
     config = replace(config, devices=devices)
-    raise_problems(_total_batch(config, processes) or _of_devices(config))
+    raise_problems(_total_batch(config) or _of_devices(config))
     return config
 
 
@@ -246,39 +245,19 @@ def _said(config: TrainConfig, rules: Iterable[Rule]) -> list[str]:
     return [rule.words.format_map(words) for rule in applying]
 
 
-def _total_batch(config: TrainConfig, processes: int) -> list[str]:
+def _total_batch(config: TrainConfig) -> list[str]:
     """Return what is wrong with the tokens of an update, and the nearest numbers that are right."""
     unit = config.tokens_at_once
     if config.tokens_per_step % unit == 0:
         return []
-    near = _multiples(config.tokens_per_step, unit)
-    choice = " or ".join(f"-d {n}" for n in near) + ("" if len(near) > 1 else ", or a smaller -b or -t")
     product = " times ".join(_given(config, name) for name in ("batch_size", "sequence_length"))
-    if config.devices > 1:
-        product += f" times {config.devices} devices"
-        # a resumed run has the -b and -d of its checkpoint
-        same = [*_fewer_devices(config, processes), *([] if config.reuse else _smaller_batch(config))]
-        others = [] if config.reuse and same else [choice.removesuffix(", or a smaller -b or -t")]
-        kept = [f"{' or '.join(same)}, which keeps the updates the same"] if same else []
-        choice = ", or ".join([*kept, *others])
+    product += f" times {config.devices} devices" if config.devices > 1 else ""
+    choice = " or ".join(f"-d {n}" for n in _multiples(config.tokens_per_step, unit))
+    others = "fewer --devices, or a smaller -b or -t" if config.devices > 1 else "a smaller -b or -t"
     return [
         f"{_given(config, 'total_batch_size')}: an update's tokens must be a multiple of {unit} ({product}); "
-        f"take {choice}"
+        f"take {choice}, or {others}"
     ]
-
-
-def _fewer_devices(config: TrainConfig, processes: int) -> list[str]:
-    """Return the largest number of devices that divide the micro-batches of an update, as a flag, if any does."""
-    A, rest = divmod(config.tokens_per_step, config.micro_batch_tokens)
-    fitting = (n for n in divisors(A) if n <= config.devices and n % processes == 0)
-    return [] if rest else [f"--devices {n}" for n in islice(fitting, 1)]
-
-
-def _smaller_batch(config: TrainConfig) -> list[str]:
-    """Return the largest -b with which the devices divide the tokens of an update, as a flag, if there is one."""
-    rows, rest = divmod(config.tokens_per_step, config.sequence_length * config.devices)
-    fitting = (size for size in divisors(rows) if size <= config.batch_size)
-    return [] if rest else [f"-b {size}" for size in islice(fitting, 1)]
 
 
 def check_model_fit(config: TrainConfig, model: ModelConfig, problems: Sequence[str] = ()) -> list[str]:

@@ -9,9 +9,11 @@ import difflib
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
+from llmc_jax.base import plain
 from llmc_jax.base.errors import InputError
+from llmc_jax.base.plain import Where
 from llmc_jax.machine import gpus
 from llmc_jax.machine.gpus import GPUS, MIB, TARGETS, Gpu, Target
 
@@ -120,9 +122,16 @@ def _did_you_mean(name: str, found: Mapping[str, Target]) -> str:
 
 LARGEST = 1e12  # of any number, in its unit
 LEAST_MEMORY = 300  # MiB; a smaller number is one of GB
+NAME = Annotated[str, Where(lambda text: bool(text.strip()))]
+POSITIVE = Where(lambda number: 0 < number < LARGEST)
+NUMBER, WHOLE = Annotated[float, POSITIVE], Annotated[int, POSITIVE]
 # Every key of a file, with its type: a field of one of the tables.
-KEYS: dict[str, Any] = {"name": str, "like": str}
-KEYS |= get_type_hints(Target) | get_type_hints(Gpu) | get_type_hints(Card)
+KEYS: dict[str, Any] = {"name": NAME, "like": NAME}
+for _name, _kind in (get_type_hints(Target) | get_type_hints(Gpu) | get_type_hints(Card)).items():
+    KEYS[_name] = {str: NAME, int: WHOLE}.get(_kind, NUMBER)
+KEYS["memory"] = Annotated[int, Where(lambda mib: LEAST_MEMORY <= mib < LARGEST)]
+KEYS["capability"] = Annotated[str, Where(lambda text: bool(gpus.CAPABILITY.fullmatch(text)))]
+UNITS = {"memory": "MiB, as nvidia-smi shows them", "capability": 'a compute capability such as "8.9"'}
 
 
 def _own(path: Path) -> Target:
@@ -153,30 +162,19 @@ def _facts(path: Path) -> dict[str, Any]:
     """Return what a card's file says, checked. Raises InputError in one line."""
     try:
         facts = tomllib.loads(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or 'not UTF-8'})") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
     except (ValueError, RecursionError) as error:  # a whole number of too many digits is no TOMLDecodeError
         raise InputError(f"{path}: not TOML: {error}") from None
     for key in ("name", "like"):
         if key not in facts:
             raise InputError(f'{path}: {key} is missing; a card needs at least name = "mine" and like = "rtx4090"')
-    for key, value in facts.items():
-        _check(path, key, value)
-    return facts
-
-
-def _check(path: Path, key: str, value: Any) -> None:
-    if key not in KEYS:
-        near = difflib.get_close_matches(key, KEYS, n=1)
-        raise InputError(f"{path}: {key}: not known; {f'did you mean {near[0]}?' if near else ', '.join(KEYS)}")
-    if KEYS[key] is str:
-        if not isinstance(value, str) or not value.strip():
-            raise InputError(f"{path}: {key} = {value!r}: expected text in quotes")
-    elif isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < LARGEST:
-        raise InputError(f"{path}: {key} = {value!r}: expected a number above 0 and below {LARGEST:.0e}")
-    elif KEYS[key] is int and not isinstance(value, int):
-        raise InputError(f"{path}: {key} = {value!r}: expected a whole number")
-    if key == "memory" and value < LEAST_MEMORY:
-        raise InputError(f"{path}: memory = {value}: expected MiB, as nvidia-smi shows them: 24564 for an rtx4090")
-    if key == "capability" and not gpus.CAPABILITY.fullmatch(value):
-        raise InputError(f'{path}: capability = {value!r}: expected a compute capability such as "8.9"')
+    if unknown := sorted(set(facts) - set(KEYS)):
+        raise InputError(f"{path}: {unknown[0]}: not known; a card has {', '.join(KEYS)}")
+    try:
+        return {key: plain.from_json(KEYS[key], value, key) for key, value in facts.items()}
+    except (ValueError, OverflowError) as error:
+        units = "; ".join(f"{key} is {words}" for key, words in UNITS.items())
+        raise InputError(
+            f"{path}: {error}; texts are in quotes, numbers above 0 and below {LARGEST:.0e}, {units}"
+        ) from None

@@ -8,7 +8,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -210,23 +210,18 @@ def cache_bytes(cores: Iterable[int] | None = None, root: Path = Path("/")) -> i
     return sum(sizes.values()) or UNKNOWN_CACHE
 
 
-def host_memory_bytes(root: Path = Path("/")) -> int | None:
+def host_memory_bytes(root: Path = Path("/")) -> int:
     """Return the main memory in bytes, or the limit of the control group this process runs in where that is lower.
 
     root: where /proc and /sys are looked for (a test's own).
     """
-    total = _field(root / "proc/meminfo", "MemTotal").removesuffix("kB").strip()
-    limits = [int(total) * 1024] if total.isdigit() else []
-    if not limits and "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {}):
-        limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    import psutil  # here, because --help does without
+
+    limits = [int(psutil.virtual_memory().total)]
     for path in _cgroup_limit_files(root):
-        try:
-            text = path.read_text().strip()
-        except OSError:
-            continue
-        if text.isdigit() and int(text) > 0:  # v2 writes "max" where there is no limit, v1 a number beyond any memory
-            limits.append(int(text))
-    return min(limits, default=None)
+        with suppress(OSError, ValueError):  # v2 writes "max" where there is no limit, v1 a number beyond any memory
+            limits.append(int(path.read_text()))
+    return min(limit for limit in limits if limit > 0)
 
 
 def _cgroup_limit_files(root: Path) -> Iterator[Path]:

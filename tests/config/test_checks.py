@@ -159,7 +159,6 @@ def test_what_has_an_effect_is_not_noted(changes: dict[str, Any]) -> None:
 
 # ----- several devices ----------------------------------------------------------------------------------------------
 
-SAME = "which keeps the updates the same"
 UNIT = 4 * 1024  # tokens of a micro-batch of one device, by the defaults
 
 
@@ -200,8 +199,6 @@ def test_devices_that_several_processes_take(
             {"devices": 9},
             "--devices 9: this machine has 4 for each of 2 processes, 8 in all; take --devices 8 or fewer",
         ),
-        ({"total_batch_size": 6 * UNIT}, f"take --devices 6 or -b 3, {SAME}, or -d 32768"),
-        ({"total_batch_size": 9 * UNIT}, "take -d 32768 or -d 65536"),  # 3 devices would do, 2 processes have no 3
     ],
 )
 def test_devices_that_several_processes_cannot_take(changes: dict[str, Any], words: str) -> None:
@@ -215,48 +212,17 @@ def test_divisors(number: int) -> None:
     assert divisors(number) == [n for n in range(number, 0, -1) if number % n == 0]
 
 
-MOST = 2**31 - 1  # a prime
-
-
 @pytest.mark.parametrize(
-    ("devices", "batch_size", "advice"),
-    [(MOST, 1, f"take --devices {MOST - 1}, which"), (2, MOST, f"take -b {(MOST - 1) // 2}, which")],
-)
-def test_advice_for_the_largest_numbers_is_found_without_trying_each(
-    devices: int, batch_size: int, advice: str
-) -> None:
-    """Trying each would take minutes."""
-    changes = {"devices": devices, "batch_size": batch_size}
-    (problem,) = problems_of(sequence_length=1, total_batch_size=MOST - 1, **changes)
-    assert advice in problem
-    (problem,) = problems_of(sequence_length=2, total_batch_size=MOST, **changes)
-    assert problem.startswith(f"-d {MOST}: ") and "--devices" not in problem
-
-
-@pytest.mark.parametrize(
-    ("changes", "advice"),
-    [
-        ({"total_batch_size": 4 * UNIT}, f"--devices 4 or -b 2, {SAME}, or -d 32768"),
-        ({"total_batch_size": 12 * UNIT}, f"--devices 6 or -b 3, {SAME}, or -d 32768 or -d 65536"),
-        ({"batch_size": 7, "total_batch_size": 80 * 1024}, f"-b 5, {SAME}, or -d 57344 or -d 114688"),
-        ({"total_batch_size": UNIT}, f"--devices 1, {SAME}, or -d 32768"),  # less than a row for each device
-        ({"total_batch_size": 9 * UNIT + 1}, "-d 32768 or -d 65536"),
-        ({"total_batch_size": 4 * UNIT, "reuse": True}, f"--devices 4, {SAME}"),  # the -b and -d of the checkpoint
-    ],
+    ("total", "choice"),
+    [(4 * UNIT, "-d 32768"), (12 * UNIT, "-d 32768 or -d 65536"), (9 * UNIT + 1, "-d 32768 or -d 65536")],
 )
 @pytest.mark.parametrize("given", [True, False])
-def test_a_total_batch_that_the_devices_do_not_divide(changes: dict[str, Any], advice: str, given: bool) -> None:
+def test_a_total_batch_that_the_devices_do_not_divide(total: int, choice: str, given: bool) -> None:
     """Whether --devices names the number or the machine has it."""
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match=rf"^-d {total}: .*times 8 devices.*take {choice}, or fewer --devices"):
         if given:
-            validate(TrainConfig(devices=8, **changes))
-        with_devices(TrainConfig(**changes), 8, "gpu")
-    words = str(caught.value)
-    assert words.startswith(f"-d {changes['total_batch_size']}: ") and "times 8 devices" in words
-    assert words.endswith(f"take {advice}")
-    if "-b " in advice:
-        better = TrainConfig(**(changes | {"batch_size": int(advice.split("-b ")[-1].split(",")[0])}))
-        assert with_devices(better, 8, "gpu").tokens_per_step == changes["total_batch_size"]
+            validate(TrainConfig(devices=8, total_batch_size=total))
+        with_devices(TrainConfig(total_batch_size=total), 8, "gpu")
 
 
 @pytest.mark.parametrize(
@@ -300,6 +266,6 @@ def test_auto_is_checked_as_every_batch_would_be() -> None:
     assert validate(config) == [] and with_devices(config, 4, "gpu") == config
     assert (config.micro_batches, config.tokens_per_step) == (12, 768)
     (problem,) = problems_of(batch_size=AUTO_BATCH, sequence_length=64, total_batch_size=13 * 64, devices=4)
-    assert problem.startswith("-d 832: ") and "-b auto" in problem and "--devices 1" in problem
+    assert problem.startswith("-d 832: ") and "-b auto" in problem
     fixed = replace(config, reduction="fixed", zero_stage=2)
     assert validate(fixed) == []

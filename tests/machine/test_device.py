@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NoReturn
 
 import jax
@@ -55,32 +56,25 @@ def test_mfu_of_published_runs(
     assert peak is not None and 100 * rate / (num_devices * peak) == pytest.approx(percent, abs=0.5)
 
 
-def _fake_root(tmp_path: Path, meminfo: str, cgroup: str, limits: dict[str, str]) -> Path:
-    (tmp_path / "proc/self").mkdir(parents=True)
-    (tmp_path / "proc/meminfo").write_text(meminfo)
-    (tmp_path / "proc/self/cgroup").write_text(cgroup)
-    for name, text in limits.items():
-        path = tmp_path / "sys/fs/cgroup" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return tmp_path
-
-
-MEMINFO = "MemTotal:       16384000 kB\nMemFree:         1000 kB\n"
-
-
 @pytest.mark.parametrize(
     ("cgroup", "limits", "expected"),
     [
-        ("0::/\n", {"memory.max": "max\n"}, 16384000 * 1024),
-        ("0::/\n", {}, 16384000 * 1024),
-        ("0::/a/b\n", {"memory.max": "max\n", "a/memory.max": "2000000000\n", "a/b/memory.max": "max"}, 2000000000),
-        ("4:cpu,memory:/job\n0::/\n", {"memory/job/memory.limit_in_bytes": "3000000000\n"}, 3000000000),
-        ("4:memory:/job\n", {"memory/memory.limit_in_bytes": "9223372036854771712\n"}, 16384000 * 1024),
+        ("0::/\n", {"memory.max": "max\n"}, 16_000_000_000),
+        ("0::/\n", {}, 16_000_000_000),
+        ("0::/a/b\n", {"memory.max": "max\n", "a/memory.max": "2000000000\n", "a/b/memory.max": "max"}, 2_000_000_000),
+        ("4:cpu,memory:/job\n0::/\n", {"memory/job/memory.limit_in_bytes": "3000000000\n"}, 3_000_000_000),
+        ("4:memory:/job\n", {"memory/memory.limit_in_bytes": "9223372036854771712\n"}, 16_000_000_000),
     ],
-)  # fmt: skip
-def test_host_memory_respects_the_container(tmp_path: Path, cgroup: str, limits: dict[str, str], expected: int) -> None:
-    assert hardware.host_memory_bytes(_fake_root(tmp_path, MEMINFO, cgroup, limits)) == expected
+)
+def test_host_memory_respects_the_container(
+    cgroup: str, limits: dict[str, str], expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in {"../../../proc/self/cgroup": cgroup, **limits}.items():
+        path = tmp_path / "sys/fs/cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=16_000_000_000))
+    assert hardware.host_memory_bytes(tmp_path) == expected
 
 
 def test_machines_are_described() -> None:

@@ -163,7 +163,7 @@ def chosen_logit_rows(config: ModelConfig, shape: Shape, memory: int | None) -> 
 def largest_that_fits(shape: Shape, available: int, *, sliced_weights: bool = True) -> str | None:
     """Return the descriptor of the largest known model whose training fits into `available` bytes, or None."""
     names = [f"d{depth}" for depth in GPT2_DEPTH_TO_SHAPE]
-    names += [f"gpt3:c{channels}" for channels, (_, size) in GPT3_CHANNELS_TO_SHAPE.items() if channels % size == 0]
+    names += [f"gpt3:c{channels}" for channels in GPT3_CHANNELS_TO_SHAPE]
     fitting = []
     for name in names:
         config = parse_descriptor(name)
