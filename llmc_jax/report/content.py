@@ -124,14 +124,6 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Differences:
-    """All settings in which runs differ."""
-
-    names: list[str]  # of the runs
-    rows: list[Difference]
-
-
-@dataclass(frozen=True)
 class Content:
     """All that a page shows."""
 
@@ -140,7 +132,7 @@ class Content:
     version: str  # of llmc-jax
     runs: list[Run]
     panels: list[Panel]  # those that have data
-    differences: Differences | None  # None for one run
+    differences: list[Difference] | None  # None for one run
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON can hold it: numbers that are not finite are the strings nan, inf and -inf."""

@@ -14,7 +14,7 @@ from llmc_jax.config.train import BY_NAME
 from llmc_jax.logs.curves import Curve, finite, median, window_of
 from llmc_jax.logs.files import finite_number
 from llmc_jax.machine.device import gib
-from llmc_jax.report.content import Difference, Differences, Rows, Status
+from llmc_jax.report.content import Difference, Rows, Status
 from llmc_jax.report.series import Axes, Figures
 
 Config = Mapping[str, Any]
@@ -38,11 +38,11 @@ def settings(config: Config, kernels: Config) -> dict[str, dict[str, str]]:
     """Return all settings of a run by group and name, as shown."""
     found = {
         OPTIONS: {flag_of(name): shown_option(name, value) for name, value in table_of(config.get("options")).items()},
-        MODEL: {name.replace("_", " "): _text(value) for name, value in table_of(config.get("model")).items()},
+        MODEL: _texts(config.get("model")),
         OPERATIONS: _operations(kernels),
         MACHINE: _machine(config),
         VERSIONS: _versions(config),
-        ENVIRONMENT: {name: _text(value) for name, value in table_of(config.get("environment")).items()},
+        ENVIRONMENT: _texts(config.get("environment"), named="_"),
     }
     return {group: rows for group, rows in found.items() if rows}
 
@@ -66,20 +66,25 @@ def _text(value: Any) -> str:
     return without_credentials(text)
 
 
+def _texts(table: Any, named: str = " ") -> dict[str, str]:
+    """Return what a JSON object says. named: what stands between the words of a name."""
+    return {name.replace("_", named): _text(value) for name, value in table_of(table).items()}
+
+
 def _operations(kernels: Config) -> dict[str, str]:
     choices = kernels.get("choices")
     rows = [table_of(each) for each in choices] if isinstance(choices, list) else []
-    return {str(each.get("operation")): _choice(each) for each in rows if "implementation" in each}
-
-
-def _choice(choice: Config) -> str:
-    why = choice.get("why")
-    return f"{choice['implementation']}{f' ({why})' if why else ''}"
+    why = [f" ({each['why']})" if each.get("why") else "" for each in rows]
+    return {
+        str(each.get("operation")): f"{each['implementation']}{words}"
+        for each, words in zip(rows, why, strict=True)
+        if "implementation" in each
+    }
 
 
 def _machine(config: Config) -> dict[str, str]:
-    device = table_of(config.get("device"))
-    rows = {name.replace("_", " "): _text(value) for name, value in device.items() if value is not None}
+    device = {name: value for name, value in table_of(config.get("device")).items() if value is not None}
+    rows = _texts(device)
     if (memory := positive(device.get("memory_bytes"))) is not None:
         rows.pop("memory bytes")
         rows["memory"] = gib(int(memory))
@@ -89,7 +94,7 @@ def _machine(config: Config) -> dict[str, str]:
 
 
 def _versions(config: Config) -> dict[str, str]:
-    rows = {name: _text(value) for name, value in table_of(config.get("versions")).items()}
+    rows = _texts(config.get("versions"), named="_")
     git = table_of(config.get("git"))
     if "commit" in git:
         rows["commit"] = f"{_text(git['commit'])}{', modified' if git.get('modified') else ''}"
@@ -207,12 +212,8 @@ LEFT_OUT = {(OPTIONS, flag_of(name)) for name in PLACES} | {(MACHINE, "process")
 DEFAULTS = {flag_of(name): shown_option(name, about.default) for name, about in BY_NAME.items()}
 
 
-def differences_of(names: Sequence[str], runs: Sequence[Groups]) -> Differences:
-    """Return the settings whose values differ among the runs that have settings of that group at all."""
-    return Differences(list(names), list(_rows(runs)))
-
-
-def _rows(runs: Sequence[Groups]) -> Iterator[Difference]:
+def differences_of(runs: Sequence[Groups]) -> Iterator[Difference]:
+    """Yield the settings whose values differ among the runs that have settings of that group at all."""
     for group in dict.fromkeys(group for run in runs for group in run):
         having = [run[group] for run in runs if group in run]
         for name in dict.fromkeys(name for rows in having for name in rows):

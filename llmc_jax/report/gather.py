@@ -5,7 +5,7 @@ A damaged file never stands in the way: what can be read is shown, and a note sa
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,21 +17,20 @@ from llmc_jax.base.files import read_json_object
 from llmc_jax.base.numbers import duration, plural
 from llmc_jax.logs.curves import Curve, spread
 from llmc_jax.logs.events import Events, figures, read_events
-from llmc_jax.logs.files import KERNELS, LARGEST, METRICS, config_file, rank_log, rank_of, step_of, time_of
+from llmc_jax.logs.files import KERNELS, LARGEST, METRICS, rank_of, step_of, time_of
 from llmc_jax.logs.reading import Log, log_of, read_log
 from llmc_jax.logs.state import DIED, RUNNING, UNKNOWN, RunState, read_state
 from llmc_jax.logs.words import event_words, state_words
 from llmc_jax.machine.versions import installed
 from llmc_jax.report import facts
 from llmc_jax.report.content import FACTORS, KEYS, Content, Event, Rows, Run, Sample, Status, panels_of
-from llmc_jax.report.series import Axes, Figures, axes_of, drawn, with_all_times
+from llmc_jax.report.series import Axes, Figures, axes_of, drawn
 
 MOST_SAMPLES = 100  # of a run, spread over its steps
 LONGEST_SAMPLE = 10_000  # characters
 MOST_EVENTS = 400  # of a run that a page lists
 OF_STEP = ("skipped", "gpu_cap")  # events that come with a step's figures
 SAME = ("start", "resume", "compiled", "end")  # what all processes log, shown for the first alone
-MOST_RANKS = 256  # processes whose logs are read
 RECENT = 200  # steps that the time left is reckoned from
 
 
@@ -54,7 +53,7 @@ def content_of(runs: Sequence[Read], title: str = "") -> Content:
         version=installed("llmc-jax").get("llmc-jax", ""),
         runs=[each.shown for each in runs],
         panels=panels_of({key for each in runs for key in each.figures}, len(runs) > 1),
-        differences=facts.differences_of(names, [each.settings for each in runs]) if len(runs) > 1 else None,
+        differences=list(facts.differences_of([each.settings for each in runs])) if len(runs) > 1 else None,
     )
 
 
@@ -100,16 +99,29 @@ def read_ours(path: Path, given: str, kind: str) -> Read:
     found |= _utilization(found, start)
     axes = axes_of(found, log.of("tokens"), facts.positive(start.get("tokens_per_step")), events.first_time)
     notes = list(events.notes)
-    config = _config(folder, start, notes)
-    of_ranks = _of_ranks(folder, notes)
+    if not (config := facts.table_of(start.get("config"))):
+        notes.append("no event of its start: options and versions are unknown")
+    ranks = sorted((rank, path) for path in folder.glob("rank_*.jsonl") if (rank := rank_of(path)) is not None)
+    logs = {rank: _noting(notes, read_events, path) for rank, path in ranks}
+    of_ranks = {rank: log for rank, log in logs.items() if log is not None}
+    notes += [note for log in of_ranks.values() for note in log.notes]
     if not found and not events.others:
         notes.append("no events yet")  # it has just begun, or lost them: no reason to refuse the runs beside it
-    groups = facts.settings(config, _json(folder / KERNELS, notes))
+    kernels = _noting(notes, read_json_object, folder / KERNELS, LARGEST) if (folder / KERNELS).exists() else None
+    groups = facts.settings(config, kernels or {})
     shown = facts.facts_of(groups, config) + ([("Processes", _processes({0: events, **of_ranks}))] if of_ranks else [])
-    status, whole = status_of(_state(path, notes), found), with_all_times(found, axes)
-    happened = events_of(events, axes, of_ranks)
-    run = _run(log, whole, axes, status, notes, start, shown, samples_of(events), happened)
-    return Read(run, log, whole, axes, groups)
+    status, happened = status_of(_noting(notes, read_state, path), found), events_of(events, axes, of_ranks)
+    run = _run(log, found, axes, status, notes, start, shown, samples_of(events), happened)
+    return Read(run, log, found, axes, groups)
+
+
+def _noting[Found](notes: list[str], read: Callable[..., Found], *arguments: Any) -> Found | None:
+    """Return what is read; None, and a note, for what cannot be."""
+    try:
+        return read(*arguments)
+    except InputError as error:
+        notes.append(str(error))
+        return None
 
 
 def _run(
@@ -141,21 +153,6 @@ def figures_of(log: Log) -> dict[str, Curve]:
     }
 
 
-def _of_ranks(folder: Path, notes: list[str]) -> dict[int, Events]:
-    """Return the logs of a run's processes other than the first, by rank."""
-    ranks = sorted(rank for path in folder.glob("rank_*.jsonl") if (rank := rank_of(path)) is not None)
-    found = {}
-    for rank in ranks[:MOST_RANKS]:
-        try:
-            found[rank] = read_events(rank_log(folder, rank))
-            notes += found[rank].notes
-        except InputError as error:
-            notes.append(str(error))
-    if len(ranks) > MOST_RANKS:
-        notes.append(f"only {MOST_RANKS} of {len(ranks)} logs of other processes are read")
-    return found
-
-
 def _processes(logs: Mapping[int, Events]) -> Rows:
     starts = {rank: events.of("start", "resume") for rank, events in logs.items()}
     return [(f"rank {rank}", event_words(found[-1])) for rank, found in starts.items() if found]
@@ -163,35 +160,12 @@ def _processes(logs: Mapping[int, Events]) -> Rows:
 
 def _utilization(found: Figures, start: Mapping[str, Any]) -> dict[str, Curve]:
     """Return how well a run uses its devices: of the peak where that is known, else the rate itself."""
-    speed, flops, peak = (
-        found.get("tokens_per_second"),
-        *map(facts.positive, map(start.get, ("flops_per_token", "peak_flops"))),
-    )
+    speed, flops = found.get("tokens_per_second"), facts.positive(start.get("flops_per_token"))
     if speed is None or flops is None:
         return {}
-    if peak is None:
-        return {"flops": speed._replace(values=speed.values * (flops / 1e9))}
-    return {"mfu": speed._replace(values=speed.values * (100 * flops / peak))}
-
-
-def _config(folder: Path, start: Mapping[str, Any], notes: list[str]) -> Mapping[str, Any]:
-    """Return the configuration of the last start, from its event or else its file."""
-    if isinstance(start.get("config"), Mapping):
-        return facts.table_of(start["config"])
-    file = config_file(folder)
-    if file is None:
-        notes.append("no config.json: options and versions are unknown")
-        return {}
-    return _json(file, notes)
-
-
-def _json(path: Path, notes: list[str]) -> Mapping[str, Any]:
-    """Return a JSON object; an empty one, and a note, for what is none."""
-    try:
-        return read_json_object(path, LARGEST) if path.exists() else {}
-    except InputError as error:
-        notes.append(str(error).removeprefix(f"{path.parent}/"))
-        return {}
+    peak = facts.positive(start.get("peak_flops"))
+    name, factor = ("flops", flops / 1e9) if peak is None else ("mfu", 100 * flops / peak)
+    return {name: speed._replace(values=speed.values * factor)}
 
 
 def samples_of(events: Events) -> list[Sample]:
@@ -206,30 +180,17 @@ def _sample(row: Mapping[str, Any]) -> Sample:
     return Sample(row["step"], tokens if type(tokens) is int else None, cut)
 
 
-def _state(path: Path, notes: list[str]) -> RunState | None:
-    try:
-        return read_state(path)
-    except InputError as error:
-        notes.append(str(error))
-        return None
-
-
 def status_of(state: RunState | None, found: Figures) -> Status:
     """Return how far a run is, or how it ended."""
     if state is None:
         return Status("unknown", None, None, None, None, "")
     left = seconds_left(state, found.get("train.loss")) if state.state == RUNNING else None
-    far = facts.steps_words(state.step, state.steps)
-    return Status(state.state, state.step, state.steps, state.last, left, _status_words(state, far, left))
-
-
-def _status_words(state: RunState, far: str, left: float | None) -> str:
-    words, when = state_words(state.state), ""
-    if state.state == RUNNING:
-        when = "" if left is None else f"; about {duration(left)} left"
+    words = ", ".join(filter(None, (state_words(state.state), facts.steps_words(state.step, state.steps))))
+    if left is not None:
+        words += f"; about {duration(left)} left"
     elif state.state in (DIED, UNKNOWN) and state.silent is not None:
-        when = f"; last event {duration(state.silent)} before this page was written"
-    return f"{words}{f', {far}' if far else ''}{when}"
+        words += f"; last event {duration(state.silent)} before this page was written"
+    return Status(state.state, state.step, state.steps, state.last, left, words)
 
 
 def seconds_left(state: RunState, train: Curve | None) -> float | None:

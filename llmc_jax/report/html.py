@@ -267,7 +267,7 @@ class Page:
         rows = [
             tag("tr", tag("th", row.name, tag("span", f" {row.group}", class_="soft"), scope="row"),
                 *(tag("td", value, class_="mono", title=value) for value in row.values))
-            for row in found.rows
+            for row in found
         ]  # fmt: skip
         shown = table(["Setting", *map(self.named, range(len(self.runs)))], rows)
         same = tag("p", "The runs have the same configuration.", class_="soft")

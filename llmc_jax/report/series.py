@@ -10,7 +10,6 @@ from llmc_jax.logs.curves import BINS, Curve, binned, finite, thinned_places
 from llmc_jax.report.content import BEFORE, LINES, Figure, Points, X
 
 POINTS = 2000  # of a curve, or a few more
-FEW = 0.01  # of the points, which may lack a time
 LONGEST = 1e9  # ms, of a step
 SPIKES = 0.005  # the part of a curve's values that may lie off scale at either end
 
@@ -43,28 +42,10 @@ class Axes:
 def axes_of(figures: Figures, tokens: Curve | None, tokens_per_step: float | None, began: float | None) -> Axes:
     """Return the axes of a run. tokens: seen after each step, where that is known; began: the first event's time."""
     seen = tokens_scale(tokens, tokens_per_step)
-    if began is not None and all(map(_timed, figures.values())):
+    if began is not None and all(each.times is not None and np.isfinite(each.times).all() for each in figures.values()):
         return Axes(seen, "wall", began)
     elapsed = elapsed_scale(figures.get("ms"))
     return Axes(seen, None if elapsed is None else "steps", elapsed=elapsed)
-
-
-def _timed(series: Curve) -> bool:
-    """Return whether all points have times, but for a few that a damaged file lost."""
-    return series.times is not None and float(np.isnan(series.times).mean()) <= FEW
-
-
-def with_all_times(figures: Figures, axes: Axes) -> Figures:
-    """Return figures whose missing times, if they are but a few, lie between their neighbours'."""
-    return {key: _whole(series) for key, series in figures.items()} if axes.clock == "wall" else figures
-
-
-def _whole(series: Curve) -> Curve:
-    steps, _, times = series
-    if times is None or not np.isnan(times).any():
-        return series
-    good = ~np.isnan(times)
-    return series._replace(times=np.interp(steps, steps[good], times[good]))
 
 
 def tokens_scale(tokens: Curve | None, per_step: float | None) -> Scale | None:

@@ -92,7 +92,9 @@ def test_hellaswag_in_percent(tmp_path: Path) -> None:
 
 
 def test_older_logs_have_the_time_of_their_steps(tmp_path: Path) -> None:
-    rows = [{name: value for name, value in row.items() if name != "time"} for row in usual()]
+    rows = usual()
+    for row in rows[5:]:  # where some lack a time, none counts
+        del row["time"]
     run = one(run_folder(tmp_path / "a", rows))
     assert run.clock == "steps"
     loss, losses = run.curves["train.loss"].x.time, run.curves["val.loss"].x.time
@@ -100,20 +102,6 @@ def test_older_logs_have_the_time_of_their_steps(tmp_path: Path) -> None:
     np.testing.assert_allclose(loss, 0.5 * np.arange(1, 41))
     np.testing.assert_allclose(losses, [0.0, 5.0, 10.0, 15.0])
     assert run.events[0].time is None
-
-
-def test_a_time_that_is_missing_lies_between_its_neighbours(tmp_path: Path) -> None:
-    rows = [start(), *map(train, range(200))]
-    del rows[51]["time"]
-    run = one(run_folder(tmp_path / "a", rows))
-    time = run.curves["train.loss"].x.time
-    assert run.clock == "wall" and time is not None and time.tolist() == [2.0 + step for step in range(200)]
-    rows[51]["ms"] = "inf"
-    for row in rows[60:80]:
-        del row["time"]
-    run = one(run_folder(tmp_path / "b", rows))
-    time = run.curves["train.loss"].x.time
-    assert run.clock == "steps" and time is not None and time.tolist() == [0.5 * step for step in range(1, 201)]
 
 
 def test_long_curves_are_thinned_and_averaged(tmp_path: Path) -> None:
@@ -147,7 +135,7 @@ def test_what_happened_to_a_run(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert "1 to 2" in run.events[1].words and run.events[2].words.startswith("rank 1: ")
     assert (run.events[5].time, run.events[5].tokens, run.events[3].tokens) == (50.0, 32.0, 40.0)
-    assert rows_of(run, "Processes").keys() == {"rank 0", "rank 1"} and len(run.notes) == 1
+    assert rows_of(run, "Processes").keys() == {"rank 0", "rank 1"} and len(run.notes) == 2
     assert run.status.steps == 9
 
 
@@ -182,7 +170,6 @@ def test_a_damaged_run_shows_what_can_be_read(tmp_path: Path) -> None:
     folder = run_folder(tmp_path / "a", [train(0), train(1), end(2)], config=None, torn='nonsense\n{"event": "tr')
     run = one(folder)
     assert run.curves["train.loss"].x.step.tolist() == [0, 1] and len(run.notes) == 3
-    (folder / "config.json").write_text("{")
     (folder / "kernels.json").write_bytes(b"\xff[")
     run = one(folder)
     assert len(run.notes) == 4 and run.facts == []
@@ -234,7 +221,7 @@ def test_runs_over_each_other(tmp_path: Path) -> None:
     found = content(*paths)
     assert [run.name for run in found.runs] == ["a", "b", "c.log"] and found.title == "a · b · c.log"
     assert found.differences is not None
-    rows = [(each.group, each.name, each.values) for each in found.differences.rows]
+    rows = [(each.group, each.name, each.values) for each in found.differences]
     assert rows == [("Options", "--seed", ["42", "43", ""]), ("Environment", "NPROC", ["", "8", ""])]
     assert {panel.key for panel in found.panels} == {"loss", "norm", "lr", "tokens_per_second", "ms", "flops", "memory"}
     assert content(paths[0]).differences is None
