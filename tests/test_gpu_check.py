@@ -34,7 +34,7 @@ from llmc_jax.base.errors import InputError
 from llmc_jax.config.flags import parse_args
 from llmc_jax.config.model import parse_descriptor
 from llmc_jax.kernels import GROUPS
-from llmc_jax.kernels.ours import FILES
+from llmc_jax.kernels.functions import FILES
 from llmc_jax.machine import deviceless
 from llmc_jax.machine.nvml import GpuReading
 from llmc_jax.models.gpt2.tensors import flat_size

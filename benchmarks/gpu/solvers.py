@@ -4,14 +4,14 @@ from typing import Any
 
 from llmc_jax import kernels
 from llmc_jax.config.train import ATTENTIONS
-from llmc_jax.kernels import cudnn, ours
+from llmc_jax.kernels import functions
 from llmc_jax.kernels.choice import implementations
 from llmc_jax.ops import attention as jnp_attention
 from llmc_jax.trials.figures import NotMeasured
 from llmc_jax.trials.problems import WAYS, Function, plain_twin
 
 # What there is a problem of: each kernel; of attention the pair of them.
-FUNCTIONS = {name.rpartition("_")[0] if "attention" in name else name for name in ours.FILES}
+FUNCTIONS = {name.rpartition("_")[0] if "attention" in name else name for name in functions.FILES}
 
 
 def target() -> str:
@@ -33,18 +33,18 @@ def implementation(function: str, name: str = "pallas", *, interpret: bool = Fal
         return _attention_pair(function, name, interpret)
     if name == "xla":
         return plain_twin(function)
-    return ours.pallas_kernel(function, target(), interpret, **({"form": form} if form else {}))
+    return functions.pallas_kernel(function, target(), interpret, **({"form": form} if form else {}))
 
 
 def _attention_pair(function: str, name: str, interpret: bool) -> tuple[Function, Function]:
     if name == "cudnn":
-        return cudnn.attention_forward, cudnn.attention_backward
+        return functions.cudnn_attention_forward, functions.cudnn_attention_backward
     if name == "naive":
         return getattr(jnp_attention, f"{function}_forward"), getattr(jnp_attention, f"{function}_backward")
     if name == "wgmma" and target() != "sm_90":
         raise NotMeasured(f"wgmma exists on Hopper alone, and this is {target()}")
     version = {} if name == "pallas" else {"version": name}
-    forward, backward = (ours.pallas_kernel(f"{function}_{way}", target(), interpret, **version) for way in WAYS)
+    forward, backward = (functions.pallas_kernel(f"{function}_{way}", target(), interpret, **version) for way in WAYS)
     return forward, backward
 
 

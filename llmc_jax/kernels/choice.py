@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from llmc_jax.base.errors import InputError
 from llmc_jax.config.train import ATTENTIONS
-from llmc_jax.kernels import cudnn, ours
-from llmc_jax.kernels.findings import Findings
+from llmc_jax.kernels import functions
 from llmc_jax.kernels.functions import GROUPS, PLAIN, assembled
+from llmc_jax.machine.compiling import Options
 from llmc_jax.machine.target import Machine, measured_on
 from llmc_jax.ops import attention, gelu
 from llmc_jax.ops.table import Function, Operations
@@ -41,6 +41,42 @@ MEASURED: dict[tuple[str, str], Measured] = {
 }
 MEASURED_HERE = "measured here"
 ESTIMATED = "by estimate: not measured on such a GPU yet"
+
+
+# What is found out on the card at hand (trials/), as plain data.
+class Finding(NamedTuple):
+    """One implementation of one operation, tried at a run's shapes."""
+
+    operation: str  # a key of GROUPS
+    implementation: str  # the name of a row
+    problem: str = ""  # what is wrong with it; empty: nothing
+    unjudged: str = ""  # why nobody knows whether it is right; what is not wrong may be used
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Return what tells it from others."""
+        return self.operation, self.implementation
+
+    @property
+    def label(self) -> str:
+        """Return the name of what was tried."""
+        return f"{self.operation}: {self.implementation}"
+
+
+class Findings(NamedTuple):
+    """What was found out for one combination of card, versions, shapes and precision."""
+
+    found: tuple[Finding, ...] = ()
+    fastest: tuple[tuple[str, str], ...] = ()  # operations and their rows: a whole step on them was right, and fastest
+    options: Options = ()  # of XLA, which that step had to be compiled with
+    steps: tuple[tuple[str, float], ...] = ()  # seconds of the whole steps that were timed, by what ran them
+    notes: tuple[str, ...] = ()  # what a user should know, a line each
+
+    def problem(self, operation: str, implementation: str) -> str:
+        """Return why a row cannot be used on this card; empty where it can, or nothing is known."""
+        return next((each.problem for each in self.found if each.key == (operation, implementation)), "")
+
+
 NOTHING = Findings()  # has been found out
 
 
@@ -182,13 +218,13 @@ def _triton_problem(setting: Setting) -> str:
 
 
 def _pallas_kernel(name: str, setting: Setting) -> Function:
-    return ours.pallas_kernel(name, str(setting.machine.target), setting.interpret)
+    return functions.pallas_kernel(name, str(setting.machine.target), setting.interpret)
 
 
 BY: dict[str, tuple[Maker, Callable[[Setting], str]]] = {
     "xla": (lambda name, *_: PLAIN[name], lambda _: ""),
     "pallas": (_pallas_kernel, _pallas_problem),
-    "triton": (lambda name, *_: ours.triton_kernel(name), _triton_problem),
+    "triton": (lambda name, *_: functions.triton_kernel(name), _triton_problem),
 }
 
 
@@ -222,7 +258,9 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
     _row("gelu", "xla"),
     Implementation("gelu", IN_PRODUCT, "cublas", lambda *_: gelu.gelu_forward_in_product, _cublas_problem),
     _row("attention", "pallas", "flash, pallas", _flash_problem, "flash"),
-    Implementation("attention", "cudnn", "cudnn", lambda name, *_: getattr(cudnn, name), _cudnn_problem, "cudnn"),
+    Implementation(
+        "attention", "cudnn", "cudnn", lambda name, *_: getattr(functions, f"cudnn_{name}"), _cudnn_problem, "cudnn"
+    ),
     _by_softmax("pallas"),
     _by_softmax("triton"),
     _row("attention", "xla", "naive, xla", kind="naive")._replace(makes_matrix=True),

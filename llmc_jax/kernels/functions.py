@@ -1,7 +1,18 @@
-"""The functions of a step that have several implementations, by name: the model's operations and the optimizer's."""
+"""The functions of a step that have several implementations, by name: the model's operations and the optimizer's.
 
+XLA's, our handwritten kernels (Pallas's for an architecture, and Triton's, both imported when asked for) and cuDNN's
+attention. Leaves out which of them runs (choice.py).
+"""
+
+import importlib
 from collections.abc import Mapping
+from functools import cache, partial
+from typing import Any
 
+import jax
+
+from llmc_jax.config.train import ATTENTIONS
+from llmc_jax.ops.linear import bias_backward
 from llmc_jax.ops.table import XLA, Function, Operations
 from llmc_jax.training.adamw import ADAMW
 from llmc_jax.training.optimizer import Optimizer, global_norm
@@ -38,3 +49,76 @@ def assembled(functions: Mapping[str, Function], optimizer: Optimizer = ADAMW) -
     op = Operations(**{name: all_functions[name] for name in Operations._fields})
     update, norm = all_functions[f"{optimizer.name}_update"], all_functions["global_norm"]
     return op, optimizer._replace(update=update, global_norm=norm)
+
+
+# ----- our kernels --------------------------------------------------------------------------------------------------
+
+BY_FILE = {  # of pallas_kernels/; of some there is one in triton/ too, in a file of that name
+    "layernorm": GROUPS["layernorm"],
+    "gelu": GROUPS["gelu"],
+    "attention": tuple(f"{name}_{way}" for name in ATTENTIONS.values() for way in ("forward", "backward")),
+    "softmax": ("softmax_forward", "softmax_backward"),
+    "classifier": GROUPS["classifier"],
+    "embedding": GROUPS["embedding backward"],
+    "adamw": (*GROUPS["adamw"], *GROUPS["global norm"]),
+}
+FILES = {name: file for file, names in BY_FILE.items() for name in names}  # of each kernel
+
+
+def pallas_kernel(name: str, target: str, interpret: bool = False, **more: Any) -> Function:
+    """Return a kernel for an architecture ("sm_90"), with its twin's signature. more: what else the kernel takes.
+
+    interpret: simulated on the CPU, slowly, for tests and for whoever wants to look.
+    """
+    return _bound(name, target, interpret, tuple(more.items()))
+
+
+@cache  # the same function for the same arguments: what calls it is compiled once
+def _bound(name: str, target: str, interpret: bool, more: tuple[tuple[str, Any], ...]) -> Function:
+    return partial(_late(name), target=target, interpret=interpret, **dict(more))
+
+
+@cache
+def _late(name: str) -> Function:
+    """Return a kernel that is imported when it is called: a plan that runs nothing saves a fifth of a second."""
+
+    def kernel(*arguments: Any, **more: Any) -> Any:
+        return getattr(importlib.import_module(kernel.__module__), name)(*arguments, **more)
+
+    kernel.__name__ = kernel.__qualname__ = name
+    kernel.__module__ = f"pallas_kernels.{FILES[name]}"
+    return kernel
+
+
+def pallas_functions(target: str, interpret: bool = False) -> dict[str, Function]:
+    """Return the kernels that have a place in PLAIN; attention is `flash`, in bf16 and fp16 only."""
+    return {name: pallas_kernel(name, target, interpret) for name in PLAIN if name in FILES}
+
+
+def triton_kernel(name: str) -> Function:
+    """Return one of Triton's kernels (the extra `[triton]`), with its twin's signature."""
+    function: Function = getattr(importlib.import_module(f"llmc_jax.kernels.triton.{FILES[name]}"), name)
+    return function
+
+
+# ----- cuDNN, with the signatures of ops/attention.py ---------------------------------------------------------------
+
+
+def cudnn_attention_forward(qkv: jax.Array, num_heads: int) -> tuple[jax.Array, Any]:
+    """Return causal attention by cuDNN of packed qkv (B, T, 3C): out (B, T, C), and its own means for the backward."""
+    B, T, C3 = qkv.shape
+
+    def attend(qkv: jax.Array) -> jax.Array:
+        q, k, v = (qkv.reshape(B, T, 3, num_heads, -1)[:, :, i] for i in range(3))  # (B, T, NH, HS) each
+        out = jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn")
+        return out.reshape(B, T, C3 // 3)
+
+    return jax.vjp(attend, qkv)
+
+
+def cudnn_attention_backward(
+    dout: jax.Array, _qkv: jax.Array, _out: jax.Array, saved: Any, _num_heads: int
+) -> tuple[jax.Array, jax.Array]:
+    """Return the gradient of `cudnn_attention_forward` for packed qkv (B, T, 3C), and its sum over all rows (3C,)."""
+    (dqkv,) = saved(dout)
+    return dqkv, bias_backward(dqkv)

@@ -16,6 +16,7 @@ from llmc_jax.config.train import ATTENTIONS
 from llmc_jax.kernels.choice import (
     NOTHING,
     Choice,
+    Findings,
     Preferences,
     Selection,
     Setting,
@@ -23,7 +24,6 @@ from llmc_jax.kernels.choice import (
     implementations,
     select,
 )
-from llmc_jax.kernels.findings import Findings
 from llmc_jax.kernels.functions import GROUPS
 from llmc_jax.machine.compiling import Options, of_one_device
 from llmc_jax.machine.target import Machine

@@ -6,8 +6,7 @@ from typing import NamedTuple
 from llmc_jax import kernels
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.config.train import ATTENTIONS
-from llmc_jax.kernels.choice import Implementation, Preferences, Setting, candidates
-from llmc_jax.kernels.findings import Finding
+from llmc_jax.kernels.choice import Finding, Implementation, Preferences, Setting, candidates
 from llmc_jax.machine.compiling import Options
 from llmc_jax.machine.target import Machine
 from llmc_jax.models.gpt2.tensors import flat_size

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from llmc_jax import kernels
 from llmc_jax.base.errors import InputError
 from llmc_jax.config.model import ModelConfig
-from llmc_jax.kernels import GROUPS, XLA, Choice, Findings, Machine, Preferences, Selection, Setting, cudnn
+from llmc_jax.kernels import GROUPS, XLA, Choice, Findings, Machine, Preferences, Selection, Setting
 from llmc_jax.kernels.choice import ESTIMATED, IMPLEMENTATIONS, NOTHING, Measured, choose_one, select
-from llmc_jax.kernels.functions import PLAIN
+from llmc_jax.kernels.functions import PLAIN, cudnn_attention_backward, cudnn_attention_forward
 from llmc_jax.machine.target import measured_on
 from llmc_jax.models.gpt2.model import Execution
 from llmc_jax.ops import attention
@@ -228,9 +228,9 @@ def test_attention(
     assert (choice.implementation, choice.fell_back) == (implementation, bool(problem)) and problem in choice.why
     assert choice.makes_matrix == (implementation not in ("flash, pallas", "cudnn", "relu, pallas"))
     modules = {
-        "naive, xla": "llmc_jax.ops.attention", SOFTMAX: "llmc_jax.ops.attention", "cudnn": "llmc_jax.kernels.cudnn",
-        "relu, xla": "llmc_jax.ops.attention", "flash, pallas": "pallas_kernels.attention",
-        "relu, pallas": "pallas_kernels.attention",
+        "naive, xla": "llmc_jax.ops.attention", SOFTMAX: "llmc_jax.ops.attention",
+        "relu, xla": "llmc_jax.ops.attention", "cudnn": "llmc_jax.kernels.functions",
+        "flash, pallas": "pallas_kernels.attention", "relu, pallas": "pallas_kernels.attention",
     }  # fmt: skip
     for way in ("forward", "backward"):
         function = getattr(selection.op, f"attention_{way}")
@@ -401,9 +401,9 @@ def test_cudnn_s_attention_is_wired_as_ours(cudnn_by_xla: list[str]) -> None:
     rng = np.random.default_rng(0)
     qkv, dout = (rng.normal(size=(2, 5, width)).astype(np.float32) for width in (3 * 12, 12))
     out, att = attention.attention_forward(qkv, 3)
-    found, saved = cudnn.attention_forward(jnp.asarray(qkv), 3)
+    found, saved = cudnn_attention_forward(jnp.asarray(qkv), 3)
     np.testing.assert_allclose(found, out, atol=1e-6)
-    gradient = cudnn.attention_backward(jnp.asarray(dout), qkv, found, saved, 3)
+    gradient = cudnn_attention_backward(jnp.asarray(dout), qkv, found, saved, 3)
     for each, expected in zip(gradient, attention.attention_backward(dout, qkv, out, att, 3), strict=True):
         np.testing.assert_allclose(each, expected, atol=3e-6)
     assert set(cudnn_by_xla) == {"cudnn"}
@@ -413,7 +413,7 @@ def test_cudnn_s_attention_is_wired_as_ours(cudnn_by_xla: list[str]) -> None:
 @pytest.mark.parametrize("recompute_blocks", [0, 1])
 def test_the_model_keeps_what_cudnn_s_backward_needs(recompute_blocks: int) -> None:
     config = ModelConfig(8, 19, 128, 2, 2, 16)
-    op = XLA._replace(attention_forward=cudnn.attention_forward, attention_backward=cudnn.attention_backward)
+    op = XLA._replace(attention_forward=cudnn_attention_forward, attention_backward=cudnn_attention_backward)
     execution = Execution(op, recompute_blocks=recompute_blocks)
     found, expected = (of_model(each, config, jnp.float32, 2, 7) for each in (execution, Execution()))
     errors = gradient_errors(found, expected, config)

@@ -15,7 +15,7 @@ from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.base.plain import to_json
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.config.train import TrainConfig
-from llmc_jax.kernels import Choice, Finding, Findings, Machine, cudnn, record
+from llmc_jax.kernels import Choice, Finding, Findings, Machine, functions, record
 from llmc_jax.kernels.functions import GROUPS
 from llmc_jax.kernels.record import MadeFor, Preferences, Resolved, differences, from_json
 from llmc_jax.machine.compiling import TRITON_GEMM
@@ -172,7 +172,7 @@ def test_a_record_wins_over_what_would_be_chosen() -> None:
 
 def test_the_functions_are_those_of_the_record() -> None:
     selection = record.choose_again(SLOWER, Preferences(), False, kernels.Setting(H200, "bf16", 64))
-    assert selection.op.attention_forward is cudnn.attention_forward
+    assert selection.op.attention_forward is functions.cudnn_attention_forward
     assert selection.op.classifier.keywords["target"] == "sm_90"  # type: ignore[attr-defined]
 
 

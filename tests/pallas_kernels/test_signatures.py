@@ -5,8 +5,7 @@ import inspect
 
 import pytest
 
-from llmc_jax.kernels.functions import PLAIN
-from llmc_jax.kernels.ours import FILES
+from llmc_jax.kernels.functions import FILES, PLAIN
 from llmc_jax.ops import attention, softmax
 
 TWINS = PLAIN | {

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import pytest
 
-from llmc_jax.kernels.ours import FILES
+from llmc_jax.kernels.functions import FILES
 from llmc_jax.trials import problems
 from pallas_kernels import adamw, classifier, embedding, gelu, layernorm, mosaic, softmax
 from tests.comparisons import QUICK

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.gpu.solvers import FUNCTIONS
 from llmc_jax.config.model import parse_descriptor
-from llmc_jax.kernels import Finding, Machine, Preferences, ours
+from llmc_jax.kernels import Finding, Machine, Preferences, functions
 from llmc_jax.kernels.functions import GROUPS
 from llmc_jax.models.gpt2.tensors import flat_size, tensor_specs
 from llmc_jax.ops.gelu import gelu_forward_in_product
@@ -61,7 +61,7 @@ def test_shapes_are_the_runs_own() -> None:
 
 def test_a_kernel_that_is_right_and_one_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """In one function of several, and there in the gradient that is summed over the rows."""
-    finding, real = Finding("gelu", "pallas"), ours.pallas_kernel
+    finding, real = Finding("gelu", "pallas"), functions.pallas_kernel
     assert check.measure_kernel(TINY, finding) == finding
 
     def spoilt(name: str, *arguments: Any) -> Any:
@@ -73,7 +73,7 @@ def test_a_kernel_that_is_right_and_one_that_is_wrong(monkeypatch: pytest.Monkey
 
         return gelu_backward if name == "gelu_backward" else right
 
-    monkeypatch.setattr(ours, "pallas_kernel", spoilt)
+    monkeypatch.setattr(functions, "pallas_kernel", spoilt)
     assert check.measure_kernel(TINY, finding).problem.startswith("gelu_backward, output 1")
 
 

@@ -9,10 +9,9 @@ import re
 
 from llmc_jax.machine.versions import installed
 
-# jax-triton before 0.4.1 needs a GPU to lower, and 0.4.1 needs a class that Triton 3.6 lacks. Its rule for dead code
-# takes two arguments, where jax 0.12 gives three.
-NEEDED = {"jax-triton": (0, 4, 1), "triton": (3, 7)}
-LAST_WITHOUT_JAX_12 = (0, 4, 1)  # of jax-triton
+# The versions of the extra in pyproject.toml, from and below. jax-triton before 0.4.1 needs a GPU to lower, and 0.4.1 a
+# class that Triton 3.6 lacks. Its rule for dead code takes two arguments, where jax 0.12 gives three.
+NEEDED = {"jax-triton": ((0, 4, 1), (0, 5)), "triton": ((3, 7), (3, 10)), "jax": ((0, 11, 2), (0, 12))}
 INSTALL = 'python -m pip install -e ".[cuda13,triton]" (or cuda12) in the repository'
 
 
@@ -21,17 +20,13 @@ def availability() -> str | None:
 
     Reads the versions that are installed and imports none of them. Whether there is an NVIDIA GPU it does not ask.
     """
-    found = installed(*NEEDED, "jax")
-    missing = [name for name in NEEDED if name not in found]
-    if missing:
-        return f"not installed: {' and '.join(missing)}; run {INSTALL}"
-    for name, needed in NEEDED.items():
-        if _numbers(found[name]) < needed:
-            return f"{name} {found[name]} is installed; needed is {'.'.join(map(str, needed))} or later: run {INSTALL}"
-    if _numbers(found["jax"]) >= (0, 12) and _numbers(found["jax-triton"]) <= LAST_WITHOUT_JAX_12:
-        versions = f"jax-triton {found['jax-triton']} does not work with jax {found['jax']}"
-        return f"{versions}; take jax 0.11: run {INSTALL}"
-    return None
+    found = installed(*NEEDED)
+    wrong = [
+        f"{name} {found.get(name, 'not installed')}"
+        for name, (least, below) in NEEDED.items()
+        if name not in found or not least <= _numbers(found[name]) < below
+    ]
+    return f"{', '.join(wrong)}: run {INSTALL}" if wrong else None
 
 
 def _numbers(version: str) -> tuple[int, ...]:

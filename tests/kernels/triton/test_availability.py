@@ -1,6 +1,5 @@
 """Which versions fit together, and that asking imports nothing."""
 
-import importlib.metadata
 import subprocess
 import sys
 
@@ -14,31 +13,16 @@ from llmc_jax.kernels import triton
     [
         ({"jax-triton": "0.4.1", "triton": "3.7.1", "jax": "0.11.2"}, None),
         ({"jax-triton": "0.4.1", "triton": "3.7.0+git12ab", "jax": "0.11.3.dev20260801"}, None),
-        ({"jax-triton": "0.4.2", "triton": "3.10.0", "jax": "0.12.0.1"}, None),  # not known not to work
-        ({"jax": "0.11.2"}, ["not installed: jax-triton and triton", "pip install"]),
-        ({"triton": "3.7.1", "jax": "0.11.2"}, ["not installed: jax-triton; ", "pip install"]),
-        ({"jax-triton": "0.3.1", "triton": "3.7.1", "jax": "0.11.2"}, ["jax-triton 0.3.1", "0.4.1 or later"]),
-        ({"jax-triton": "0.4.1", "triton": "3.6.0", "jax": "0.11.2"}, ["triton 3.6.0", "3.7 or later"]),
-        (
-            {"jax-triton": "0.4.1", "triton": "3.7.1", "jax": "0.12.0.1"},
-            ["jax-triton 0.4.1 does not work with jax 0.12.0.1", "jax 0.11:", "pip install"],
-        ),
+        ({"jax": "0.11.2"}, "jax-triton not installed, triton not installed: run python -m pip install"),
+        ({"jax-triton": "0.3.1", "triton": "3.7.1", "jax": "0.11.2"}, "jax-triton 0.3.1: run"),
+        ({"jax-triton": "0.4.1", "triton": "3.6.0", "jax": "0.11.2"}, "triton 3.6.0: run"),
+        ({"jax-triton": "0.4.1", "triton": "3.7.1", "jax": "0.12.0.1"}, "jax 0.12.0.1: run"),
     ],
 )
-def test_versions(versions: dict[str, str], words: list[str] | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    def version(name: str) -> str:
-        if name not in versions:
-            raise importlib.metadata.PackageNotFoundError(name)
-        return versions[name]
-
-    monkeypatch.setattr(importlib.metadata, "version", version)
+def test_versions(versions: dict[str, str], words: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton, "installed", lambda *names: versions)
     found = triton.availability()
-    if words is None:
-        assert found is None
-    else:
-        assert found is not None
-        assert "\n" not in found
-        assert [word for word in words if word not in found] == []
+    assert found is None if words is None else str(found).startswith(words)
 
 
 def test_asking_imports_no_heavy_package() -> None:
