@@ -4,11 +4,9 @@ What was named is checked before any weights are read, but for the ids in token 
 """
 
 import argparse
-import os
 from collections.abc import Sequence
 
 from llmc_jax.base.errors import ExitCode, InputError
-from llmc_jax.base.files import expanded, matching
 from llmc_jax.base.kit import command_line
 from llmc_jax.base.options import own
 from llmc_jax.base.parsers import Parser
@@ -59,7 +57,7 @@ TASKS = (
     own("--limit", "N", None, "the first N questions of each task (default: all)", needs="tasks"),
     own("--crop-context", "", False, "drop the oldest tokens of contexts that are too long for T", needs="tasks"),
     own("--items", "FILE", None, "write each model's answer to each question, a line of JSON each", needs="tasks",
-        writes="*"),
+        writes=".jsonl"),
 )  # fmt: skip
 MODELS = (
     *MODEL,
@@ -87,28 +85,15 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         raise InputError(f"CHECKPOINT: {len(found.checkpoints)} were named; at most {MOST_CHECKPOINTS} fit a table")
     if not {"data", "text", "tasks"} & found.given:
         raise InputError("there is nothing to evaluate on; name it by --data, --text or --tasks")
+    if found.items is not None and str(found.items) in {word.partition("=")[2] for word in found.tasks}:
+        raise InputError(f"--items {found.items}: holds the questions of --tasks and would be replaced; name another")
     return found
-
-
-def check_overwriting(flags: argparse.Namespace) -> None:
-    """Check that no file is written over one that is read, or over the other that is written. Raises InputError."""
-    read = [("CHECKPOINT", path) for path in flags.checkpoints]
-    read += [("--data", path) for pattern in flags.data for path in matching(pattern)]
-    read += [("--text", path) for path in flags.text]
-    read += [("--tasks", expanded(word.partition("=")[2])) for word in flags.tasks if "=" in word]
-    taken = {os.path.realpath(path): flag for flag, path in read}
-    for name in ("picture", "items"):
-        if (path := getattr(flags, name)) is not None:
-            other = taken.setdefault(os.path.realpath(path), f"--{name}")
-            if other != f"--{name}":
-                raise InputError(f"--{name} {path}: is the file of {other} too, and would replace it; name another")
 
 
 @command_line("evaluate")
 def main(words: Sequence[str]) -> int:
     """Run `llmc-jax evaluate`."""
     flags = parse(words)
-    check_overwriting(flags)
     for note in settle() + configure(tf32=flags.dtype != "fp32", devices=flags.devices):
         say("note", note)
     from llmc_jax.evaluate import job  # here, because --help does without JAX

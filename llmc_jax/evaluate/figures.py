@@ -26,9 +26,9 @@ class Figure(NamedTuple):
     parts: np.ndarray
 
     @property
-    def error(self) -> float:
-        """Return the standard error; nan of fewer than two units."""
-        return error_of(self.parts)
+    def mean(self) -> Mean:
+        """Return it with its standard error, which is nan of fewer than two units."""
+        return Mean(self.value, error_of(self.parts))
 
 
 def error_of(parts: np.ndarray) -> float:

@@ -54,7 +54,7 @@ def _draw_losses(axes: Any, subject: Subject, names: Sequence[str], title: str) 
         assert positions is not None
         seen = np.flatnonzero(np.isfinite(positions.mean))
         axes.plot(seen + 1, positions.mean[seen], color=color, linewidth=0.7, alpha=0.45)
-        means = {each.name: Mean(each.value, each.error) for each in result.bins}
+        means = {each.name: each.mean for each in result.bins}
         _draw_dots(axes, means, index, label=drawable(name))
     _show_octaves(axes, max(len(each.positions.counts) for each in subject.results if each.positions is not None))
     axes.set_title(drawable(title), fontsize=10, parse_math=False)

@@ -86,7 +86,7 @@ def _other_facts(subject: Subject) -> list[list[str]]:
 def _figure_rows(subject: Subject, figures: Sequence[Sequence[Figure]]) -> list[list[str]]:
     """Return a line for each figure. figures: of each model."""
     names = [figure.name for figure in max(figures, key=len)]
-    values = [{figure.name: _mean(figure) for figure in own} for own in figures]
+    values = [{figure.name: figure.mean for figure in own} for own in figures]
     apart = subject.differences(figures)[1:]
 
     def cells(name: str) -> list[str]:
@@ -94,10 +94,6 @@ def _figure_rows(subject: Subject, figures: Sequence[Sequence[Figure]]) -> list[
         return own + [shown(name, each[name], "+") if name in each else "" for each in apart]
 
     return [[name, *cells(name)] for name in names]
-
-
-def _mean(figure: Figure) -> Mean:
-    return Mean(figure.value, figure.error)
 
 
 def shown(name: str, mean: Mean, sign: str = "") -> str:
@@ -117,7 +113,7 @@ def plain_data(subject: Subject, by_position: bool) -> dict[str, Any]:
     apart = subject.differences([result.figures for result in subject.results])
     results = []
     for result, differences in zip(subject.results, apart, strict=True):
-        data: dict[str, Any] = {**result.facts, **{_key(each.name): _mean(each)._asdict() for each in result.figures}}
+        data: dict[str, Any] = {**result.facts, **{_key(each.name): each.mean._asdict() for each in result.figures}}
         if differences:
             data["difference"] = {_key(name): each._asdict() for name, each in differences.items()}
         if by_position and result.positions is not None:

@@ -107,8 +107,8 @@ def test_hand_made_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subjects, "score", lambda scorer, rows, wanted: made if wanted.rank else None)
     found = subjects.questions_result(scorer(), asked)
     accuracy, perplexity = found.figures
-    assert (accuracy.value, accuracy.error) == (0.5, 0.5)
-    assert (perplexity.value, perplexity.error) == pytest.approx((4.0, 4.0 * math.log(2.0)))
+    assert accuracy.mean == (0.5, 0.5)
+    assert (*perplexity.mean,) == pytest.approx((4.0, 4.0 * math.log(2.0)))
     assert [line["right"] for line in subjects.item_lines("", asked, found.answers)] == [True, False]
 
 
