@@ -5,7 +5,6 @@ A card has a row in three tables, by the name that the driver reports: its peaks
 Leaves out prices (plan/prices.toml). Knows no JAX.
 """
 
-import difflib
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -87,8 +86,8 @@ def named(name: str) -> Target:
     found = {_plain(word): target for short, target in TARGETS.items() for word in (short, target.device_kind)}
     if _plain(name) in found:
         return found[_plain(name)]
-    raise InputError(f"GPU {name!r} is not known here: {_did_you_mean(name, found)}take one of {', '.join(TARGETS)}, "
-                     "or a .toml file of your own (docs/plan.md)")  # fmt: skip
+    known = ", ".join(TARGETS)
+    raise InputError(f"GPU {name!r} is not known here: take one of {known}, or a .toml file of your own (docs/plan.md)")
 
 
 def card_of(target: Target) -> Card:
@@ -111,11 +110,6 @@ def name_of(kind: str) -> str | None:
 def _plain(name: str) -> str:
     """Return a name without what people write differently: case, spaces and hyphens."""
     return name.lower().replace(" ", "").replace("-", "").replace("_", "")
-
-
-def _did_you_mean(name: str, found: Mapping[str, Target]) -> str:
-    near = difflib.get_close_matches(_plain(name), found, n=1, cutoff=0.6)
-    return f"did you mean {short_name(found[near[0]])}? Else " if near else ""
 
 
 # ----- a card of your own ---------------------------------------------------------------------------------------------

@@ -192,9 +192,6 @@ def cache_bytes(cores: Iterable[int] | None = None, root: Path = Path("/")) -> i
 
     cores: those that this process may use where it is None. root: where /sys is looked for (a test's own).
     """
-    if platform.system() == "Darwin":
-        found = output_of("sysctl", "-n", "hw.l3cachesize")  # of Intel's; Apple's own processors have no such entry
-        return int(found) if found.isdigit() and int(found) > 0 else UNKNOWN_CACHE
     sizes: dict[tuple[str, ...], int] = {}
     for core in usable_cores() if cores is None else cores:
         for cache in root.glob(f"sys/devices/system/cpu/cpu{core}/cache/index*"):

@@ -12,7 +12,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from llmc_jax.base.errors import InputError
 from llmc_jax.report.content import Content
 from llmc_jax.report.html import Page, look, short_names, signs
 
@@ -74,12 +73,8 @@ def policy(scripts: Mapping[str, str]) -> str:
 @cache
 def template_and_scripts() -> tuple[str, dict[str, str]]:
     """Return page.html, and what its scripts consist of by their marks."""
-    return _text(HERE / "page.html"), {mark: _text(path) for mark, path in SCRIPTS.items()}
-
-
-def _text(path: Path) -> str:
-    """Return a text as a browser reads it, which has line feeds alone."""
-    try:
-        return path.read_text(encoding="utf-8").replace("\r\n", "\n")
-    except OSError as error:
-        raise InputError(f"{path}: cannot read it: {error.strerror}; install llmc-jax again") from error
+    paths = {"": HERE / "page.html", **SCRIPTS}
+    texts = {
+        mark: path.read_text(encoding="utf-8") for mark, path in paths.items()
+    }  # with line feeds, as browsers have
+    return texts.pop(""), texts

