@@ -49,7 +49,7 @@ def test_help_names_every_flag_and_needs_no_jax(tmp_path: Path) -> None:
         (["-e", "{file}"], "{file}: "),
         (["-t", "99"], "the model knows 64 positions"),
         (["-d", "100"], "-d 100: an update's tokens must be a multiple of 128"),
-        (["-d", "256", "--devices", "3"], "--devices 2"),
+        (["-d", "256", "--devices", "3"], "times 3 devices"),
         (["--devices", "0"], "--devices 0: "),
         (["--devices", "-1"], "--devices -1: "),
         (["--price", "nan"], "--price nan: price must be a number"),

@@ -188,7 +188,7 @@ ERRORS: dict[str, tuple[str, dict[str, str], tuple[str, ...]]] = {
         "--devices 4", {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"},
         ("--devices 4: ", "XLA_FLAGS", "--devices 2"),
     ),
-    "not divided": ("--devices 4 -b 3 -d 128", {}, ("-d 128: ", "times 4 devices", "-b 2, which keeps")),
+    "not divided": ("--devices 4 -b 3 -d 128", {}, ("-d 128: ", "times 4 devices", "a smaller -b")),
     "stage 3": ("--devices 2 -z 3", {}, ("-z 3: ", "-z 2")),
     "no power of two": ("--devices 3 -d 192 --reduction fixed", {}, ("--reduction fixed: ",)),
     "not a divisor": ("--devices 4 -d 192 --reduction fixed", {}, ("-d 192: ",)),
