@@ -167,44 +167,27 @@ def losses(
                 sizes[number] = bytes_of[ids[span.first :]].sum()
             yield Row(ids, span.first)
 
-    edges = bin_edges(positions)
-    sums, bin_sums = np.zeros(len(rows)), np.zeros((len(rows), len(edges) - 1))
-    curves = Curves(positions)
+    kept = [np.zeros(0, np.float32)] * len(rows)  # 4 bytes a token
     for each in score(scorer, read()):
-        span, wide = rows[each.row], each.losses.astype(np.float64)
-        told(span.scored)
-        sums[each.row] = wide.sum()
-        curves.add(span, wide)
-        bin_sums[each.row] = binned(span, wide, edges)
+        told(rows[each.row].scored)
+        kept[each.row] = each.losses
+    edges = bin_edges(positions)
+    sums, bin_sums, by_position = np.zeros(len(rows)), np.zeros((len(rows), len(edges) - 1)), np.zeros((3, positions))
+    for number, (span, narrow) in enumerate(zip(rows, kept, strict=True)):  # in an order that no devices decide
+        wide = narrow.astype(np.float64)
+        sums[number], bin_sums[number] = wide.sum(), binned(span, wide, edges)
+        by_position[:, span.first - 1 : span.end - span.start - 1] += [np.ones(len(wide)), wide, np.square(wide)]
     counts = np.array([span.scored for span in rows], np.int64)
     bin_counts = np.array([binned(span, np.ones(span.scored), edges) for span in rows], np.int64)
-    return Losses(sums, counts, None if bytes_of is None else sizes, bin_sums, bin_counts, curves.found())
+    return Losses(sums, counts, None if bytes_of is None else sizes, bin_sums, bin_counts, _positions(*by_position))
 
 
-class Curves:
-    """Adds losses up by position, in an order that does not depend on the number of devices.
-
-    Rows of one length come one after the other whatever computes them; rows of two lengths do not. So each has sums of
-    its own, which are added up at the end.
-    """
-
-    def __init__(self, positions: int) -> None:
-        self._positions = positions
-        self._kinds: dict[tuple[int, int], np.ndarray] = {}  # by first position and end: (3, T)
-
-    def add(self, span: Span, losses: np.ndarray) -> None:
-        """Add a row's losses (k,) float64."""
-        place = slice(span.first - 1, span.end - span.start - 1)
-        kind = self._kinds.setdefault((place.start, place.stop), np.zeros((3, self._positions)))
-        kind[:, place] += np.stack([np.ones(len(losses)), losses, np.square(losses)])
-
-    def found(self) -> Positions:
-        """Return the means and their standard errors."""
-        count, total, squares = sum((self._kinds[kind] for kind in sorted(self._kinds)), np.zeros((3, self._positions)))
-        with np.errstate(divide="ignore", invalid="ignore"):
-            mean = total / count
-            variance = np.maximum(squares - total * mean, 0) / np.where(count > 1, count - 1, math.nan)
-            return Positions(count.astype(np.int64), mean, np.sqrt(variance / count))
+def _positions(count: np.ndarray, total: np.ndarray, squares: np.ndarray) -> Positions:
+    """Return means and their standard errors of sums by position, each (T,)."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mean = total / count
+        variance = np.maximum(squares - total * mean, 0) / np.where(count > 1, count - 1, math.nan)
+        return Positions(count.astype(np.int64), mean, np.sqrt(variance / count))
 
 
 def binned(span: Span, values: np.ndarray, edges: Sequence[int]) -> np.ndarray:

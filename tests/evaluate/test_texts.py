@@ -120,20 +120,6 @@ def test_every_id_but_the_first_is_scored_once(sizes: list[int], positions: int,
     assert seen == [(number, each) for number, size in enumerate(sizes) for each in range(1, size)]
 
 
-def test_sums_by_position_do_not_depend_on_which_length_comes_first() -> None:
-    rng = np.random.default_rng(2)
-    rows = [
-        (Span(0, 0, 1, T + 1 - 11 * (number % 3)), rng.gamma(1, 10.0 ** rng.integers(-3, 4), T)) for number in range(40)
-    ]
-    found = []
-    for order in (rows, sorted(rows, key=lambda row: row[0].end)):  # of one length in the same order
-        curves = texts.Curves(T)
-        for span, losses in order:
-            curves.add(span, losses[: span.scored])
-        found.append(np.stack(curves.found()))
-    np.testing.assert_array_equal(*found)
-
-
 @given(st.integers(1, 3000))
 def test_bins_divide_the_positions(positions: int) -> None:
     edges = texts.bin_edges(positions)
