@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +23,8 @@ from llmc_jax.evaluate import report, subjects
 from llmc_jax.evaluate.command import USUAL_ROWS
 from llmc_jax.evaluate.picture import draw_positions
 from llmc_jax.evaluate.report import Subject
-from llmc_jax.evaluate.subjects import Cut, OnProgress, Questions, Reader, Result, Text
+from llmc_jax.evaluate.subjects import OnProgress, Questions, Reader, Result, Text
+from llmc_jax.evaluate.texts import rows_of_text
 from llmc_jax.generate.answer import until_ctrl_c
 from llmc_jax.generate.command import model_facts, say, say_model
 from llmc_jax.generate.model import open_model
@@ -58,29 +60,26 @@ def prepare(flags: argparse.Namespace) -> Job:
         subjects.named_task(word)
     devices = number_of_devices(flags.devices)
     readers = [subjects.open_reader(path, flags.tokenizer, flags.step, flags.v2_order) for path in flags.checkpoints]
-    cut = cut_of(flags, subjects.common_positions(readers, flags.positions))
-    shared: dict[Any, list[Text | Questions]] = {}  # models of one tokenizer read the same
-    for reader in readers:
-        if reader.reads not in shared:
-            shared[reader.reads] = read_subjects(flags, reader, cut)
-    return Job([shared[reader.reads] for reader in readers], cut.positions, devices)
-
-
-def cut_of(flags: argparse.Namespace, positions: int) -> Cut:
-    """Return how the flags want texts to be cut into rows. Raises InputError."""
+    positions = subjects.common_positions(readers, flags.positions)
     if flags.stride is not None and flags.stride > positions:
         raise InputError(
             f"--stride {flags.stride}: rows have T={positions} positions, and tokens between them would be left out"
         )
-    return Cut(positions, flags.stride, flags.batches, flags.rows or USUAL_ROWS)
+    shared: dict[Any, list[Text | Questions]] = {}  # models of one tokenizer read the same
+    for reader in readers:
+        if reader.reads not in shared:
+            shared[reader.reads] = read_subjects(flags, reader, positions)
+    return Job([shared[reader.reads] for reader in readers], positions, devices)
 
 
-def read_subjects(flags: argparse.Namespace, reader: Reader, cut: Cut) -> list[Text | Questions]:
+def read_subjects(flags: argparse.Namespace, reader: Reader, positions: int) -> list[Text | Questions]:
     """Return the texts and tasks as one model reads them."""
+    rows = flags.rows or USUAL_ROWS
+    cut = partial(rows_of_text, positions=positions, stride=flags.stride, batches=flags.batches, batch_rows=rows)
     return [
         *(subjects.text_of_data(reader, pattern, cut) for pattern in flags.data),
         *(subjects.text_of_file(reader, path, cut) for path in flags.text),
-        *(subjects.questions(reader, word, cut.positions, flags.limit, flags.crop_context) for word in flags.tasks),
+        *(subjects.questions(reader, word, positions, flags.limit, flags.crop_context) for word in flags.tasks),
     ]
 
 

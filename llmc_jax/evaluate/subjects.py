@@ -29,6 +29,7 @@ from llmc_jax.generate.model import end_of_text
 from llmc_jax.generate.scorer import ScoreOptions, Scorer, score
 
 OnProgress = Callable[[int], None]  # is called with the positions that were computed
+Cut = Callable[[Sequence[Piece]], list[Span]]  # pieces of a text into rows
 
 
 class Reader(NamedTuple):
@@ -127,32 +128,13 @@ def common_positions(readers: Sequence[Reader], asked: int | None) -> int:
 # ----- texts --------------------------------------------------------------------------------------------------------
 
 
-class Cut(NamedTuple):
-    """How texts are cut into rows: of T positions; `stride` ids apart (None: T); all, or so many batches of rows."""
-
-    positions: int
-    stride: int | None = None
-    batches: int | None = None
-    batch_rows: int = 1
-
-    def rows(self, pieces: Sequence[Piece]) -> list[Span]:
-        """Return the rows of a text. Raises InputError where there is none."""
-        if self.batches is not None:
-            return texts.first_batches(pieces, self.positions, self.batch_rows, self.batches)
-        found = texts.spans(pieces, self.positions, self.stride)
-        if not found:
-            tokens = sum(piece.tokens for piece in pieces)
-            raise InputError(f"{pieces[0].name}: holds {tokens} tokens; a loss takes two, one to be given another")
-        return found
-
-
 def text_of_data(reader: Reader, pattern: str, cut: Cut) -> Text:
     """Return the token files that a pattern names as one text. Raises InputError."""
     pieces = texts.pieces_of_files(pattern, "--data", reader.vocab_size)
     if reader.tokenizer is not None:
         for path, tokenizer in tables.of_token_files([Path(piece.name) for piece in pieces]):
             tables.check_alike(f"--data {tables.words(path, tokenizer)}", tokenizer, reader.note, reader.tokenizer)
-    return Text("data", pattern, pattern, pieces, cut.rows(pieces), bytes_of(reader))
+    return Text("data", pattern, pattern, pieces, cut(pieces), bytes_of(reader))
 
 
 def text_of_file(reader: Reader, path: str, cut: Cut) -> Text:
@@ -162,7 +144,7 @@ def text_of_file(reader: Reader, path: str, cut: Cut) -> Text:
     ids = np.concatenate([[reader.end_of_text], _encoded(reader.tokenizer, path)])
     pieces = (texts.piece_of_ids(f"--text {path}", ids),)
     key = hashlib.sha256(ids.astype(np.int64).tobytes()).hexdigest()
-    return Text("text", path, key, pieces, cut.rows(pieces), bytes_of(reader))
+    return Text("text", path, key, pieces, cut(pieces), bytes_of(reader))
 
 
 def _encoded(tokenizer: Tokenizer, path: str) -> np.ndarray:

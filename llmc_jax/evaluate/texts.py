@@ -100,6 +100,18 @@ def piece_of_ids(name: str, ids: np.ndarray) -> Piece:
 # ----- rows ---------------------------------------------------------------------------------------------------------
 
 
+def rows_of_text(
+    pieces: Sequence[Piece], positions: int, stride: int | None = None, batches: int | None = None, batch_rows: int = 1
+) -> list[Span]:
+    """Return the rows of a text, all or those of so many batches. Raises InputError where there is none."""
+    if batches is not None:
+        return first_batches(pieces, positions, batch_rows, batches)
+    if not (found := spans(pieces, positions, stride)):
+        tokens = sum(piece.tokens for piece in pieces)
+        raise InputError(f"{pieces[0].name}: holds {tokens} tokens; a loss takes two, one to be given another")
+    return found
+
+
 def spans(pieces: Sequence[Piece], positions: int, stride: int | None = None) -> list[Span]:
     """Return the rows of whole pieces: each of T positions, the last one of a piece of what is left.
 

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +24,8 @@ from llmc_jax.evaluate.figures import Mean
 from llmc_jax.evaluate.job import Evaluated, Job, number_of_devices, progress, side_by_side
 from llmc_jax.evaluate.report import plain_data, shown
 from llmc_jax.evaluate.report import table as table_of
-from llmc_jax.evaluate.subjects import Cut, choice_figures, open_reader, text_of_file, text_result
+from llmc_jax.evaluate.subjects import choice_figures, open_reader, text_of_file, text_result
+from llmc_jax.evaluate.texts import rows_of_text
 from llmc_jax.generate.model import open_model
 from llmc_jax.generate.scorer import scorer_of
 from tests.generate import plain
@@ -154,7 +155,7 @@ def test_models_that_read_other_tokens_are_not_subtracted(evaluate: Evaluate, tm
     pieces = (*(bytes([value]) for value in range(256)), b"th", b"<|endoftext|>")
     write_tokenizer_bin(table, pieces, 257)
     readers = [open_reader(Path(model), spec, None, "auto") for model, spec in ((A, "bytes"), (C, str(table)))]
-    cut = Cut(T)
+    cut = partial(rows_of_text, positions=T)
     asked = Job([[text_of_file(reader, str(text), cut)] for reader in readers], T, 1)
     models = [open_model(A), open_model(C, tokenizer=str(table))]
     results = [[text_result(scorer_of(model), *own, T)] for model, own in zip(models, asked.subjects, strict=True)]
