@@ -6,12 +6,10 @@ A configuration may be damaged or of another version: what is not as expected is
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from llmc_jax.base.numbers import count, duration, flop_rate, number, plural
 from llmc_jax.base.options import show_value, without_credentials
 from llmc_jax.config.train import BY_NAME
-from llmc_jax.logs.curves import Curve, finite, median, window_of
+from llmc_jax.logs.curves import NONE, Curve, finite, median, window_of
 from llmc_jax.logs.files import finite_number
 from llmc_jax.machine.device import gib
 from llmc_jax.report.content import Difference, Rows, Status
@@ -125,18 +123,22 @@ def _by_help(options: Mapping[str, str]) -> list[tuple[str, Rows]]:
 
 def summary_of(status: Status, figures: Figures, axes: Axes, start: Config) -> Rows:
     """Return a dozen figures: how far, how good, how fast. start: the last start's event."""
+
+    def of(key: str) -> Curve:
+        return figures.get(key, NONE)
+
     rows = [
         ("steps", f"{status.step:,}" + _of(status.steps, status.step) if status.step is not None else ""),
-        ("best validation loss", _best(figures.get("val.loss"))),
-        ("last validation loss", _last(figures.get("val.loss"))),
-        ("training loss", _recent(figures.get("train.loss"))),
-        ("HellaSwag", _last(figures.get("accuracy_norm"), 2, " %")),
+        ("best validation loss", _best(of("val.loss"))),
+        ("last validation loss", _last(of("val.loss"))),
+        ("training loss", _recent(of("train.loss"))),
+        ("HellaSwag", _last(of("accuracy_norm"), 2, " %")),
         ("tokens", _tokens(axes, figures)),
-        ("speed", _median(figures.get("tokens_per_second"), "{:,.0f} tokens per second")),
-        ("time per step", _median(figures.get("ms"), "{:,.2f} ms")),
-        ("utilization", _median(figures.get("mfu"), "{:.1f} % of peak")),
-        ("compute rate", _median(figures.get("flops"), "{:,.1f} GFLOP/s")),
-        ("memory", _most(figures.get("memory"), "{:,.2f} GiB")),
+        ("speed", _median(of("tokens_per_second"), "{:,.0f} tokens per second")),
+        ("time per step", _median(of("ms"), "{:,.2f} ms")),
+        ("utilization", _median(of("mfu"), "{:.1f} % of peak")),
+        ("compute rate", _median(of("flops"), "{:,.1f} GFLOP/s")),
+        ("memory", _most(of("memory"), "{:,.2f} GiB")),
         ("time", _time(figures, axes)),
         ("parameters", count(size) if (size := positive(start.get("parameters"))) else ""),
         ("peak", flop_rate(peak) if (peak := positive(start.get("peak_flops"))) else ""),
@@ -148,22 +150,23 @@ def _of(planned: int | None, made: int) -> str:
     return "" if planned is None or planned == made else f" of {planned:,}"
 
 
-def _best(series: Curve | None) -> str:
-    if series is None or not len((good := finite(series)).steps):
+def _best(series: Curve) -> str:
+    good = finite(series)
+    if not len(good.steps):
         return ""
     place = int(good.values.argmin())
     return f"{number(good.values[place])} at step {good.steps[place]:,}"
 
 
-def _last(series: Curve | None, digits: int = 4, unit: str = "") -> str:
-    if series is None:
+def _last(series: Curve, digits: int = 4, unit: str = "") -> str:
+    if not len(series.steps):
         return ""
     return f"{number(series.values[-1], digits)}{unit} at step {series.steps[-1]:,}"
 
 
-def _recent(series: Curve | None) -> str:
+def _recent(series: Curve) -> str:
     """Return the mean of the last values that are finite, as many as the smooth curve of a picture averages."""
-    good = np.zeros(0) if series is None else series.values[np.isfinite(series.values)]
+    good = finite(series).values
     if not len(good):
         return ""
     window = window_of(len(good))
@@ -177,13 +180,14 @@ def _tokens(axes: Axes, figures: Figures) -> str:
     return count(float(axes.tokens.at(train.steps[-1:] + 1)[0]))
 
 
-def _median(series: Curve | None, words: str) -> str:
+def _median(series: Curve, words: str) -> str:
     middle = median(series)
     return "" if middle is None else words.format(middle)
 
 
-def _most(series: Curve | None, words: str) -> str:
-    return "" if series is None or not np.isfinite(series.values).any() else words.format(np.nanmax(series.values))
+def _most(series: Curve, words: str) -> str:
+    good = finite(series).values
+    return words.format(good.max()) if len(good) else ""
 
 
 def _time(figures: Figures, axes: Axes) -> str:

@@ -213,18 +213,12 @@ def events_of(events: Events, axes: Axes, of_ranks: Mapping[int, Events]) -> lis
         own_events = (each for each in _logged(own, axes) if each.kind not in SAME)
         found += [replace(each, words=f"rank {rank}: {each.words}") for each in own_events]
     found.sort(key=lambda each: (each.step, each.time or 0.0))  # stable: without times, in the order of the file
-    return (
-        found
-        if len(found) <= MOST_EVENTS
-        else [*found[: MOST_EVENTS // 2], _gap(found), *found[-MOST_EVENTS // 2 + 1 :]]
-    )
-
-
-def _gap(found: list[Event]) -> Event:
-    middle = found[MOST_EVENTS // 2 : -MOST_EVENTS // 2 + 1]
-    first, last = middle[0], middle[-1]
-    words = f"{plural(len(middle), 'more event')} up to step {last.step} not shown"
-    return Event("left_out", first.step, first.tokens, first.time, words)
+    if len(found) > MOST_EVENTS:
+        middle = slice(MOST_EVENTS // 2, 1 - MOST_EVENTS // 2)
+        left_out = found[middle]
+        words = f"{plural(len(left_out), 'more event')} up to step {left_out[-1].step} not shown"
+        found[middle] = [replace(left_out[0], kind="left_out", words=words)]
+    return found
 
 
 def _event(kind: str, step: int, time: Any, axes: Axes, words: str) -> Event:
