@@ -4,9 +4,11 @@ What was named is checked before any weights are read, but for the ids in token 
 """
 
 import argparse
+import os
 from collections.abc import Sequence
 
 from llmc_jax.base.errors import ExitCode, InputError
+from llmc_jax.base.files import expanded
 from llmc_jax.base.kit import command_line
 from llmc_jax.base.options import own
 from llmc_jax.base.parsers import Parser
@@ -85,8 +87,9 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         raise InputError(f"CHECKPOINT: {len(found.checkpoints)} were named; at most {MOST_CHECKPOINTS} fit a table")
     if not {"data", "text", "tasks"} & found.given:
         raise InputError("there is nothing to evaluate on; name it by --data, --text or --tasks")
-    if found.items is not None and str(found.items) in {word.partition("=")[2] for word in found.tasks}:
-        raise InputError(f"--items {found.items}: holds the questions of --tasks and would be replaced; name another")
+    read = [*found.text, *(expanded(word.partition("=")[2]) for word in found.tasks if "=" in word)]
+    if found.items is not None and os.path.realpath(found.items) in map(os.path.realpath, read):
+        raise InputError(f"--items {found.items}: is the file of --text or --tasks and would be replaced; name another")
     return found
 
 
