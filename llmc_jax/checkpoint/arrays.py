@@ -19,10 +19,9 @@ from typing import Any
 import numpy as np
 
 from llmc_jax.base.errors import FormatError
-from llmc_jax.checkpoint.manifest import THREADS, Tensor, digest_of_block, dtype_of, in_threads, opened_regular
+from llmc_jax.checkpoint.manifest import Tensor, digest_of_block, dtype_of, in_threads, opened_regular
 
 TENSORS = "tensors"  # the folder of the arrays
-WORTH_A_THREAD = 1 << 20  # bytes that take longer to read than a thread to begin
 INDEX_SIZE = 20  # bytes at the end of a zarr shard of one chunk: its offset, its bytes, a CRC-32C of both
 
 
@@ -68,19 +67,15 @@ def check_sizes(folder: Path, name: str, tensor: Tensor, start: int, stop: int) 
 
 
 @contextmanager
-def _opened(folder: Path, name: str, tensor: Tensor, part: int, size: int) -> Iterator[Any]:
-    """Open a part of an array, at its beginning. size: bytes that its file must have.
-
-    Raises FormatError if it has not, or is not one chunk.
-    """
-    path = array_file(name, tensor, part)
+def _opened(folder: Path, name: str, tensor: Tensor, part: int) -> Iterator[Any]:
+    """Open a part of an array. Raises FormatError if it is not of its size, or is not one chunk."""
+    path, size = array_file(name, tensor, part), file_size(tensor)
     with opened_regular(folder / path) as file:
         if os.fstat(file.fileno()).st_size != size:
             raise _no_array(path, tensor)
         file.seek(size - INDEX_SIZE)
         if file.read() != _index(size - INDEX_SIZE):
             raise FormatError(f"{path}: damaged: does not end as the file of one chunk does")
-        file.seek(0)
         yield file
 
 
@@ -92,37 +87,23 @@ def damaged_blocks(
     out: takes these elements, (stop - start,). Beside it each thread needs the memory of a block.
     Raises FormatError if a file that holds some of them is not of its size, or does not end as it must; or OSError.
     """
-    size, dtype, in_file = tensor.block, dtype_of(tensor.dtype), file_size(tensor)
-    in_a_file = len(tensor.sha256) // tensor.parts
+    size, dtype, in_a_file = tensor.block, dtype_of(tensor.dtype), len(tensor.sha256) // tensor.parts
     stop = tensor.size if stop is None else stop
 
-    def read(k: int, file: Any, spare: np.ndarray) -> bool:
-        """Read the next block of a file, the k-th of the array; return whether it is what was saved."""
-        first, last = k * size, (k + 1) * size
-        whole = out is not None and start <= first and last <= stop
-        block = out[first - start : last - start] if out is not None and whole else spare
-        count = file.readinto(block.view(np.uint8).data)
-        if out is not None and not whole:
-            begin, end = max(start, first), min(stop, last)
-            out[begin - start : end - start] = block[begin - first : end - first]
+    def sound(k: int) -> bool:
+        """Read a block; return whether it is what was saved."""
+        first, last = max(start, k * size), min(stop, (k + 1) * size)  # of what is wanted of it
+        with _opened(folder, name, tensor, k // in_a_file) as file:
+            wanted = None if out is None else out[first - start : last - start]
+            block = wanted if wanted is not None and wanted.size == size else np.empty(size, dtype)
+            file.seek(k % in_a_file * block.nbytes)
+            count = file.readinto(block.view(np.uint8).data)
+        if wanted is not None and wanted is not block:
+            wanted[...] = block[first - k * size : last - k * size]
         return count == block.nbytes and digest_of_block(block) == tensor.sha256[k]
 
-    def damaged(share: range) -> list[int]:
-        spare, found = np.empty(size, dtype), []
-        for part in range(share.start // in_a_file, -(-share.stop // in_a_file)):
-            blocks = range(max(share.start, part * in_a_file), min(share.stop, (part + 1) * in_a_file))
-            with _opened(folder, name, tensor, part, in_file) as file:
-                file.seek((blocks.start - part * in_a_file) * spare.nbytes)
-                found += [k for k in blocks if not read(k, file, spare)]
-        return found
-
-    touched = range(start // size, -(-stop // size))
-    if not touched:
-        return []
-    threads = min(THREADS, 1 + len(touched) * size * dtype.itemsize // WORTH_A_THREAD)
-    length = -(-len(touched) // threads)
-    shares = [touched[k : k + length] for k in range(0, len(touched), length)]
-    return [k for found in in_threads(damaged, shares) for k in found]
+    blocks = range(start // size, -(-stop // size)) if start < stop else range(0)
+    return [k for k, good in zip(blocks, in_threads(sound, blocks), strict=True) if not good]
 
 
 # ----- writing ------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from llmc_jax.checkpoint.contents import Identity, Metadata
 from llmc_jax.checkpoint.llmc import bf16_to_fp32, fp32_to_bf16
 from llmc_jax.checkpoint.llmc_state import OurState
 from llmc_jax.checkpoint.manifest import dtype_of
-from llmc_jax.checkpoint.reading import chunks, not_finite
+from llmc_jax.checkpoint.reading import not_finite
 from llmc_jax.checkpoint.source import Slice, Source, SpecialTokens, slices, slices_of
 from llmc_jax.checkpoint.sources import open_source
 from llmc_jax.config.model import ModelConfig
@@ -59,15 +59,14 @@ class Outcome(NamedTuple):
 class Passage:
     """The weights on their way from a source to an output of a precision, and what was seen of them.
 
-    dtype: "fp32" or "bf16". After every slice was taken: digests of what the output must hold, the largest relative
-    change by rounding, how many values of each tensor are not finite, how many padding rows of wte are not zero.
+    dtype: "fp32" or "bf16". After every slice was taken: digests of what the output must hold, how many values of each
+    tensor are not finite, how many padding rows of wte are not zero.
     """
 
     source: Source
     dtype: str
     digests: dict[tuple[str, int], bytes] = field(default_factory=dict)
     padding: bytes = b""
-    change: float = 0.0
     nonfinite: dict[str, int] = field(default_factory=dict)
     dirty_rows: int = 0
 
@@ -81,8 +80,7 @@ class Passage:
         """Return a slice as float32, rounded if the output is bf16."""
         values = self.source.read(self.group, piece.tensor, piece.layer)
         if self.dtype == "bf16":
-            values, change = rounded(values)
-            self.change = max(self.change, change)
+            values = rounded(values)
         self.nonfinite[piece.tensor] = self.nonfinite.get(piece.tensor, 0) + not_finite(values)
         if piece.tensor == "wte":
             extra = values[self.source.config.vocab_size :]
@@ -110,10 +108,8 @@ class Passage:
 
     def words(self) -> str:
         """Return how the output's values compare with the source's, once they were read back and found right."""
-        count = num_parameters(self.source.config)
-        if self.change == 0:
-            return f"all {count:,} values equal"
-        return f"all {count:,} values rounded to bf16, largest relative change {self.change:.2g}"
+        equal = self.dtype == "fp32" or self.source.stored_dtype(self.group) == "bf16"
+        return f"all {num_parameters(self.source.config):,} values {'equal' if equal else 'rounded to bf16'}"
 
 
 def passed(source: Source) -> Passage:
@@ -129,15 +125,9 @@ def digest_of(values: np.ndarray) -> bytes:
     return hashlib.sha256(np.ascontiguousarray(values).view(np.uint32).astype("<u4", copy=False).data).digest()
 
 
-def rounded(values: np.ndarray) -> tuple[np.ndarray, float]:
-    """Return float32 values rounded to bf16, as float32, and the largest relative change: inf where one overflows."""
-    out, largest = np.empty_like(values), 0.0
-    for old, new in zip(chunks(values.reshape(-1)), chunks(out.reshape(-1)), strict=True):
-        new.view(np.uint32)[...] = bf16_to_fp32(fp32_to_bf16(old)).view(np.uint32)
-        with np.errstate(all="ignore"):  # NaN, which fmax passes over, of 0 / 0, inf - inf and NaNs
-            change = np.abs((new.astype(np.float64) - old) / old)
-        largest = max(largest, float(np.fmax.reduce(change, initial=0.0)))
-    return out, largest
+def rounded(values: np.ndarray) -> np.ndarray:
+    """Return float32 values rounded to bf16, as float32."""
+    return bf16_to_fp32(fp32_to_bf16(values))
 
 
 def check_written(passage: Passage, back: Source, out: Path, padding: bool) -> None:
@@ -308,15 +298,17 @@ def state_of(source: Source, dtype: str) -> OurState:
         updates, has_outliers = int(checkpoint.read("updates")), "outliers/values" in checkpoint.manifest.tensors
         return OurState(source, checkpoint.metadata, updates, (), has_outliers)
 
+    shapes = {(piece.tensor, piece.layer): piece.shape for piece in slices(source.config)}
+
     def read(group: str, tensor: str, layer: int) -> np.ndarray:
+        if group in ("m", "v"):
+            return np.zeros(shapes[tensor, layer], np.float32)
         values = source.read("params", tensor, layer)
-        if group == "copy":
-            return rounded(values)[0]
-        return values if group == "params" else np.zeros_like(values)
+        return rounded(values) if group == "copy" else values
 
     groups = ("params", "m", "v", "copy") if dtype == "bf16" else ("params", "m", "v")
     metadata = Metadata(0, Identity(source.config, dtype, True), origin=_origin(source))
-    return OurState(source._replace(groups=groups, dtype=dtype, read=read), metadata, 0, blank=("m", "v"))
+    return OurState(source._replace(groups=groups, dtype=dtype, read=read), metadata, 0)
 
 
 def _origin(source: Source) -> dict[str, Any]:
@@ -341,12 +333,10 @@ def to_state(source: Source, run: Path, dtype: str, tokenizer: Choice, force: bo
     try:
         run.mkdir(exist_ok=True)
         small = {"step": np.array(step, np.int32), "updates": np.array(found.updates, np.int32)}
-        dtypes, size = dtypes_of(found), flat_size(source.config)
-        in_order = sorted(dtypes, key=["params", "m", "v", "copy"].index)
-        buffers = {group: (size, dtypes[group].name) for group in in_order}
+        buffers = {group: (flat_size(source.config), stored_as(found.source, group)) for group in found.source.groups}
         writing = store.begin(run, step, small, metadata.to_json(), buffers)
         try:
-            digests = {group: write_buffer(writing.folder, group, found) for group in dtypes}
+            digests = {group: write_buffer(writing.folder, group, found.source) for group in buffers}
             tables.keep(run, tokenizer.tokenizer)
             entry = store.seal(writing, digests=[digests])
         finally:
@@ -365,29 +355,25 @@ def to_state(source: Source, run: Path, dtype: str, tokenizer: Choice, force: bo
     return Outcome(wrote, checked, found.warnings + final.warnings(), final.digest)
 
 
-def dtypes_of(state: OurState) -> dict[str, np.dtype]:
-    """Return the dtype of each flat buffer of a state, in the order in which llm.c's files have them."""
-    source, groups = state.source, {*state.source.groups, *state.blank}
-    in_order = sorted(groups, key=("m", "v", "params", "copy").index)
-    return {g: dtype_of("bfloat16" if source.stored_dtype(g) == "bf16" else "float32") for g in in_order}
+def stored_as(source: Source, group: str) -> str:
+    """Return the name of the dtype of a flat buffer."""
+    return "bfloat16" if source.stored_dtype(group) == "bf16" else "float32"
 
 
-def write_buffer(folder: Path, group: str, state: OurState) -> dict[int, str]:
+def write_buffer(folder: Path, group: str, source: Source) -> dict[int, str]:
     """Write a flat buffer of a state, a block at a time, and read it back; return the digests of its blocks."""
     digests: dict[int, str] = {}
-    for k, block in enumerate(blocks_of(state, group)):
+    for k, block in enumerate(blocks_of(source, group)):
         digests |= store.write_blocks(folder, group, {k: block})
-    store.read_back(folder, group, (flat_size(state.source.config), block.dtype.name), digests)
+    store.read_back(folder, group, (flat_size(source.config), block.dtype.name), digests)
     return digests
 
 
-def blocks_of(state: OurState, group: str) -> Iterator[np.ndarray]:
+def blocks_of(source: Source, group: str) -> Iterator[np.ndarray]:
     """Yield the blocks of a flat buffer, each (flat_size / BLOCKS,); the next one overwrites it."""
-    dtype, config = dtypes_of(state)[group], state.source.config
-    block = np.zeros(flat_size(config) // BLOCKS, dtype)
-    values: Iterable[np.ndarray] = () if group in state.blank else _values(state.source, group, dtype)
+    block = np.zeros(flat_size(source.config) // BLOCKS, dtype_of(stored_as(source, group)))
     filled, count = 0, 0
-    for part in values:
+    for part in _values(source, group, block.dtype):
         while part.size:
             taken = min(part.size, block.size - filled)
             block[filled : filled + taken], part = part[:taken], part[taken:]

@@ -24,7 +24,7 @@ from llmc_jax.checkpoint.conversion import Outcome, Passage
 from llmc_jax.checkpoint.hugging_face import LARGEST_CONFIG
 from llmc_jax.checkpoint.llmc import STORAGE, V2_ORDERS, WRITABLE
 from llmc_jax.checkpoint.reading import chunks
-from llmc_jax.checkpoint.source import Source, slices_of
+from llmc_jax.checkpoint.source import Slice, Source, slices_of
 from llmc_jax.checkpoint.sources import open_source
 from llmc_jax.checkpoint.tokenizer import choose_tokenizer, folder_of
 from llmc_jax.data import tables
@@ -133,20 +133,19 @@ class Row(NamedTuple):
 
 def _rows(source: Source, passage: Passage) -> Iterator[Row]:
     """Yield a row for each tensor, in the order of the file if it is llm.c's; the weights go through the passage."""
+    in_file = source.opened.tensors if source.kind == "llmc-model" else {}
     specs = {spec.name: spec for spec in tensor_specs(source.config)}
-    if source.kind == "llmc-model":
-        for name, stored in source.opened.tensors.items():
-            parts = map(passage.take, slices_of(specs[name]))
-            rows = (part[: stored.shape[0]] if name == "wte" else part for part in parts)
-            yield Row("params", name, stored.shape, stored.dtype, stored.offset, tensor_stats(rows))
-        return
+
+    def read(group: str, piece: Slice) -> np.ndarray:
+        return passage.take(piece) if group == "params" else source.read(group, piece.tensor, piece.layer)
+
     for group in source.groups:
-        for spec in specs.values():
-            if group == "params":
-                stats = tensor_stats(map(passage.take, slices_of(spec)))
-            else:
-                stats = tensor_stats(source.read(group, piece.tensor, piece.layer) for piece in slices_of(spec))
-            yield Row(group, spec.name, spec.shape, source.stored_dtype(group), None, stats)
+        for name in in_file or specs:
+            stored = in_file.get(name)
+            shape, dtype = (stored or specs[name]).shape, stored.dtype if stored else source.stored_dtype(group)
+            rows = shape[0] if name == "wte" else None  # not the padding that an older file lacks
+            stats = tensor_stats(read(group, piece)[:rows] for piece in slices_of(specs[name]))
+            yield Row(group, name, shape, dtype, stored.offset if stored else None, stats)
 
 
 def inspect(path: Path, v2_order: str, step: int | None, as_json: bool) -> None:
@@ -178,8 +177,7 @@ def inspect(path: Path, v2_order: str, step: int | None, as_json: bool) -> None:
             flush=True,
         )
     print()
-    warnings = (*source.warnings, *passage.warnings())
-    _print_warnings(warnings, sys.stdout)
+    _print_warnings((*source.warnings, *passage.warnings()), sys.stdout)
     if not passage.warnings():
         print("ok: every weight is finite, and the padding rows of wte are zero")
     print(f"digest of the weights: {passage.digest}")

@@ -345,7 +345,7 @@ def open_llmc_state(folder: str | Path, step: int | None = None) -> Source:
 class OurState(NamedTuple):
     """A training state in our terms: what is read when asked, the rest, and what the user should know.
 
-    source: its groups are those of the state. blank: groups that hold nothing but zeros.
+    source: its groups are those of the state.
     """
 
     source: Source
@@ -353,7 +353,6 @@ class OurState(NamedTuple):
     updates: int
     warnings: tuple[str, ...] = ()
     has_outliers: bool = False
-    blank: tuple[str, ...] = ()
 
 
 def to_state(source: Source) -> OurState:

@@ -193,9 +193,7 @@ def parse_manifest(raw: bytes) -> Manifest:
         raise FormatError(f"{MANIFEST}: damaged: it does not agree with the digest of itself that it holds")
     form = data.get("format")
     if type(form) is not int or form != FORMAT:
-        old = ", which no released version wrote: resume it with the one that made it, which saves in format 2"
-        advice = old if type(form) is int and form == 1 else f"; this program reads format {FORMAT}"
-        raise FormatError(f"{MANIFEST}: format {form!r:.80}{advice}")
+        raise FormatError(f"{MANIFEST}: format {form!r:.80}; this program reads format {FORMAT}")
     try:
         _demand(_is_size(data["step"]))
         tensors = {name: _tensor_facts(name, facts) for name, facts in data["tensors"].items()}
@@ -217,15 +215,12 @@ def _is_size(value: object) -> bool:
 
 def _tensor_facts(name: str, facts: dict[str, Any]) -> Tensor:
     _demand(NAME.fullmatch(name) and facts["dtype"] in DTYPES)
-    _demand(isinstance(facts["shape"], list) and len(facts["shape"]) <= 32 and all(map(_is_size, facts["shape"])))
-    _demand(0 not in facts["shape"])
-    shape, digests = tuple(facts["shape"]), facts["sha256"]
-    _demand(isinstance(digests, list) and len(digests) == blocks_of(shape))
+    shape, digests, parts = facts["shape"], facts["sha256"], facts.get("parts", 1)
+    _demand(isinstance(shape, list) and len(shape) <= 32 and all(map(_is_size, shape)) and 0 not in shape)
+    _demand(isinstance(digests, list) and len(digests) == blocks_of(tuple(shape)))
     _demand(all(map(_DIGEST.fullmatch, digests)))
-    if "parts" not in facts:
-        return Tensor(shape, facts["dtype"], tuple(digests))
-    _demand(type(facts["parts"]) is int and facts["parts"] == len(digests) == BLOCKS and len(shape) == 1)
-    return Tensor(shape, facts["dtype"], tuple(digests), BLOCKS)
+    _demand("parts" not in facts or (type(parts) is int and parts == len(digests) == BLOCKS and len(shape) == 1))
+    return Tensor(tuple(shape), facts["dtype"], tuple(digests), parts)
 
 
 def _file_facts(path: str, facts: dict[str, Any]) -> File:
@@ -257,7 +252,4 @@ def read_metadata(folder: Path, manifest: Manifest) -> dict[str, Any]:
 def val_loss_of(stored: Mapping[str, Any]) -> float | None:
     """Return the validation loss in the metadata, where it is a number that can be compared."""
     loss = stored.get("val_loss")
-    try:
-        return float(loss) if isinstance(loss, int | float) and math.isfinite(loss) else None
-    except OverflowError:  # an integer beyond all floats
-        return None
+    return loss if isinstance(loss, float) and math.isfinite(loss) else None

@@ -22,13 +22,6 @@ CHUNK = 1 << 22  # elements handled at a time: 16 MiB as fp32, so that the worki
 ITEMSIZE = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
-def read_exactly(file: Any, path: Path, count: int) -> bytes:
-    """Return the next `count` bytes, a number that the caller has compared with the file's size; see `fill`."""
-    raw = np.empty(count, np.uint8)
-    fill(file, path, raw)
-    return raw.tobytes()
-
-
 def fill(file: Any, path: Path, array: np.ndarray) -> None:
     """Fill a contiguous array with the file's next bytes.
 
@@ -87,9 +80,11 @@ def fp16_to_fp32(bits: np.ndarray) -> np.ndarray:
 
 
 def read_at(file: BinaryIO, path: Path, offset: int, count: int) -> bytes:
-    """Return `count` bytes from a byte offset, both compared with the file's size by the caller. Raises FormatError."""
+    """Return `count` bytes from a byte offset, both compared with the file's size by the caller; see `fill`."""
+    raw = np.empty(count, np.uint8)
     file.seek(offset)
-    return read_exactly(file, path, count)
+    fill(file, path, raw)
+    return raw.tobytes()
 
 
 def read_header_ints(file: BinaryIO, path: Path, magic: int, what: str) -> np.ndarray:

@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 
 from llmc_jax.base.errors import FormatError
 from llmc_jax.base.files import opened, read_json_object, stamp_of
-from llmc_jax.checkpoint.reading import ITEMSIZE, Stored, read_exactly
+from llmc_jax.checkpoint.reading import ITEMSIZE, Stored, read_at
 
 FLOATS = {"F32": "fp32", "BF16": "bf16", "F16": "fp16"}  # what can be read here as float32
 LARGEST_INDEX = 100_000_000  # bytes
@@ -44,8 +44,8 @@ def read_archive(path: str | Path) -> dict[str, Stored]:
                 f"{path}: {stamp.size:,} bytes that are no whole safetensors file: {problem}; if it was cut off, copy "
                 "it again"
             ) from None
-        length = int.from_bytes(read_exactly(file, path, 8), "little")
-        header: dict[str, Any] = json.loads(read_exactly(file, path, length))
+        length = int.from_bytes(read_at(file, path, 0, 8), "little")
+        header: dict[str, Any] = json.loads(read_at(file, path, 8, length))
     header.pop(METADATA, None)
     tensors = {}
     for name, at in header.items():

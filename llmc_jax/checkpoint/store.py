@@ -531,24 +531,17 @@ class Checkpoint:
             check_sizes(self.folder, name, tensor, start, stop)
             found = np.empty(stop - start, dtype_of(tensor.dtype))
             if blocks := damaged_blocks(self.folder, name, tensor, start, stop, found):
-                raise FormatError(f"{name}: {self._damage(name, blocks)}")
+                raise FormatError(f"{name}: {_damage(tensor, blocks)}")
         return found
 
-    def _damage(self, name: str, blocks: list[int]) -> str:
-        """Return what is wrong with an array of which blocks are not what was saved."""
-        tensor = self.manifest.tensors[name]
-        if len(tensor.sha256) == 1:
-            return "damaged: what is read is not what was saved"
-        start = blocks[0] * tensor.block
-        stop = start + tensor.block
-        more = f" (nor are {len(blocks) - 1} more of its {len(tensor.sha256)} blocks)" if len(blocks) > 1 else ""
-        try:
-            specs = tensor_specs(self._model) if tensor.shape == (flat_size(self._model),) else ()
-        except FormatError:  # no training state, so no model
-            specs = ()
-        names = [spec.name for spec in specs if spec.offset < stop and start < spec.offset + spec.size]
-        inside = f", in {', '.join(names) or 'the padding'}," if specs else ""
-        return f"damaged: elements {start:,} to {stop - 1:,}{inside} are not what was saved{more}"
+
+def _damage(tensor: Tensor, blocks: list[int]) -> str:
+    """Return what is wrong with an array of which blocks are not what was saved."""
+    if len(tensor.sha256) == 1:
+        return "damaged: what is read is not what was saved"
+    start = blocks[0] * tensor.block
+    more = f" (nor are {len(blocks) - 1} more of its {len(tensor.sha256)} blocks)" if len(blocks) > 1 else ""
+    return f"damaged: elements {start:,} to {start + tensor.block - 1:,} are not what was saved{more}"
 
 
 def open_checkpoint(folder: str | Path) -> Checkpoint:
@@ -579,35 +572,28 @@ def _misfits(folder: Path, written: Mapping[str, int]) -> list[str]:
     return sorted(misfits)
 
 
-def _damages(checkpoint: Checkpoint, deep: bool, share: tuple[int, int]) -> list[str]:
+def _damages(folder: Path, manifest: Manifest, deep: bool, share: tuple[int, int]) -> list[str]:
     """Return every file that is missing, not known, or not what it was; share: as `entry` has it."""
-    folder, manifest = checkpoint.folder, checkpoint.manifest
     damages = _misfits(folder, _sizes_of(manifest)) if share[0] == 0 else []
     if damages or not deep:
         return damages
     files = _damaged_files(folder, manifest) if share[0] == 0 else []
-    found = [f"{path}: damaged: its SHA-256 is not that in the manifest" for path in files]
-    return found + _damaged_arrays(checkpoint, own_blocks(*share))
+    damages = [f"{path}: damaged: its SHA-256 is not that in the manifest" for path in files]
+    own = own_blocks(*share)
+    for name, tensor in manifest.tensors.items():
+        mine = own if len(tensor.sha256) == BLOCKS else range(int(0 in own))  # who has block 0 reads other arrays too
+        try:
+            if found := damaged_blocks(folder, name, tensor, mine.start * tensor.block, mine.stop * tensor.block):
+                damages.append(f"{file_of_block(name, tensor, found[0])}: {_damage(tensor, found)}")
+        except FormatError as error:
+            damages.append(str(error))
+    return damages
 
 
 def _damaged_files(folder: Path, manifest: Manifest) -> list[str]:
     """Return which of the files that have a digest of their own hold something else."""
     found = _digests(folder, manifest.files)
     return [path for path, file in manifest.files.items() if found[path] != file]
-
-
-def _damaged_arrays(checkpoint: Checkpoint, own: range) -> list[str]:
-    """Return what is wrong with these blocks of the flat buffers; whoever has block 0 reads the other arrays too."""
-    damages = []
-    for name, tensor in checkpoint.manifest.tensors.items():
-        mine = own if len(tensor.sha256) == BLOCKS else range(int(0 in own))
-        try:
-            found = damaged_blocks(checkpoint.folder, name, tensor, mine.start * tensor.block, mine.stop * tensor.block)
-            if found:
-                damages.append(f"{file_of_block(name, tensor, found[0])}: {checkpoint._damage(name, found)}")
-        except FormatError as error:
-            damages.append(str(error))
-    return damages
 
 
 def steps(run: str | Path) -> list[int]:
@@ -636,23 +622,13 @@ def entry(run: str | Path, step: int, *, deep: bool = True, share: tuple[int, in
     `own_blocks`; process 0 also at all that is no block, the names of the files among it, and alone knows `bytes`.
     """
     folder, done = state_folder(Path(run), step), done_file(Path(run), step)
-    for _ in range(3):
-        before = _inode(folder)
-        found = loose_entry(folder, deep=deep, share=share)
-        if found.problem is None or _inode(folder) == before:
-            break  # else it was replaced by a new one while it was read
+    found = loose_entry(folder, deep=deep, share=share)
     if not os.path.lexists(folder):
         there = f"there is {done.name}, but no folder" if done.exists() else "there is no folder"
         found = found._replace(problem=f"{there} {folder.name}")
     elif found.problem is None and found.step != step:
         found = found._replace(problem=f"it holds step {found.step}")
     return found._replace(step=step, done=done.is_file())
-
-
-def _inode(folder: Path) -> int | None:
-    with suppress(OSError):
-        return folder.stat().st_ino
-    return None
 
 
 def loose_entry(folder: str | Path, *, deep: bool = True, share: tuple[int, int] = (0, 1)) -> Entry:
@@ -668,9 +644,8 @@ def loose_entry(folder: str | Path, *, deep: bool = True, share: tuple[int, int]
         if folder.is_dir():
             manifest = read_manifest(folder)
             step = manifest.step
-            checkpoint = Checkpoint(folder, manifest, read_metadata(folder, manifest))
-            loss = val_loss_of(checkpoint.stored)
-            if damages := _damages(checkpoint, deep, share):
+            loss = val_loss_of(read_metadata(folder, manifest))
+            if damages := _damages(folder, manifest, deep, share):
                 problem = damages[0] + (f" (and {len(damages) - 1} more)" if len(damages) > 1 else "")
         else:
             problem = "it is a file, not a folder" if folder.exists() else "there is no such folder"

@@ -108,7 +108,7 @@ def test_convert_there_and_back(model: Path, tmp_path: Path, capsys: pytest.Capt
     assert "values equal" in capsys.readouterr().out
     assert main(["convert", str(model), str(tmp_path / "5.bin"), "--version", "5"]) == 0
     out = capsys.readouterr().out
-    assert "read    " in out and "wrote   " in out and "values rounded to bf16, largest relative change 0.0038" in out
+    assert "read    " in out and "wrote   " in out and "values rounded to bf16" in out
     expected = fp32_to_bf16(flat_parameters(open_source(model))[: num_parameters(CONFIG)]).tobytes()
     assert (tmp_path / "5.bin").read_bytes()[1024:] == expected
     assert main(["convert", str(tmp_path / "5.bin"), str(tmp_path / "53.bin"), "--version", "3"]) == 0
@@ -192,19 +192,15 @@ def test_a_disk_that_lies_is_noticed(
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # casts of signalling NaNs
-def test_rounding_of_special_values_and_what_is_told_of_it() -> None:
+def test_rounding_of_special_values() -> None:
     """Each value becomes a neighbour in bf16, of 8 significant bits, and infinite only from 2^128 - 2^119 up."""
     before = np.arange(0, 2**32, 4099, dtype=np.uint64).astype(np.uint32).view(np.float32)
-    after, change = conversion.rounded(before)
-    assert change == np.inf  # some round up to infinity
+    after = conversion.rounded(before)
     x, y = before.astype(np.float64), after.astype(np.float64)
     np.testing.assert_array_equal(np.isnan(x), np.isnan(y))
     finite = np.isfinite(x) & np.isfinite(y)
     assert np.all(np.abs(y - x)[finite] <= np.maximum(np.abs(x[finite]) * 2.0**-8, 2.0**-134))
     assert np.all(np.abs(x[np.isinf(y)]) >= 2.0**128 - 2.0**119) and not np.any(np.sign(x) * np.sign(y) < 0)
-    small = before[np.abs(np.nan_to_num(before, nan=1.0)) < 3e38]
-    normal = small[np.abs(small) > 1e-37]
-    assert 2**-9 < conversion.rounded(normal)[1] <= 2**-8 <= conversion.rounded(small)[1]
 
 
 def test_as_a_program(tmp_path: Path) -> None:

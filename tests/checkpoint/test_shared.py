@@ -440,7 +440,7 @@ def test_a_flipped_bit_is_found_and_named(shared: Path, name: str, k: int) -> No
     path = shared / f"tensors/{name}/c/{k}"
     for byte in (0, int(DAMAGED.integers(path.stat().st_size - 20)), path.stat().st_size - 21):
         flip(path, byte)
-        words = f"damaged: elements {k * BLOCK:,} to {(k + 1) * BLOCK - 1:,}, in "
+        words = f"damaged: elements {k * BLOCK:,} to {(k + 1) * BLOCK - 1:,} are "
         assert str(store.check(shared)).startswith(f"tensors/{name}/c/{k}: {words}")
         with pytest.raises(FormatError, match=f"state_00000007: {name}: {words}"):
             store.open_checkpoint(shared).read(name)
@@ -559,7 +559,7 @@ def test_the_commands_read_it(shared: Path, alone: Path, tmp_path: Path, capsys:
     assert written[0] == written[1]
     flip(shared / "tensors/params/c/2", 100)
     assert command.main(["verify", str(shared.parent)]) == 2
-    assert f"elements {2 * BLOCK:,} to {3 * BLOCK - 1:,}, in wte, are not what was saved" in capsys.readouterr().out
+    assert f"elements {2 * BLOCK:,} to {3 * BLOCK - 1:,} are not what was saved" in capsys.readouterr().out
 
 
 def test_it_is_pruned_like_any_other(shared: Path) -> None:
