@@ -276,10 +276,7 @@ def _check_replaceable(out: Path) -> None:
     orbax = names >= exchange.FILES
     others = sorted(name for name in names - OUR_FILES if not (orbax and ORBAX_FILES.fullmatch(name)))
     if others:
-        raise InputError(
-            f"{out}: holds {others[0]!r}, which no conversion wrote; --force replaces whole folders, so remove it, or "
-            "give another name"
-        )
+        raise InputError(f"{out}: holds {others[0]!r}, which no conversion wrote; remove it, or give another name")
 
 
 # ----- training states ----------------------------------------------------------------------------------------------

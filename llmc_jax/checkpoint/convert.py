@@ -85,28 +85,21 @@ class Stats(NamedTuple):
 
 
 def tensor_stats(parts: Iterable[np.ndarray]) -> Stats:
-    """Return statistics of a tensor that comes in float32 parts, in float64.
-
-    The mean and the sum of squared distances from it are those of each chunk, put together without cancellation: two
-    sets of sizes a and b whose means differ by d have a + b values, d * b / (a + b) more mean than the first, and
-    d^2 * a * b / (a + b) more squared distance than their sums.
-    """
-    count, mean, squares, low, high, nan, inf = 0, 0.0, 0.0, math.inf, -math.inf, 0, 0
+    """Return statistics of a tensor that comes in float32 parts, by sums in float64 of the distances from a value."""
+    count, shift, total, squares, low, high, nan, inf = 0, 0.0, 0.0, 0.0, math.inf, -math.inf, 0, 0
     for chunk in chain.from_iterable(chunks(part.reshape(-1)) for part in parts):
         nan += int(np.count_nonzero(np.isnan(chunk)))
         inf += int(np.count_nonzero(np.isinf(chunk)))
         finite = chunk[np.isfinite(chunk)].astype(np.float64)
-        if not finite.size:
-            continue
-        low, high = min(low, float(finite.min())), max(high, float(finite.max()))
-        own = float(finite.mean())
-        difference, total = own - mean, count + finite.size
-        squares += float(((finite - own) ** 2).sum()) + difference**2 * count * finite.size / total
-        mean += difference * finite.size / total
-        count = total
+        if finite.size:
+            low, high = min(low, float(finite.min())), max(high, float(finite.max()))
+            shift = shift if count else float(finite[0])
+            count, finite = count + finite.size, finite - shift
+            total, squares = total + float(finite.sum()), squares + float((finite**2).sum())
     if not count:
         return Stats(math.nan, math.nan, math.nan, math.nan, nan, inf)
-    return Stats(low, high, mean, math.sqrt(squares / count), nan, inf)
+    mean = total / count
+    return Stats(low, high, shift + mean, math.sqrt(max(0.0, squares / count - mean**2)), nan, inf)
 
 
 def _headline(source: Source) -> str:

@@ -21,7 +21,7 @@ from llmc_jax.base import magics
 from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.base.files import opened, refuse_existing, stamp_of
 from llmc_jax.checkpoint import llmc
-from llmc_jax.checkpoint.reading import HEADER_BYTES, HEADER_INTS, Stored, Summed, read_at, read_header_ints
+from llmc_jax.checkpoint.reading import HEADER_BYTES, HEADER_INTS, Stored, Summed, check_size, read_at, read_header_ints
 from llmc_jax.checkpoint.source import Source
 from llmc_jax.checkpoint.sources import flat_parameters, open_source
 from llmc_jax.config.model import ModelConfig
@@ -83,22 +83,15 @@ def read_debug_state(path: str | Path, config: ModelConfig) -> DebugState:
         left_out = 0 if version == 2 else (config.padded_vocab_size - V) * config.channels
         logits = Stored(path, stamp, "logits", "fp32", (B, T, V), HEADER_BYTES + 8 * B * T)
         gradient = Stored(path, stamp, "gradients", "fp32", (num_parameters(config) - left_out,), logits.end + 4)
-        if stamp.size != gradient.end:
-            raise FormatError(
-                f"{path}: {stamp.size:,} bytes, but a debug state of version {version} with B={B} T={T} for a model "
-                f"with L={config.num_layers} C={config.channels} V={V} Vp={config.padded_vocab_size} "
-                f"maxT={config.max_seq_len} takes {gradient.end:,}: the file is "
-                f"{'cut off' if stamp.size < gradient.end else 'too long'}, or of another model"
-            )
+        words = f"a debug state of version {version} with B={B} T={T} for a model with {llmc.shape_words(config)}"
+        check_size(path, stamp.size, gradient.end, words, "of another model")
         tokens = np.frombuffer(read_at(file, path, HEADER_BYTES, 8 * B * T), "<i4").astype(np.int32)
         loss = float(np.frombuffer(read_at(file, path, logits.end, 4), "<f4")[0])
     x, y = tokens.reshape(2, B, T)
     for name, ids in (("x", x), ("y", y)):
         if ids.min() < 0 or ids.max() >= config.vocab_size:
-            raise FormatError(
-                f"{path}: {name} holds tokens from {ids.min()} to {ids.max()}, but the model knows 0 to "
-                f"{config.vocab_size - 1}; it is damaged, or of another model"
-            )
+            known = f"the model knows 0 to {V - 1}; it is damaged, or of another model"
+            raise FormatError(f"{path}: {name} holds tokens from {ids.min()} to {ids.max()}, but {known}")
     return DebugState(path, config, version, x, y, loss, logits, gradient)
 
 
@@ -229,10 +222,7 @@ def _batch(tokens_path: str | Path | None, V: int, B: int, T: int) -> tuple[np.n
         return np.random.default_rng(SEED).integers(0, V, count, np.int32), f"random, seed {SEED}"
     with open_token_file(tokens_path) as file:
         if file.num_tokens < count:
-            raise InputError(
-                f"{tokens_path}: holds {file.num_tokens:,} tokens; a batch of B={B} T={T} takes {count:,}; take a "
-                "smaller"
-            )
+            raise InputError(f"{tokens_path}: holds {file.num_tokens:,} tokens; a batch of B={B} T={T} takes {count:,}")
         ids = file.read(0, count)
         if foreign := file.foreign_id(0, ids, V):
             raise InputError(f"{tokens_path}: {foreign}; take a file of the model's tokenizer")

@@ -6,10 +6,10 @@ orbax, and read by tensorstore, on which orbax rests: one tensor at a time, and 
 have yet when it opens its model. Leaves out our own training states (store.py), which orbax can read too.
 """
 
-import importlib.util
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -27,6 +27,7 @@ from llmc_jax.models.gpt2.tensors import BY_NAME, tensor_specs
 METADATA = "_METADATA"
 FILES = {METADATA, "_CHECKPOINT_METADATA"}  # both are in each folder of orbax's
 LARGEST = 1 << 24  # bytes of its metadata
+MISSING = "checkpoints of orbax's need the package orbax-checkpoint: pip install 'orbax-checkpoint>=0.12.3'"
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
@@ -72,7 +73,9 @@ def open_folder(folder: Path) -> Source:
         assert group == "params", group
         if tensor not in kept:
             kept.clear()
-            kept[tensor] = _values(folder, said, tensor, tuple(shapes[tensor]))
+            opened = _opened(folder, said, tensor, shapes[tensor])
+            with _naming(folder, tensor):
+                kept[tensor] = np.asarray(opened.read().result())
         return widened(kept[tensor][layer] if BY_NAME[tensor].layered else kept[tensor])
 
     shapes = {spec.name: spec.shape for spec in tensor_specs(config)}
@@ -86,32 +89,34 @@ def _shape_in(about: Any, folder: Path) -> ModelConfig:
     names = ModelConfig.__dataclass_fields__.keys()
     if not isinstance(shape, Mapping) or shape.keys() != names or not all(type(n) is int for n in shape.values()):
         raise FormatError(
-            f"{folder}: a checkpoint of orbax's that does not say the model's shape; write it with custom_metadata "
-            f'{{"model": {{{", ".join(names)}}}}}'
+            f"{folder}: does not say the model's shape; its custom_metadata must have model: {', '.join(names)}"
         )
     return ModelConfig(**shape)
 
 
 def _opened(folder: Path, said: Mapping[str, Any], name: str, shape: tuple[int, ...]) -> Any:
     """Return a tensor as tensorstore opens it, which must be there, of this shape. Reads none of its values."""
+    try:
+        import tensorstore
+    except ImportError:
+        raise InputError(MISSING) from None
     root, own = f"{folder.absolute()}/", f"{name}/"
     place: dict[str, Any] = {"driver": "file", "path": root + own}
     if said.get("use_ocdbt"):
         place = {"driver": "ocdbt", "base": {"driver": "file", "path": root}, "path": own}
-    try:
-        found = _tensorstore().open({"driver": "zarr3" if said.get("use_zarr3") else "zarr", "kvstore": place}).result()
-    except ValueError as error:  # what is not there, too
-        raise FormatError(f"{folder}: {name} cannot be read: {_short(error)}") from error
+    with _naming(folder, name):
+        found = tensorstore.open({"driver": "zarr3" if said.get("use_zarr3") else "zarr", "kvstore": place}).result()
     if found.shape != shape or found.dtype.name not in DTYPES:
         what = f"{found.dtype.name}{found.shape}"
         raise FormatError(f"{folder}: {name} is {what}; expected {shape} of {', '.join(DTYPES)}")
     return found
 
 
-def _values(folder: Path, said: Mapping[str, Any], name: str, shape: tuple[int, ...]) -> np.ndarray:
-    opened = _opened(folder, said, name, shape)
+@contextmanager
+def _naming(folder: Path, name: str) -> Iterator[None]:
+    """Turn what tensorstore raises within the block, also where nothing is there, into a FormatError."""
     try:
-        return np.asarray(opened.read().result())
+        yield
     except ValueError as error:
         raise FormatError(f"{folder}: {name} cannot be read: {_short(error)}") from error
 
@@ -123,23 +128,9 @@ def _short(error: Exception) -> str:
 @cache
 def _orbax() -> Any:
     """Import orbax, whose log lines are dropped. Raises InputError where it is not installed."""
-    _require("orbax.checkpoint")
-    import orbax.checkpoint as ocp
-
+    try:
+        import orbax.checkpoint as ocp
+    except ImportError:
+        raise InputError(MISSING) from None
     logging.getLogger("absl").addFilter(lambda record: f"{os.sep}orbax{os.sep}" not in record.pathname)
     return ocp
-
-
-def _tensorstore() -> Any:
-    _require("tensorstore")
-    import tensorstore
-
-    return tensorstore
-
-
-def _require(name: str) -> None:
-    package = name.partition(".")[0]
-    if importlib.util.find_spec(package) is None or importlib.util.find_spec(name) is None:
-        raise InputError(
-            "checkpoints of orbax's need the package orbax-checkpoint: pip install 'orbax-checkpoint>=0.12.3'"
-        )

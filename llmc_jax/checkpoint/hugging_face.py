@@ -120,9 +120,7 @@ def open_file(path: Path) -> Source:
     """Open a .safetensors file of any name. Its config.json, which says the number of heads, lies beside it."""
     if not (path.parent / "config.json").is_file():
         read_archive(path)  # if it is no such file at all, that is the thing to say
-        raise FormatError(
-            f"{path}: there is no config.json beside it, and only that file says how many heads the model has"
-        )
+        raise FormatError(f"{path}: there is no config.json beside it, which alone says how many heads the model has")
     return _source(path, path, read_config(path.parent / "config.json"), read_archive(path))
 
 
@@ -161,11 +159,9 @@ def source_of(
             raise FormatError(f"{path}: holds {name} twice, under different prefixes")
         tensors[name] = tensor
     if not tied and (HEAD in tensors) != (WTE in tensors):
-        raise FormatError(
-            f"{path}: {said_by} has tie_word_embeddings false, so embedding and output head are two tensors, but there "
-            f"is no {WTE if HEAD in tensors else HEAD}, and transformers would initialise it at random; if the two "
-            "are one, set tie_word_embeddings to true"
-        )
+        missing = WTE if HEAD in tensors else HEAD
+        advice = "if embedding and output head are one tensor, set it to true"
+        raise FormatError(f"{path}: {said_by} has tie_word_embeddings false, but there is no {missing}; {advice}")
     head = tensors.pop(HEAD, None)
     if head is not None:
         tensors.setdefault(WTE, head)  # where it is alone: safetensors' save_model keeps one name of a tensor with two
@@ -195,9 +191,7 @@ def source_of(
 
 def _check_tensor(tensor: Any, shape: tuple[int, ...], said_by: str) -> None:
     if tensor.shape != shape:
-        raise FormatError(
-            f"{tensor.path}: tensor {tensor.name} has shape {tensor.shape}; by {said_by} it must be {shape}"
-        )
+        raise FormatError(f"{tensor.path}: {tensor.name} has shape {tensor.shape}; by {said_by} it must be {shape}")
     if tensor.dtype not in ITEMSIZE:
         expected = "expected float32, bfloat16 or float16"
         raise FormatError(f"{tensor.path}: tensor {tensor.name} is {tensor.dtype}; {expected}")
@@ -208,10 +202,8 @@ def _check_head(head: Any, wte: Any, said_by: str) -> None:
     _check_tensor(head, wte.shape, said_by)
     if not head.same_bits(wte):
         dtypes = "" if head.dtype == wte.dtype else f" ({head.dtype} and {wte.dtype})"
-        raise FormatError(
-            f"{head.path}: {head.name} differs from {wte.name}{dtypes}: the model is untied, with an output head of "
-            "its own, and cannot be used here, where the head is the token embedding"
-        )
+        words = f"{head.name} differs from {wte.name}{dtypes}: the model is untied, and cannot be used here"
+        raise FormatError(f"{head.path}: {words}")
 
 
 def stored_shape(config: ModelConfig, piece: Slice, conv1d: bool) -> tuple[int, ...]:
@@ -233,16 +225,12 @@ def _check_names(path: Path, wanted: Iterable[str], found: Iterable[str], said_b
     wanted, found = list(wanted), set(found)
     missing = [name for name in wanted if name not in found]
     if missing:
-        raise FormatError(
-            f"{path}: {len(missing)} of a GPT-2's {len(wanted)} tensors are missing, {missing[0]} first; {said_by} may "
-            "belong to another model"
-        )
+        words = f"{len(missing)} of a GPT-2's {len(wanted)} tensors are missing, {missing[0]} first"
+        raise FormatError(f"{path}: {words}; {said_by} may belong to another model")
     extra = sorted(name for name in found.difference(wanted) if not BUFFERS.fullmatch(name))
     if extra:
-        raise FormatError(
-            f"{path}: holds {len(extra)} tensors that a plain GPT-2 with this {said_by} does not have, {extra[0]!r} "
-            "first"
-        )
+        words = f"{len(extra)} tensors that a plain GPT-2 with this {said_by} does not have, {extra[0]!r} first"
+        raise FormatError(f"{path}: holds {words}")
 
 
 # ----- writing ------------------------------------------------------------------------------------------------------

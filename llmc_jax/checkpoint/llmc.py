@@ -25,6 +25,7 @@ from llmc_jax.checkpoint.reading import (
     HEADER_INTS,
     Stored,
     Summed,
+    check_size,
     chunks,
     fp16_to_fp32,
     not_finite,
@@ -109,6 +110,12 @@ class ModelFile:
         return with_padding(stored.whole(), self.config) if tensor == "wte" else stored.whole()
 
 
+def shape_words(config: ModelConfig) -> str:
+    """Return the shape that decides how long a file is, for messages."""
+    c = config
+    return f"L={c.num_layers} C={c.channels} V={c.vocab_size} Vp={c.padded_vocab_size} T={c.max_seq_len}"
+
+
 def with_padding(wte: np.ndarray, config: ModelConfig) -> np.ndarray:
     """Return wte (Vp, C), float32, from its first rows: those of the padded vocabulary are zero."""
     missing = config.padded_vocab_size - len(wte)
@@ -145,21 +152,6 @@ def fp32_to_bf16(values: np.ndarray) -> np.ndarray:
     return np.where(is_nan, nan, rounded).astype(np.uint16)
 
 
-def _check_size(model: ModelFile) -> None:
-    found, expected, c = model.stamp.size, model.size, model.config
-    if found == expected:
-        return
-    fits = [str(version) for version in STORAGE if replace(model, version=version).size == found]
-    if fits:
-        cause = f"that is the size of version {' or '.join(fits)}, so the version (header int 1) is wrong"
-    else:
-        cause = f"the file is {'cut off' if found < expected else 'too long'}, or its header is wrong"
-    raise FormatError(
-        f"{model.path}: {found:,} bytes, but a version {model.version} model with L={c.num_layers} C={c.channels} "
-        f"V={c.vocab_size} Vp={c.padded_vocab_size} T={c.max_seq_len} takes {expected:,}: {cause}"
-    )
-
-
 def read_header(path: str | Path) -> ModelFile:
     """Check the header of an llm.c model file, and the file's size against it. Reads 1024 bytes.
 
@@ -180,7 +172,8 @@ def read_header(path: str | Path) -> ModelFile:
     except InputError as error:
         raise FormatError(f"{path}: header ints 2 to {7 if STORAGE[version].padded else 6}: {error}") from None
     model = ModelFile(path, stamp, version, config, header)
-    _check_size(model)
+    words = f"a version {version} model with {shape_words(config)}"
+    check_size(path, stamp.size, model.size, words, "its header is wrong")
     return model
 
 
@@ -214,11 +207,8 @@ def _guess_v2_order(model: ModelFile) -> str:
     for order, other in (("in-place", "end"), ("end", "in-place")):
         if share[order] >= 0.9 and share[other] <= 0.75:
             return order
-    raise FormatError(
-        f"{model.path}: version 2 has two tensor orders, and the layernorm weights do not tell which this is "
-        f'(plausible: {share["in-place"]:.0%} in place, {share["end"]:.0%} at the end); say it: v2_order="in-place" or '
-        '"end" (--v2-order)'
-    )
+    advice = 'say it: v2_order="in-place" or "end" (--v2-order)'
+    raise FormatError(f"{model.path}: version 2 has two tensor orders, and its layernorms do not tell which; {advice}")
 
 
 def warnings_of(flat: np.ndarray, config: ModelConfig) -> tuple[str, ...]:

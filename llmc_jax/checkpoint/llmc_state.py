@@ -113,10 +113,7 @@ def _permutation(file: BinaryIO, path: Path, offset: int, name: str) -> tuple[li
     left = stamp_of(file).size - offset - 8
     count = struct.unpack("<Q", read_at(file, path, offset, 8))[0] if left >= 0 else 0
     if not 1 <= count <= left // 4:
-        raise FormatError(
-            f"{path}: byte {offset:,}: {count:,} {name}, but {max(left, 0):,} bytes follow; the file is cut off, or "
-            "belongs to another model"
-        )
+        raise FormatError(f"{path}: byte {offset:,}: {count:,} {name}, but {max(left, 0):,} bytes follow; is it whole?")
     order = np.frombuffer(read_at(file, path, offset + 8, 4 * count), "<i4")
     if not np.array_equal(np.sort(order), np.arange(count)):
         raise FormatError(f"{path}: byte {offset + 8:,}: {name} are not 0 to {count - 1} in some order; it is damaged")
@@ -131,10 +128,8 @@ def _read_loader(file: BinaryIO, path: Path, offset: int) -> tuple[dict[str, Any
     size, expected = stamp_of(file).size, offset + STREAM.itemsize
     if size != expected:
         shards, samples = (len(place[name]) for name in ORDERS)
-        raise FormatError(
-            f"{path}: {size:,} bytes; with {shards:,} shards and {samples:,} samples it should have {expected:,}; copy "
-            "it again"
-        )
+        words = f"with {shards:,} shards and {samples:,} samples it should have {expected:,}; copy it again"
+        raise FormatError(f"{path}: {size:,} bytes; {words}")
     stream = read_at(file, path, offset, STREAM.itemsize)
     try:
         place["shuffle_rng"] = mt_to_numpy(stream)
@@ -154,9 +149,7 @@ def mt_to_numpy(raw: bytes) -> dict[str, Any]:
             raise ValueError("the shuffling stream is at its beginning, but its words come from no seed; it is damaged")
         position = MT_WORDS
     elif not 1 <= position <= MT_WORDS or left != MT_WORDS + 1 - position:
-        raise ValueError(
-            f"left_ is {left} and next_ {position} in the shuffling stream; they must add up to 625; it is damaged"
-        )
+        raise ValueError(f"left_ is {left} and next_ {position} in the shuffling stream; they must add up to 625")
     return {"key": key.tolist(), "pos": position, "next_normal": None}
 
 
@@ -210,10 +203,8 @@ def _read_body(file: BinaryIO, path: Path, config: ModelConfig, header: np.void)
                 problem = problem or error  # the whole reading's: a sharded file is seldom that long
     more = " and the loader's position" if shuffles else ""
     raise problem or FormatError(
-        f"{path}: {size:,} bytes, but the state of a model with L={config.num_layers} C={config.channels} "
-        f"Vp={config.padded_vocab_size} T={config.max_seq_len} takes "
-        f"{' or, with ZeRO-1, '.join(f'{end:,}' for end in ends)}{more}: the file is cut off, or belongs to another "
-        "model"
+        f"{path}: {size:,} bytes, but the state of a model with {llmc.shape_words(config)} takes "
+        f"{' or, with ZeRO-1, '.join(f'{end:,}' for end in ends)}{more}: the file is cut off, or of another model"
     )
 
 
@@ -222,10 +213,8 @@ def _check_position(path: Path, place: Mapping[str, Any]) -> None:
     shards, samples = (len(place[name]) or 1 << 31 for name in ORDERS)
     shard, sample = place["current_shard_idx"], place["current_sample_idx"]
     if shard >= shards or sample > samples:
-        raise FormatError(
-            f"{path}: the loader stands at shard {shard:,}, sample {sample:,} (header ints 30 to 33), but there are "
-            f"{shards:,} and {samples:,}; it is damaged"
-        )
+        words = f"the loader stands at shard {shard:,}, sample {sample:,}, but there are {shards:,} and {samples:,}"
+        raise FormatError(f"{path}: {words}; it is damaged")
 
 
 def _plain_place(rank: int, n: int, shard: int, sample: int) -> dict[str, Any]:
@@ -296,8 +285,7 @@ def read_folder(folder: str | Path, step: int | None = None) -> LlmcState:
         path = folder / STATE_NAME.format(step, rank)
         if not path.exists():
             raise FormatError(
-                f"{folder}: {path.name} is missing: the run had {processes} processes, each with a state of its own; "
-                "copy them all"
+                f"{folder}: {path.name} is missing: the run had {processes} processes; copy all their files"
             )
         ranks.append(read_state_file(path, model.config))
     for rank, state in enumerate(ranks):
@@ -306,15 +294,10 @@ def read_folder(folder: str | Path, step: int | None = None) -> LlmcState:
             raise FormatError(f"{state.path}: holds {found}, unlike its name; it was renamed or damaged")
         for (name, value), expected in zip(state.kind().items(), first.kind().values(), strict=True):
             if value != expected:
-                raise FormatError(
-                    f"{state.path}: {name} is {value}, but {expected} in {first.path.name}; the files are of different "
-                    "runs"
-                )
+                words = f"{name} is {value}, but {expected} in {first.path.name}; they are of different runs"
+                raise FormatError(f"{state.path}: {words}")
     if first.sharded and (problem := _indivisible(model.config, processes)):
-        raise FormatError(
-            f"{first.path}: looks like ZeRO-1 shards of {processes} processes, but {problem}; it does not belong to "
-            "this model"
-        )
+        raise FormatError(f"{first.path}: looks like ZeRO-1 shards of {processes} processes, but {problem}")
     return LlmcState(step, model, tuple(ranks))
 
 
@@ -524,9 +507,9 @@ def _loaders(
         return found
     known = found[0]
     if any(name not in known for name in NOT_IN_LLMC) or not options:
+        n_found = len(found)
         raise InputError(
-            f"the loader's position is that of {len(found)} processes and does not hold what one for {n} is computed "
-            f"from (B, T, lengths of the shards); write it for {len(found)}"
+            f"the loader's position is that of {n_found} processes and does not tell others; write it for {n_found}"
         )
     old = _micro_steps(options, len(found)) * len(found)
     batches = step * old // n

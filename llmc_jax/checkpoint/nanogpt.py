@@ -39,10 +39,8 @@ def open_checkpoint(path: Path) -> Source:
         # Not mapped into memory: a file that is shortened meanwhile would end this process.
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:  # PyTorch's own words advise to switch the safety off
-        raise FormatError(
-            f"{path}: damaged, or it holds more than tensors and plain data: opening it could run a program, so it is "
-            "not opened"
-        ) from None
+        words = "damaged, or it holds more than tensors and plain data, which could run a program"
+        raise FormatError(f"{path}: {words}; it is not opened") from None
     except Exception as error:  # PyTorch raises what it likes: RuntimeError, UnpicklingError, EOFError, ValueError ...
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise FormatError(f"{path}: PyTorch cannot open it with weights_only=True: {first}") from None
@@ -54,7 +52,7 @@ def open_checkpoint(path: Path) -> Source:
 
 
 class Loaded(NamedTuple):
-    """A tensor of PyTorch's, to be read as one in a file is (binary.Stored)."""
+    """A tensor of PyTorch's, to be read as one in a file is (reading.Stored)."""
 
     path: Path
     name: str

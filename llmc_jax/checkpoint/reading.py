@@ -103,6 +103,13 @@ def read_header_ints(file: BinaryIO, path: Path, magic: int, what: str) -> np.nd
     return np.frombuffer(raw, "<i4").astype(np.int32)
 
 
+def check_size(path: Path, found: int, expected: int, what: str, else_wrong: str) -> None:
+    """Compare a file's bytes with those that it must have. what: it is. else_wrong: if not its length. FormatError."""
+    if found != expected:
+        cause = f"the file is {'cut off' if found < expected else 'too long'}, or {else_wrong}"
+        raise FormatError(f"{path}: {found:,} bytes, but {what} takes {expected:,}: {cause}")
+
+
 class Stored(NamedTuple):
     """An array in a file, row-major, read when asked. name: what messages call it.
 

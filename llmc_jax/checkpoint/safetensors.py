@@ -40,10 +40,8 @@ def read_archive(path: str | Path) -> dict[str, Stored]:
                 pass
         except (SafetensorError, OSError) as error:
             problem = " ".join(str(error).split())
-            raise FormatError(
-                f"{path}: {stamp.size:,} bytes that are no whole safetensors file: {problem}; if it was cut off, copy "
-                "it again"
-            ) from None
+            words = f"{stamp.size:,} bytes that are no whole safetensors file: {problem}"
+            raise FormatError(f"{path}: {words}; if it was cut off, copy it again") from None
         length = int.from_bytes(read_at(file, path, 0, 8), "little")
         header: dict[str, Any] = json.loads(read_at(file, path, 8, length))
     header.pop(METADATA, None)

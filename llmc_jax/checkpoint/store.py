@@ -246,10 +246,12 @@ def write_blocks(folder: Path, name: str, blocks: Mapping[int, np.ndarray], part
     Raises InputError if they cannot be written. The folder stays: whoever began it abandons it once no process writes
     any more.
     """
-    blocks = _checked_blocks(blocks)
     if not blocks:
         return {}
     first = next(iter(blocks.values()))
+    alike = {(block.shape, block.dtype) for block in blocks.values()}
+    assert len(alike) == 1 and set(blocks) <= set(range(BLOCKS)), (alike, list(blocks))
+    blocks = {k: np.ascontiguousarray(block) for k, block in blocks.items()}
 
     with _explained(folder):
         digests = dict(zip(blocks, in_threads(digest_of_block, blocks.values()), strict=True))
@@ -279,14 +281,6 @@ def _write(folder: Path, name: str, tensor: Tensor, k: int, block: np.ndarray) -
     write_block(folder, name, tensor, k, block)
     if tensor.parts > 1:
         sync_file(folder / array_file(name, tensor, k))
-
-
-def _checked_blocks(blocks: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
-    """Return the blocks in one piece each; they must be alike."""
-    assert all(k in range(BLOCKS) and block.ndim == 1 for k, block in blocks.items()), list(blocks)
-    assert len({(block.size, block.dtype) for block in blocks.values()}) <= 1
-    assert all(block.dtype == dtype_of(block.dtype.name) for block in blocks.values())
-    return {k: np.ascontiguousarray(block) for k, block in blocks.items()}
 
 
 def _differs(what: str) -> InputError:

@@ -145,7 +145,7 @@ def test_a_damaged_folder_is_named(written: Path, tmp_path: Path) -> None:
 
 def test_without_orbax_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     exchange._orbax.cache_clear()
-    monkeypatch.setattr(exchange.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
     with pytest.raises(InputError, match="pip install 'orbax-checkpoint"):
         conversion.to_orbax(open_source(SHAPE), tmp_path / "out", "fp32", force=False)
     assert not list(tmp_path.iterdir())

@@ -287,7 +287,7 @@ BAD = {
     "Vp < V": (with_ints(GOOD, i7=2), "Vp=2 is smaller than V=3"),
     "short": (GOOD[:-1], "cut off"),
     "long": (GOOD + b"xy", "too long"),
-    "other version": (with_ints(GOOD, i1=5), "size of version 3, so the version"),
+    "other version": (with_ints(GOOD, i1=5), "too long, or its header is wrong"),
     "absurd": (with_ints(GOOD, **{f"i{i}": 2**31 - 1 for i in range(2, 8)}), "cut off, or its header is wrong"),
 }
 

@@ -614,7 +614,7 @@ def patched(at: int, form: str, *values: Any) -> bytes:
 
 
 BAD = {
-    "header alone": (GOOD[:1024], "1,024 bytes, but the state of a model with L=2 C=16 Vp=128 T=16 takes"),
+    "header alone": (GOOD[:1024], "1,024 bytes, but the state of a model with L=2 C=16 V=96 Vp=128 T=16 takes"),
     "wrong magic": (patched(0, "<i", 17), "starts with 17, expected magic 20240527"),
     "version": (patched(4, "<i", 2), r"\(version\) is 2; it must be 1"),
     "no processes": (patched(8, "<i", 0), r"num_processes\) is 0"),
