@@ -13,15 +13,17 @@ import os
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from llmc_jax.base.errors import FormatError
-from llmc_jax.checkpoint.manifest import Tensor, digest_of_block, dtype_of, in_threads, opened_regular
+from llmc_jax.checkpoint.manifest import THREADS, Tensor, digest_of_block, dtype_of, in_threads, opened_regular
 
 TENSORS = "tensors"  # the folder of the arrays
+WORTH_A_THREAD = 1 << 20  # bytes that take longer to read than a thread to begin
 INDEX_SIZE = 20  # bytes at the end of a zarr shard of one chunk: its offset, its bytes, a CRC-32C of both
 
 
@@ -90,20 +92,29 @@ def damaged_blocks(
     size, dtype, in_a_file = tensor.block, dtype_of(tensor.dtype), len(tensor.sha256) // tensor.parts
     stop = tensor.size if stop is None else stop
 
-    def sound(k: int) -> bool:
-        """Read a block; return whether it is what was saved."""
+    def sound(k: int, file: Any, spare: np.ndarray) -> bool:
+        """Read the next block of a file, the k-th of the array; return whether it is what was saved."""
         first, last = max(start, k * size), min(stop, (k + 1) * size)  # of what is wanted of it
-        with _opened(folder, name, tensor, k // in_a_file) as file:
-            wanted = None if out is None else out[first - start : last - start]
-            block = wanted if wanted is not None and wanted.size == size else np.empty(size, dtype)
-            file.seek(k % in_a_file * block.nbytes)
-            count = file.readinto(block.view(np.uint8).data)
-        if wanted is not None and wanted is not block:
+        wanted = spare if out is None else out[first - start : last - start]
+        block = wanted if wanted.size == size else spare
+        count = file.readinto(block.view(np.uint8).data)
+        if wanted is not block:
             wanted[...] = block[first - k * size : last - k * size]
         return count == block.nbytes and digest_of_block(block) == tensor.sha256[k]
 
-    blocks = range(start // size, -(-stop // size)) if start < stop else range(0)
-    return [k for k, good in zip(blocks, in_threads(sound, blocks), strict=True) if not good]
+    def damaged(share: range) -> list[int]:
+        spare, found = np.empty(size, dtype), []  # one for all blocks: new memory takes longer than reading into it
+        for part, blocks in groupby(share, lambda k: k // in_a_file):
+            with _opened(folder, name, tensor, part) as file:
+                for k in blocks:
+                    file.seek(k % in_a_file * spare.nbytes)
+                    found += [] if sound(k, file, spare) else [k]
+        return found
+
+    touched = range(start // size, -(-stop // size)) if start < stop else range(0)
+    length = max(1, -(-len(touched) // THREADS), WORTH_A_THREAD // (size * dtype.itemsize))
+    shares = [touched[k : k + length] for k in range(0, len(touched), length)]
+    return [k for found in in_threads(damaged, shares) for k in found]
 
 
 # ----- writing ------------------------------------------------------------------------------------------------------

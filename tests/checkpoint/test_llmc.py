@@ -417,15 +417,3 @@ def test_mutated_files(tmp_path_factory: pytest.TempPathFactory, case: tuple[byt
         tracemalloc.stop()
     # a one-row version 2 file grows most: 2-byte values to 4 bytes, and one row of wte to 128
     assert peak <= 40 * len(data) + 2**20
-
-
-def test_a_file_that_changes_while_it_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "m.bin"
-    path.write_bytes(GOOD)
-    for change in (lambda: path.write_bytes(GOOD[:-4]), lambda: path.write_bytes(GOOD + b"more"), path.unlink):
-        path.write_bytes(GOOD)
-        model = open_model(path)
-        model.read("lnfb")
-        change()
-        with pytest.raises(FormatError, match=r"changed while it was being read|no such file"):
-            model.read("lnfb")

@@ -98,16 +98,6 @@ def test_what_the_package_alone_takes_for_a_tensor_is_refused(tmp_path: Path, at
         read_archive(tmp_path / "a")
 
 
-def test_a_file_that_changes_while_it_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "a.safetensors"
-    path.write_bytes(FIXTURE.read_bytes())
-    tensor = read_archive(path)["transformer.wte.weight"]
-    tensor.whole()
-    path.write_bytes(FIXTURE.read_bytes()[:-10])
-    with pytest.raises(FormatError, match="changed while it was being read"):
-        tensor.whole()
-
-
 def test_an_index_and_its_files(tmp_path: Path) -> None:
     body = np.arange(4, dtype="<f4").tobytes()
     (tmp_path / "one").write_bytes(raw_file({"a": entry(), "b": entry(ends=[8, 16])}, body))

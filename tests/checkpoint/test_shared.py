@@ -21,7 +21,7 @@ from llmc_jax.checkpoint import arrays as array_files
 from llmc_jax.checkpoint import command, convert, manifest, store
 from llmc_jax.checkpoint.contents import Identity, Metadata
 from llmc_jax.config.model import ModelConfig
-from llmc_jax.models.gpt2.tensors import flat_size, num_parameters
+from llmc_jax.models.gpt2.tensors import flat_size, num_parameters, tensor_specs
 from tests.checkpoint.test_store import ROOT, Killed, chaos, runs, save, sign
 
 MODEL = ModelConfig(max_seq_len=16, vocab_size=31, padded_vocab_size=128, num_layers=2, num_heads=1, channels=32)
@@ -199,13 +199,6 @@ def test_orbax_alone_reads_it(template: Path) -> None:
     assert said["chunk_grid"]["configuration"]["chunk_shape"] == [BLOCK] and said["shape"] == [SIZE]
 
 
-def test_no_orbax_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would ask JAX's runtime about the other processes."""
-    for module in ("orbax", "orbax.checkpoint"):
-        monkeypatch.setitem(sys.modules, module, None)
-    save_shared(tmp_path, 3)
-
-
 TWO = """
 import json, sys
 from pathlib import Path
@@ -262,11 +255,6 @@ def test_blocks_of_one_file_make_the_same_checkpoint(alone: Path, tmp_path: Path
     sizes = manifest.sizes_in(alone)
     assert manifest.sizes_in(folder) == sizes and store.check(folder) is None
     assert all((folder / path).read_bytes() == (alone / path).read_bytes() for path in sizes)
-
-
-def test_a_manifest_of_one_process_says_nothing_of_parts(alone: Path) -> None:
-    said = manifest_of(alone)
-    assert all(list(tensor) == ["shape", "dtype", "sha256"] for tensor in said["tensors"].values())
 
 
 # ----- while it is written ------------------------------------------------------------------------------------------
@@ -342,8 +330,6 @@ def test_a_block_that_is_read_back_differently(tmp_path: Path, monkeypatch: pyte
 
 
 def test_where_nothing_can_be_written(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"nowhere: the checkpoint of step 7 cannot be written: .*No such file"):
-        begin(tmp_path / "nowhere")
     writing = begin(tmp_path)
     store.abandon(writing)
     with pytest.raises(InputError, match=rf"^{tmp_path}: the checkpoint of step 7 cannot be written: .*No such file"):
@@ -412,14 +398,56 @@ def test_what_dead_processes_leave_is_removed(tmp_path: Path, processes: int) ->
 # ----- reading and damage -------------------------------------------------------------------------------------------
 
 
-def test_arrays_and_parts_of_them_are_read(template: Path) -> None:
-    checkpoint = store.open_checkpoint(template)
-    for name, array in ARRAYS.items():
+@pytest.fixture(params=["shared", "alone"])
+def either(request: pytest.FixtureRequest, template: Path, alone: Path, tmp_path: Path) -> Path:
+    """The state folder of four processes, or that of one, in a copy that may be spoilt."""
+    folder = template if request.param == "shared" else alone
+    return Path(shutil.copytree(folder.parent, tmp_path / "either")) / folder.name
+
+
+def test_arrays_tensors_and_parts_of_them_are_read(either: Path) -> None:
+    checkpoint = store.open_checkpoint(either)
+    tensors = {
+        f"{name}/{spec.name}": ARRAYS[name][spec.offset : spec.offset + spec.size].reshape(spec.shape)
+        for name in FLAT
+        for spec in tensor_specs(MODEL)
+    }
+    for name, array in {**ARRAYS, **tensors}.items():
         found = checkpoint.read(name)
         assert (found.shape, found.dtype, found.tobytes()) == (array.shape, array.dtype, array.tobytes())
     for start, stop in ((0, 1), (BLOCK - 1, BLOCK + 1), (5, 7 * BLOCK), (3 * BLOCK, 4 * BLOCK), (SIZE - 1, SIZE)):
         assert checkpoint.elements("copy", start, stop).tobytes() == ARRAYS["copy"][start:stop].tobytes()
-    np.testing.assert_array_equal(checkpoint.read("m/wte").reshape(-1), ARRAYS["m"][: 128 * 32])
+    assert checkpoint.holds("m") and not checkpoint.holds("n")
+    for name in ("n", "params/nothing", "n/wte"):
+        with pytest.raises(FormatError, match=f"it holds no array {name}; its arrays are "):
+            checkpoint.read(name)
+
+
+@pytest.mark.parametrize(("name", "k"), [("params", 0), ("m", 17), ("copy", 63)])
+def test_a_flipped_bit_is_found_and_named_wherever_it_is_read(either: Path, name: str, k: int) -> None:
+    length, start = ARRAYS[name].itemsize * BLOCK, 0
+    path = either / f"tensors/{name}/c/{k}"
+    if not path.exists():
+        path, start = path.with_name("0"), k * length
+    shown, checkpoint = path.relative_to(either), store.open_checkpoint(either)
+    words = f"damaged: elements {k * BLOCK:,} to {(k + 1) * BLOCK - 1:,} are not what was saved"
+    for byte in (0, int(DAMAGED.integers(length)), length - 1):
+        flip(path, start + byte)
+        assert store.check(either) == f"{shown}: {words}"
+        for spec in tensor_specs(MODEL):
+            if spec.offset < (k + 1) * BLOCK and k * BLOCK < spec.offset + spec.size:
+                with pytest.raises(FormatError, match=f"state_00000007: {name}: {words}"):
+                    checkpoint.read(f"{name}/{spec.name}")
+            else:
+                checkpoint.read(f"{name}/{spec.name}")
+        flip(path, start + byte)
+    for byte in range(path.stat().st_size - 20, path.stat().st_size, 9):
+        flip(path, byte)
+        assert store.check(either) == f"{shown}: damaged: does not end as the file of one chunk does"
+        flip(path, byte)
+    flip(either / "tensors/step/c", 0)
+    with pytest.raises(FormatError, match="state_00000007: step: damaged: what is read is not what was saved"):
+        checkpoint.read("step")
 
 
 def test_a_part_is_read_from_its_own_files(shared: Path) -> None:
@@ -433,23 +461,6 @@ def test_a_part_is_read_from_its_own_files(shared: Path) -> None:
     )
     with pytest.raises(FormatError, match="state_00000007: tensors/params/c/7: is missing"):
         checkpoint.elements("params", 5 * BLOCK, 7 * BLOCK + 1)
-
-
-@pytest.mark.parametrize(("name", "k"), [("params", 0), ("m", 17), ("copy", 63)])
-def test_a_flipped_bit_is_found_and_named(shared: Path, name: str, k: int) -> None:
-    path = shared / f"tensors/{name}/c/{k}"
-    for byte in (0, int(DAMAGED.integers(path.stat().st_size - 20)), path.stat().st_size - 21):
-        flip(path, byte)
-        words = f"damaged: elements {k * BLOCK:,} to {(k + 1) * BLOCK - 1:,} are "
-        assert str(store.check(shared)).startswith(f"tensors/{name}/c/{k}: {words}")
-        with pytest.raises(FormatError, match=f"state_00000007: {name}: {words}"):
-            store.open_checkpoint(shared).read(name)
-        flip(path, byte)
-    for byte in range(path.stat().st_size - 20, path.stat().st_size, 4):
-        flip(path, byte)
-        assert store.check(shared) == f"tensors/{name}/c/{k}: damaged: does not end as the file of one chunk does"
-        flip(path, byte)
-    assert store.check(shared) is None
 
 
 @pytest.mark.parametrize("processes", [1, 3, 64, 70])
@@ -516,31 +527,20 @@ def test_files_of_blocks_that_are_not_what_they_were(shared: Path) -> None:
             assert store.entry(shared.parent, 7, deep=deep).problem == f"tensors/params/c/11: {words}"
         with pytest.raises(FormatError, match=r"tensors/params/c/11: (is missing|does not hold a part)"):
             store.open_checkpoint(shared).read("params")
-    path.write_bytes(data)
-    for name in ("64", "00", "11.tmp"):
-        path.with_name(name).write_bytes(data)
-        problem = f"tensors/params/c/{name}: is not part of the checkpoint; move it away"
-        assert store.entry(shared.parent, 7, deep=False).problem == problem
-        path.with_name(name).unlink()
-    assert store.check(shared) is None
 
 
-@pytest.mark.parametrize("parts", [1, 0, 2, 63, 65, -64, 64.0, "64", None, True, [64]])
-def test_other_numbers_of_parts_are_refused(shared: Path, parts: Any) -> None:
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        *(("m", {"parts": parts}) for parts in (1, 0, 2, 63, 65, -64, 64.0, "64", None, True, [64])),
+        ("outliers/values", {"parts": 64}),  # only a flat buffer has parts
+        ("m", {"shape": [64, BLOCK]}),
+    ],
+)
+def test_other_numbers_of_parts_are_refused(shared: Path, name: str, change: dict[str, Any]) -> None:
     body = manifest_of(shared)
     del body["sha256"]
-    body["tensors"]["m"]["parts"] = parts
-    (shared / "MANIFEST.json").write_bytes(sign(body))
-    assert store.check(shared) == "MANIFEST.json: its fields are not those of format 2"
-
-
-def test_only_a_flat_buffer_has_parts(shared: Path) -> None:
-    body = manifest_of(shared)
-    del body["sha256"]
-    body["tensors"]["outliers/values"]["parts"] = 64
-    (shared / "MANIFEST.json").write_bytes(sign(body))
-    assert store.check(shared) == "MANIFEST.json: its fields are not those of format 2"
-    body["tensors"]["outliers/values"] = body["tensors"]["m"] | {"shape": [64, BLOCK], "parts": 64}
+    body["tensors"][name] |= change
     (shared / "MANIFEST.json").write_bytes(sign(body))
     assert store.check(shared) == "MANIFEST.json: its fields are not those of format 2"
 
@@ -560,11 +560,3 @@ def test_the_commands_read_it(shared: Path, alone: Path, tmp_path: Path, capsys:
     flip(shared / "tensors/params/c/2", 100)
     assert command.main(["verify", str(shared.parent)]) == 2
     assert f"elements {2 * BLOCK:,} to {3 * BLOCK - 1:,} are not what was saved" in capsys.readouterr().out
-
-
-def test_it_is_pruned_like_any_other(shared: Path) -> None:
-    run = shared.parent
-    save(run, 8)
-    save(run, 9)
-    assert store.prune(run, keep=1, major_every=0, least=1) == [7]
-    assert sorted(os.listdir(run)) == ["DONE_00000008", "DONE_00000009", "state_00000008", "state_00000009"]

@@ -148,18 +148,6 @@ def test_layouts_in_memory_do_not_matter(tmp_path: Path) -> None:
         np.testing.assert_array_equal(store.open_checkpoint(folder).read(name), array)
 
 
-def test_orbax_alone_reads_the_tensors(template: Path) -> None:
-    import orbax.checkpoint as ocp
-
-    tree = ocp.PyTreeCheckpointer().restore(template / "state_00000100" / "tensors")
-    expected = arrays_of(100)
-    assert sorted(tree) == ["copy", "m", "params", "step", "v"]
-    np.testing.assert_array_equal(tree["params"]["wte"], expected["params/wte"])
-    np.testing.assert_array_equal(tree["copy"]["wte"], expected["copy/wte"])
-    np.testing.assert_array_equal(tree["v"], expected["v"])
-    assert tree["step"] == 100
-
-
 def test_the_folder_is_what_the_documentation_says(template: Path) -> None:
     """By json and hashlib alone."""
     folder = template / "state_00000100"
@@ -598,23 +586,6 @@ def test_what_is_missing_is_told(run: Path) -> None:
     assert (third.problem, third.done) == ("there is DONE_00000300, but no folder state_00000300", True)
     os.rename(run / "state_00000100", run / "state_00000300")
     assert [e.problem for e in store.entries(run)][-1] == "it holds step 100"
-
-
-def test_a_damaged_array_is_not_read(run: Path) -> None:
-    folder = run / "state_00000100"
-    path = folder / "tensors" / "params.wte" / "c" / "0" / "0"
-    data = bytearray(path.read_bytes())
-    data[5] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(FormatError, match=r"state_00000100: params/wte: "):
-        store.open_checkpoint(folder).read("params/wte")
-    assert_holds_one(folder, "step")
-    with pytest.raises(FormatError, match="it holds no array params/nothing; its arrays are params/wte, "):
-        store.open_checkpoint(folder).read("params/nothing")
-
-
-def assert_holds_one(folder: Path, name: str) -> None:
-    np.testing.assert_array_equal(store.open_checkpoint(folder).read(name), arrays_of(100)[name])
 
 
 def resign(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
