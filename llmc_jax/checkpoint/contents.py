@@ -126,7 +126,10 @@ class Metadata:
                 raise FormatError(f"{folder}: run.json has {name} {found!r:.80}, which is no object")
             rest |= {name: found} if found else {}
         master, rounding, data = stored.get("master_weights", True), stored.get("rounding"), stored.get("data")
-        identity = Identity(_model(stored, folder), dtype, master, rounding, data)
+        model = shape_of(stored.get("model"))
+        if model is None:
+            raise FormatError(f"{folder}: run.json holds no model's shape; it is not a training state of llmc-jax")
+        identity = Identity(model, dtype, master, rounding, data)
         counters = (
             Counters(**{name: progress[name] for name in Counters._fields if name in progress}) if progress else None
         )
@@ -134,9 +137,8 @@ class Metadata:
         return Metadata(step, identity, counters=counters, tokenizer=tokenizer, **rest)
 
 
-def _model(stored: Mapping[str, Any], folder: Path) -> ModelConfig:
-    shape = stored.get("model")
-    names = set(ModelConfig.__dataclass_fields__)
-    if not isinstance(shape, Mapping) or set(shape) != names or not all(type(each) is int for each in shape.values()):
-        raise FormatError(f"{folder}: run.json holds no model's shape; it is not a training state of llmc-jax")
-    return ModelConfig(**shape)
+def shape_of(found: Any) -> ModelConfig | None:
+    """Return a model's shape that stands in JSON; None where none does."""
+    names = ModelConfig.__dataclass_fields__.keys()
+    sound = isinstance(found, Mapping) and found.keys() == names and all(type(each) is int for each in found.values())
+    return ModelConfig(**found) if sound else None

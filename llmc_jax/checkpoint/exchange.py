@@ -19,8 +19,9 @@ import numpy as np
 
 from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.base.files import read_json_object
+from llmc_jax.checkpoint.contents import shape_of
 from llmc_jax.checkpoint.llmc import widened
-from llmc_jax.checkpoint.source import Slice, Source, SpecialTokens, slices_of
+from llmc_jax.checkpoint.source import Slice, Source, slices_of, stored_special
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.models.gpt2.tensors import BY_NAME, tensor_specs
 
@@ -63,7 +64,11 @@ def open_folder(folder: Path) -> Source:
     """
     said = read_json_object(folder / METADATA, LARGEST)
     about = said.get("custom_metadata")
-    config = _shape_in(about, folder)
+    about = about if isinstance(about, Mapping) else {}
+    config = shape_of(about.get("model"))
+    if config is None:
+        names = ", ".join(ModelConfig.__dataclass_fields__)
+        raise FormatError(f"{folder}: does not say the model's shape; its custom_metadata must have model: {names}")
     dtypes = {str(_opened(folder, said, spec.name, spec.shape).dtype.name) for spec in tensor_specs(config)}
     if len(dtypes) > 1:
         raise FormatError(f"{folder}: its tensors are of {' and '.join(sorted(dtypes))}; expected one dtype")
@@ -79,19 +84,7 @@ def open_folder(folder: Path) -> Source:
         return widened(kept[tensor][layer] if BY_NAME[tensor].layered else kept[tensor])
 
     shapes = {spec.name: spec.shape for spec in tensor_specs(config)}
-    special = about.get("special") if isinstance(about, Mapping) else None
-    ids = SpecialTokens(**special) if isinstance(special, Mapping) and special.keys() == {"bos", "eos"} else None
-    return Source(folder, "orbax", config, DTYPES[dtypes.pop()], None, ("params",), read, (), ids)
-
-
-def _shape_in(about: Any, folder: Path) -> ModelConfig:
-    shape = about.get("model") if isinstance(about, Mapping) else None
-    names = ModelConfig.__dataclass_fields__.keys()
-    if not isinstance(shape, Mapping) or shape.keys() != names or not all(type(n) is int for n in shape.values()):
-        raise FormatError(
-            f"{folder}: does not say the model's shape; its custom_metadata must have model: {', '.join(names)}"
-        )
-    return ModelConfig(**shape)
+    return Source(folder, "orbax", config, DTYPES[dtypes.pop()], None, ("params",), read, (), stored_special(about))
 
 
 def _opened(folder: Path, said: Mapping[str, Any], name: str, shape: tuple[int, ...]) -> Any:

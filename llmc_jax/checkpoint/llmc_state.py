@@ -396,20 +396,16 @@ def _content_warnings(state: LlmcState) -> Iterator[str]:
 # --- from a checkpoint of ours ---
 
 
-class Writing(NamedTuple):
-    """What will be written."""
+class Plan(NamedTuple):
+    """What will be written of a state."""
 
-    config: ModelConfig
-    step: int
-    skipped: int  # of the steps since llm.c's, or since the beginning, those that updated nothing
-    dtype: str
+    state: OurState
     master: bool
     processes: int
     zero: bool
     loaders: list[Mapping[str, Any]]
     origin: dict[str, Any]  # of the state that llm.c wrote and this came from; else empty
     kept: list[dict[str, str]]  # what each rank's file held that has no meaning here; empty if there were other ranks
-    micro_steps: int  # of one update and process
 
 
 def write_llmc_state(
@@ -433,25 +429,25 @@ def write_llmc_state(
     folder = Path(folder)
     warnings: list[str] = []
     plan = _plan(state, processes, zero, warnings)
-    model = folder / MODEL_NAME.format(plan.step)
-    states = [folder / STATE_NAME.format(plan.step, rank) for rank in range(plan.processes)]
-    done = folder / DONE_NAME.format(plan.step)
+    step = state.metadata.step
+    model, done = folder / MODEL_NAME.format(step), folder / DONE_NAME.format(step)
+    states = [folder / STATE_NAME.format(step, rank) for rank in range(plan.processes)]
     for path in (model, *states, done):
         refuse_existing(path, force)
     if problem := write_problem(folder):
         raise InputError(f"{folder}: cannot be written: {problem}")
     with ExitStack() as stack:  # what was there before stays until all of the new is on the disk
         temporaries = [stack.enter_context(llmc.new_file(path)) for path in (model, *states)]
-        _write_model(temporaries[0], plan, state.source)
-        _write_states(temporaries[1:], plan, state.source, warnings)
+        _write_model(temporaries[0], plan)
+        _write_states(temporaries[1:], plan, warnings)
         done.unlink(missing_ok=True)
     with llmc.new_file(done) as temporary:
         temporary.touch()
-    read_folder(folder, plan.step)
+    read_folder(folder, step)
     return [model, *states, done], tuple(dict.fromkeys(warnings))
 
 
-def _plan(state: OurState, processes: int | None, zero: bool | None, warnings: list[str]) -> Writing:
+def _plan(state: OurState, processes: int | None, zero: bool | None, warnings: list[str]) -> Plan:
     metadata, updates, has_copy = state.metadata, state.updates, "copy" in state.source.groups
     config, dtype, step = metadata.identity.model, metadata.identity.dtype, metadata.step
     origin = metadata.origin.get("llmc", {})
@@ -481,11 +477,8 @@ def _plan(state: OurState, processes: int | None, zero: bool | None, warnings: l
     zero = zero and n > 1
     if zero and (problem := _indivisible(config, n)):
         raise InputError(f"ZeRO-1 over {n} processes: {problem}; take another number, or no ZeRO-1")
-    micro_steps = _micro_steps(options, n)
-    loaders = _loaders(places, options, step, n, warnings)
-    skipped = step - updates if metadata.counters is None else metadata.counters.skipped
     kept = origin["ranks"] if origin.get("processes") == n else []
-    return Writing(config, step, skipped, dtype, master, n, zero, loaders, origin, kept, micro_steps)
+    return Plan(state, master, n, zero, _loaders(places, options, step, n, warnings), origin, kept)
 
 
 def _micro_steps(options: Mapping[str, Any], n: int) -> int:
@@ -536,20 +529,22 @@ def _loader_from_start(known: Mapping[str, Any], rank: int, n: int, batches: int
     return {"process_rank": rank, "num_processes": n, "shuffle": known["shuffle"], **place.plain()}
 
 
-def _header(plan: Writing, rank: int, warnings: list[str]) -> bytes:
+def _header(plan: Plan, rank: int, warnings: list[str]) -> bytes:
     """Return the first 1024 bytes of a rank's file: what is known here over what was read."""
-    loader = plan.loaders[rank]
-    header, steps = np.zeros(1, HEADER)[0], plan.step
+    metadata, loader = plan.state.metadata, plan.loaders[rank]
+    header, steps = np.zeros(1, HEADER)[0], metadata.step
     header["rng_state"] = header["rng_state_last_update"] = 13371337 + rank
     if plan.kept:
         header = np.frombuffer(bytearray(base64.b64decode(plan.kept[rank]["header"])), HEADER)[0]
         steps -= plan.origin["step"]
-    known = (magics.TRAINING_STATE, VERSION, plan.processes, rank, plan.master, loader["shuffle"], plan.step)
+    known = (magics.TRAINING_STATE, VERSION, plan.processes, rank, plan.master, loader["shuffle"], metadata.step)
     for name, value in zip(OFFSETS, known, strict=False):
         header[name] = value
-    updates = steps - plan.skipped
+    counters = metadata.counters
+    updates = steps - (metadata.step - plan.state.updates if counters is None else counters.skipped)
     if steps > 0:
-        start, draws = int(header["rng_state"]), steps * plan.micro_steps + TENSORS * updates
+        draws = steps * _micro_steps(metadata.options, plan.processes) + TENSORS * updates
+        start = int(header["rng_state"])
         header["rng_state"] = skip_u32(start, draws)
         if updates:
             header["rng_state_last_update"] = skip_u32(start, draws - TENSORS)
@@ -560,41 +555,38 @@ def _header(plan: Writing, rank: int, warnings: list[str]) -> bytes:
     return header.tobytes()
 
 
-def _tail(plan: Writing, rank: int) -> bytes:
+def _tail(plan: Plan, rank: int) -> bytes:
     """Return what follows the values in a rank's file."""
     loader = plan.loaders[rank]
     if not loader["shuffle"]:
         return b""
     seed = base64.b64decode(plan.kept[rank]["seed"]) if plan.kept else bytes(8)
     orders = (np.array(loader[name], "<i4") for name in ORDERS)
-    return b"".join(
-        (
-            *(struct.pack("<Q", order.size) + order.tobytes() for order in orders),
-            mt_from_numpy(loader["shuffle_rng"], seed),
-        )
-    )
+    stream = mt_from_numpy(loader["shuffle_rng"], seed)
+    return b"".join([*(struct.pack("<Q", order.size) + order.tobytes() for order in orders), stream])
 
 
-def _write_model(path: Path, plan: Writing, source: Source) -> None:
-    version = 3 if plan.dtype == "fp32" else 5
+def _write_model(path: Path, plan: Plan) -> None:
+    source, dtype = plan.state.source, plan.state.metadata.identity.dtype
     before = plan.origin.get("model_header")
     header = None if before is None else np.frombuffer(base64.b64decode(before), "<i4")
-    group = "copy" if plan.dtype == "bf16" and plan.master else "params"
-    weights = (source.read(group, piece.tensor, piece.layer) for piece in slices(plan.config))
+    group = "copy" if dtype == "bf16" and plan.master else "params"
+    weights = (source.read(group, piece.tensor, piece.layer) for piece in slices(source.config))
     with path.open("xb") as file:
         summed = Summed(file)
-        llmc.dump_pieces(summed, plan.config, weights, version, header)
+        llmc.dump_pieces(summed, source.config, weights, 3 if dtype == "fp32" else 5, header)
         summed.check(path)
 
 
-def _write_states(paths: list[Path], plan: Writing, source: Source, warnings: list[str]) -> None:
+def _write_states(paths: list[Path], plan: Plan, warnings: list[str]) -> None:
     """Write every rank's file, all of them at once, so that each slice is read once."""
+    source = plan.state.source
     with ExitStack() as stack:
         files = [Summed(stack.enter_context(path.open("xb"))) for path in paths]
         for rank, file in enumerate(files):
             file.write(_header(plan, rank, warnings))
         for group in GROUPS if plan.master else GROUPS[:2]:
-            for piece in slices(plan.config):
+            for piece in slices(source.config):
                 values = source.read(group, piece.tensor, piece.layer).reshape(-1)
                 shares = np.split(values, len(files)) if plan.zero else [values] * len(files)
                 for file, share in zip(files, shares, strict=True):

@@ -3,7 +3,7 @@
 Leaves out the formats, and which of them a path is (sources.py).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +19,12 @@ class SpecialTokens(NamedTuple):
 
     bos: int | None
     eos: int | list[int] | None
+
+
+def stored_special(origin: Mapping[str, Any]) -> SpecialTokens | None:
+    """Return the ids that the model had in Hugging Face's folder, if it came from one."""
+    found = origin.get("special")
+    return SpecialTokens(found.get("bos"), found.get("eos")) if isinstance(found, Mapping) else None
 
 
 class Source(NamedTuple):

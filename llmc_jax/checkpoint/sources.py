@@ -6,10 +6,8 @@ Leaves out writing, and what beyond weights, m and v a training state holds.
 import math
 import os
 import re
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -19,7 +17,7 @@ from llmc_jax.base.files import opened, reason
 from llmc_jax.checkpoint import exchange, store
 from llmc_jax.checkpoint.llmc import ModelFile, open_model, widened
 from llmc_jax.checkpoint.llmc_state import open_llmc_state
-from llmc_jax.checkpoint.source import Source, SpecialTokens, slices
+from llmc_jax.checkpoint.source import Source, slices, stored_special
 from llmc_jax.config.model import ModelConfig, described
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.models.gpt2.init import random_parameters
@@ -209,12 +207,6 @@ def _state_source(folder: Path, warnings: tuple[str, ...] = ()) -> Source:
 
     special = stored_special(metadata.origin)
     return Source(folder, "state", config, dtype, metadata.step, groups, read, warnings, special, checkpoint)
-
-
-def stored_special(origin: Mapping[str, Any]) -> SpecialTokens | None:
-    """Return the ids that the model had in Hugging Face's folder, if it came from one."""
-    found = origin.get("special")
-    return SpecialTokens(found.get("bos"), found.get("eos")) if isinstance(found, Mapping) else None
 
 
 def _model_source(model: ModelFile) -> Source:
