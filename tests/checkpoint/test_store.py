@@ -25,7 +25,6 @@ from hypothesis import strategies as st
 from llmc_jax.base import files
 from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.checkpoint import manifest, store
-from llmc_jax.checkpoint.arrays import array_file
 from llmc_jax.checkpoint.contents import FORMAT
 from llmc_jax.logs.files import LOCK, METRICS
 from tests.crash_points import Point, watched
@@ -192,15 +191,6 @@ def test_a_loss_that_cannot_be_compared_is_none(tmp_path: Path, loss: Any) -> No
 # ----- while it is written ------------------------------------------------------------------------------------------
 
 
-def test_after_begin_the_arrays_may_change(tmp_path: Path) -> None:
-    arrays = {name: np.array(array) for name, array in arrays_of(5).items()}
-    writing = store.begin(tmp_path, 5, arrays, facts_of(5))
-    for array in arrays.values():
-        array[...] = 0
-    assert list(store.entries(tmp_path)) == []
-    assert_holds(store.seal(writing).folder, arrays_of(5))
-
-
 class Watched(np.ndarray):
     """An array that can be watched by weakref."""
 
@@ -263,34 +253,14 @@ def test_a_device_buffer_can_be_donated_after_begin(tmp_path: Path) -> None:
     np.testing.assert_array_equal(store.open_checkpoint(folder).read("x"), np.arange(4096, dtype=np.float32))
 
 
-@pytest.mark.parametrize("name", ["params/wte", "v"])
-def test_what_is_written_wrongly_never_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """The digests are of what was in memory: a value that changes on its way to the disk is noticed."""
-    real = store.write_array
-
-    def spoil(folder: Path, each: str, tensor: Any, array: np.ndarray) -> Any:
-        written = real(folder, each, tensor, array)
-        if each == name:
-            path = folder / array_file(each, tensor)
-            data = bytearray(path.read_bytes())
-            data[-21] ^= 1
-            path.write_bytes(data)
-        return written
-
-    monkeypatch.setattr(store, "write_array", spoil)
-    writing = store.begin(tmp_path, 5, arrays_of(5), facts_of(5))
-    with pytest.raises(InputError, match=rf"step 5 .*{name.replace('/', '.')}/c/.* reads back differently"):
-        store.seal(writing)
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize("path", ["run.json", "tensors/params.wte/c/0/0", "tensors/v/c/0", "tensors/v/zarr.json"])
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
 def test_damage_between_begin_and_seal(run: Path, path: str, damage: str) -> None:
     before = list(store.entries(run))
     writing = store.begin(run, 200, arrays_of(1), facts_of(200))
     spoil(writing.folder / path, damage)
-    with pytest.raises(InputError, match=rf"^{run}: the checkpoint of step 200 cannot be written: "):
+    how = {"flip": "reads back differently", "cut": "holds .* bytes", "remove": "No such file"}[damage]
+    with pytest.raises(InputError, match=rf"^{run}: the checkpoint of step 200 cannot be written: .*{path}:? {how}"):
         store.seal(writing)
     assert list(store.entries(run)) == before and not list(run.glob(".*"))
 
