@@ -15,7 +15,7 @@ from llmc_jax.logs.files import CURVES, REPORT
 from llmc_jax.run.batches import Batches
 from llmc_jax.run.due import poll_saves, save, tell_removed
 from llmc_jax.run.early import stops_early
-from llmc_jax.run.find_lr_files import PICTURE, words_on_test, write_found
+from llmc_jax.run.find_lr import PICTURE, figures, words_on_test, write_found
 from llmc_jax.run.state import Outcome, Progress, Run, diverged
 from llmc_jax.run.trackers import ended_trackers
 
@@ -57,7 +57,10 @@ def finish(run: Run, outcome: Outcome) -> Outcome:
         if code == ExitCode.DONE and ended_early(run, progress):
             run.log.event("early_stop", step=progress.step, **early_figures(run, progress))
         if code == ExitCode.DONE and run.setup.config.find_lr:
-            write_found(run, progress)
+            run.log.event("find_lr", step=progress.step, **figures(run.setup, progress.test))
+            if cluster.here().rank == 0:
+                run.held.check()
+                write_found(run.setup, progress.test, run.held.folder)
         run.log.event("end", step=progress.step, outcome=code.name.lower(), skipped=progress.counters.skipped)
     except InputError as error:
         outcome = Outcome(ExitCode.BAD_INPUT, progress, problem or error)
@@ -82,7 +85,7 @@ def summary(run: Run, outcome: Outcome) -> Iterator[str]:
     if code == ExitCode.DONE and ended_early(run, progress):
         yield early_words(run, progress)
     elif code == ExitCode.DONE and config.find_lr:
-        yield from words_on_test(run, progress)
+        yield from words_on_test(run.setup, progress.test, progress.read)
     elif progress.step < run.setup.steps:
         elsewhere = run.stop.is_set() and not run.votes.request.is_set()
         why = ", because another process was asked to stop" if elsewhere else ""

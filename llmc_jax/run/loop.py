@@ -46,7 +46,6 @@ from llmc_jax.run.programs import lower_step
 from llmc_jax.run.record import profile_slice, slice_trace
 from llmc_jax.run.setup import Setup
 from llmc_jax.run.state import Outcome, Progress, Run, diverged, first_progress, first_step
-from llmc_jax.run.trackers import tell_trackers
 from llmc_jax.training.outliers import skip_message
 from llmc_jax.training.state import TrainState
 
@@ -129,7 +128,7 @@ def loop(run: Run, state: TrainState) -> Outcome:
                     progress = run_due(run, progress, batches, step.bytes)
                 progress = poll_saves(run, progress, run.saver.finished())
                 tell_notices(run, progress)
-                tell_trackers(run.trackers, run.console.warning)
+                run.trackers.tell(run.console.warning)
         except DoesNotFit:  # nothing has been learned
             raise
         except InputError as error:  # a full disk, a damaged data file: what has been learned so far is still good

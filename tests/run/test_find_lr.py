@@ -20,8 +20,7 @@ from llmc_jax.config.train import of_test
 from llmc_jax.plan.plan import Plan
 from llmc_jax.run.beside import Beside
 from llmc_jax.run.command import main
-from llmc_jax.run.find_lr import RangeTest, test_of
-from llmc_jax.run.find_lr_files import draw_test, flags_with_rate
+from llmc_jax.run.find_lr import RangeTest, draw_test, flags_with_rate, test_of
 from tests.same_run import Result, events, leftovers, steps_of, write_shards
 
 pytestmark = pytest.mark.usefixtures("nothing_lasts")

@@ -21,7 +21,7 @@ from llmc_jax.config.flags import parse_args
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.logs.files import METRICS
 from llmc_jax.run.folder import RunLog
-from llmc_jax.run.trackers import Trackers, asked_trackers, require_trackers, tell_trackers
+from llmc_jax.run.trackers import Trackers, asked_trackers, require_trackers
 from llmc_jax.trackers import child
 from llmc_jax.trackers.child import Status
 from tests.metrics import read_metrics
@@ -65,14 +65,14 @@ def show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Show:
                     run.event("end", step=steps, outcome=end)
                 wait_for(lambda: not until or any(each[0] == until for each in told(log)) or warned(trackers, warnings))
                 began = time.monotonic()
-                ((_, status),) = trackers.end()
+                (status,) = trackers.end().values()
                 return Shown(status, told(log), warnings, time.monotonic() - began)
 
     return shown
 
 
 def warned(trackers: Trackers, warnings: list[str]) -> bool:
-    warnings += [problem for each in trackers.running if (problem := each.look())]
+    trackers.tell(warnings.append)
     return bool(warnings)
 
 
@@ -162,7 +162,7 @@ def test_a_slow_tracker_gets_validations_first(show: Show) -> None:
 
 def test_process_0_alone_has_trackers(tmp_path: Path) -> None:
     with Trackers(TrainConfig(wandb="p", tensorboard=True, mlflow="e"), tmp_path, rank=1) as trackers:
-        assert trackers.running == []
+        assert trackers.running == {}
 
 
 def test_a_process_that_cannot_be_started_is_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +173,7 @@ def test_a_process_that_cannot_be_started_is_one_warning(tmp_path: Path, monkeyp
     warnings = list[str]()
     with Trackers(TrainConfig(wandb="p", mlflow="e"), tmp_path, rank=0) as trackers:
         for _ in range(2):
-            tell_trackers(trackers, warnings.append)
+            trackers.tell(warnings.append)
     assert [warning.split(":")[0] for warning in warnings] == ["--wandb", "--mlflow"]
 
 
@@ -231,7 +231,7 @@ def test_what_may_be_a_secret_is_refused_and_not_repeated(flag: str, secret: str
 @pytest.mark.parametrize("name", ["gpt2", "team/gpt2", "/Users/me@example.org/gpt2", "a b: c", "Größe"])
 def test_names_are_taken(name: str) -> None:
     config = parse_args(["--wandb", name, "--mlflow", name, "--tensorboard"])
-    assert [each.target for each in asked_trackers(config)] == ["", name, name]
+    assert [*asked_trackers(config).values()] == ["", name, name]
     validate(config)
 
 
