@@ -1,6 +1,7 @@
-"""What is known of a run from its events so far, in bounded memory. Leaves out how it is shown."""
+"""What is known of a run from its events so far. Leaves out how it is shown."""
 
 import math
+from array import array
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -21,48 +22,22 @@ KEPT = 100  # events
 QUIET = frozenset({"train", "val", "eval", "sample", "gpu"})  # have places of their own
 SKIPPED = "skipped"
 LARGEST = 10**15  # of whole numbers
-MOST_BINS = 2000  # of a curve; a wide terminal has a tenth of that in dots
-
-
-class Odd(NamedTuple):
-    """The values of a series that are no finite numbers."""
-
-    number: int = 0
-    last: int | None = None  # its step
 
 
 class Series:
-    """Values over steps, as means of bins of equal count: of one value, until there are too many."""
+    """Values over steps: 16 bytes each, and a long run is read thinned."""
 
     def __init__(self) -> None:
-        self._steps: list[float] = []  # sums over a bin, its values likewise
-        self._values: list[float] = []
-        self._count = 0
-        self.size = 1  # values of a bin
-        self.odd = Odd()
+        self._steps, self._values = array("q"), array("d")
 
     def add(self, step: int, value: float) -> None:
         """Take a value."""
-        if not math.isfinite(value):
-            self.odd = Odd(self.odd.number + 1, step)
-            return
-        if self._count % self.size == 0:
-            self._steps.append(0.0)
-            self._values.append(0.0)
-        self._steps[-1] += step
-        self._values[-1] += value
-        self._count += 1
-        if self._count == MOST_BINS * self.size:
-            self._steps = [sum(pair) for pair in zip(self._steps[::2], self._steps[1::2], strict=True)]
-            self._values = [sum(pair) for pair in zip(self._values[::2], self._values[1::2], strict=True)]
-            self.size *= 2
+        self._steps.append(step)
+        self._values.append(value)
 
     def curve(self) -> Curve:
-        """Return the means of the bins, at their mean steps."""
-        counts = np.full(len(self._steps), float(self.size))
-        if self._count % self.size:
-            counts[-1] = self._count % self.size
-        return Curve((np.array(self._steps) / counts).astype(np.int64), np.array(self._values) / counts)
+        """Return all values, those that are no finite numbers among them."""
+        return Curve(np.array(self._steps), np.array(self._values))
 
 
 class Entry(NamedTuple):

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from llmc_jax.base.numbers import short_count
 from llmc_jax.base.streams import escaped
-from llmc_jax.logs.curves import Curve, binned, loss_range, moving_mean, window_of
+from llmc_jax.logs.curves import Curve, binned, finite, loss_range, moving_mean, window_of
 from llmc_jax.logs.files import finite_number, step_of
 from llmc_jax.logs.state import DIED, RUNNING, UNKNOWN, RunState
 from llmc_jax.logs.words import event_words, state_words
@@ -142,7 +142,8 @@ def _bar(moment: Moment, room: Room, width: int) -> Text:
 
 def _plot(story: Story, room: Room, width: int, rows: int) -> list[Text]:
     """Return the losses as a plot of so many rows, with its title and axis; nothing where there is no room."""
-    train, val = story.train.curve(), story.val.curve()
+    odd = [*_odd("training", story.train.curve()), *_odd("validation", story.val.curve())]
+    train, val = finite(story.train.curve()), finite(story.val.curve())
     cells = max(1, width - LABEL - 2)
     window = window_of(len(train.steps))
     calm = Curve(train.steps, moving_mean(train.values, window))
@@ -153,11 +154,10 @@ def _plot(story: Story, room: Room, width: int, rows: int) -> list[Text]:
         return []
     drawn = plot(train, val, shown, cells, rows, room.ascii_only)
     line, mark, edge, corner = ("..", "o", "|", "+") if room.ascii_only else ("⠤⠤", "●", "│", "└")
-    averaged = window * story.train.size
-    means = f", mean of {averaged:,}" if averaged > 1 else ""
+    means = f", mean of {window:,}" if window > 1 else ""
     named = [(f"{line} training{means}{f', one step in {story.every:,}' if story.every > 1 else ''}", TRAIN)]
     named += [(f"  {mark} validation", VAL)] if len(val.steps) else []
-    title = Text.assemble(("loss", "bold"), (" (log scale)  " if shown.log else "  ", "dim"), *named, *_odd(story))
+    title = Text.assemble(("loss", "bold"), (" (log scale)  " if shown.log else "  ", "dim"), *named, *odd)
     lines = [title]
     for label, row, marked in zip(drawn.labels, drawn.rows, drawn.marked, strict=True):
         text = Text(row, TRAIN)
@@ -168,10 +168,11 @@ def _plot(story: Story, room: Room, width: int, rows: int) -> list[Text]:
     return [*lines, Text(f"{'step':>{LABEL}} {corner}{step_axis(first, last, cells)}", "dim")]
 
 
-def _odd(story: Story) -> Iterator[tuple[str, str]]:
-    for name, odd in (("training", story.train.odd), ("validation", story.val.odd)):
-        if odd.number:
-            yield f"  {name}: {odd.number:,} not finite, last at step {odd.last}", BAD
+def _odd(name: str, curve: Curve) -> Iterator[tuple[str, str]]:
+    """Yield how many values are no finite numbers, where some are."""
+    odd = curve.steps[~np.isfinite(curve.values)]
+    if len(odd):
+        yield f"  {name}: {len(odd):,} not finite, last at step {odd[-1]}", BAD
 
 
 # ----- figures ------------------------------------------------------------------------------------------------------
