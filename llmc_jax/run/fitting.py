@@ -4,7 +4,6 @@ Leaves out which sizes there are (plan/search.py), the estimate that says where 
 resumed run keeps what it had (resume.py).
 """
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -69,40 +68,38 @@ def fitted(config: TrainConfig, most: int, limit: int, plan_with: Callable[[int]
 def largest(
     estimated: Sequence[Tried], limit: int, plan_with: Callable[[int], Plan], bytes_of: Callable[[Plan], int | None]
 ) -> Fitted:
-    """Return the largest size whose compiled step fits. Raises DoesNotFit where none does.
+    """Return the largest size whose compiled step fits: from the one that does by estimate, or nearly, up or down.
 
-    bytes_of: compiles a plan's step and returns what it takes. Each is compiled once.
+    estimated: the largest first. bytes_of: compiles a plan's step and returns what it takes. Raises DoesNotFit where
+    none fits.
     """
     tried, plans = list[Tried](), dict[int, Plan]()
-    while (size := next_size(estimated, tried, limit)) is not None:
+
+    def fits(place: int) -> bool:
+        size = estimated[place].batch_size
         plans[size] = plan_with(size)
         tried.append(Tried(size, bytes_of(plans[size])))
+        return tried[-1].fits(limit)
+
+    def is_near(place: int) -> bool:  # by an estimate that is scaled by the last compilation
+        scale = (tried[-1].bytes or 0) / max(1, estimated[place + 1].bytes or 0)
+        return scale * (estimated[place].bytes or 0) <= NEAR * limit
+
+    last = len(estimated) - 1
+    place = next((k for k, each in enumerate(estimated) if each.fits(int(NEAR * limit))), last)
+    if fits(place):
+        while place > 0 and is_near(place - 1) and fits(place - 1):
+            place -= 1
+    else:
+        while place < last and not fits(place + 1):
+            place += 1
     if fitting := [each for each in tried if each.fits(limit)]:
         taken = max(fitting)
         return Fitted(plans[taken.batch_size], taken, limit, tuple(tried))
-    smallest = min(tried, key=lambda each: each.batch_size)
+    smallest = tried[-1]
     takes = "more than there is" if smallest.bytes is None else gib(smallest.bytes)
     words = f"-b auto: not even -b {smallest.batch_size} fits: its step takes {takes}, and may take {gib(limit)}"
     raise refusal(plans[smallest.batch_size], words, limit, smallest.bytes)
-
-
-def next_size(estimated: Sequence[Tried], tried: Sequence[Tried], limit: int) -> int | None:
-    """Return the size to compile next; None where the largest that fits is known, or that there is none.
-
-    The largest that fits by estimate, or nearly, of those that what was compiled leaves open; where that is none, the
-    smallest, or the middle one between a size that fits and one that does not. Estimates are scaled by the last step
-    that was compiled. estimated: the largest first.
-    """
-    fits = max((each.batch_size for each in tried if each.fits(limit)), default=0)
-    too_large = min((each.batch_size for each in tried if not each.fits(limit)), default=math.inf)
-    left = [size for size, _ in estimated if fits < size < too_large]
-    by_size = {size: needed or 0 for size, needed in estimated}
-    scale = next((needed / by_size[size] for size, needed in reversed(tried) if needed is not None), 1.0)
-    if near := [size for size in left if scale * by_size[size] <= NEAR * limit]:
-        return max(near)
-    if not left or (fits and too_large == math.inf):
-        return None
-    return left[len(left) // 2] if fits else left[-1]
 
 
 def compiled_bytes(plan: Plan) -> int | None:

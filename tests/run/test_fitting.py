@@ -90,14 +90,9 @@ def found(compiled: dict[int, int | None], estimated: dict[int, int], limit: int
         ({8: 101, 4: 60}, {16: 180, 8: 90, 4: 50, 2: 30}, [8, 4]),
         ({8: 101, 4: 60}, {8: 109, 4: 50}, [8, 4]),  # nearly fits by estimate
         ({8: None, 4: 101, 2: 40}, {8: 90, 4: 50, 2: 20}, [8, 4, 2]),  # the compiler had too little memory
-        ({16: 400, 4: 120, 2: 80}, {16: 90, 8: 50, 4: 30, 2: 20, 1: 15}, [16, 2, 4]),  # estimates are far too low
-        ({1: 10, 4: 40, 8: 80}, {8: 800, 4: 400, 1: 120}, [1, 8]),  # or far too high
+        ({16: 400, 8: 200, 4: 120, 2: 80}, {16: 90, 8: 50, 4: 30, 2: 20, 1: 15}, [16, 8, 4, 2]),  # far too low
+        ({1: 10, 4: 40, 8: 80}, {8: 800, 4: 400, 1: 120}, [1, 4, 8]),  # or far too high
         ({1: 90, 2: 120}, {4: 160, 2: 140, 1: 130}, [1, 2]),
-        (
-            {1: 40, 4: 60, 8: 70, 16: 105, 32: 200},
-            {32: 330, 16: 290, 8: 270, 4: 260, 2: 255, 1: 250},
-            [1, 32, 4, 16, 8],
-        ),
     ],
 )
 def test_sizes_are_compiled_until_the_largest_that_fits_is_known(
@@ -114,7 +109,7 @@ def test_sizes_are_compiled_until_the_largest_that_fits_is_known(
     factor=st.floats(0.1, 10), limit=st.integers(50, 400),
 )  # fmt: skip
 def test_what_is_taken_fits_and_the_next_does_not(program: list[int], state: int, factor: float, limit: int) -> None:
-    """Whatever the estimates are worth, as long as they err alike; larger sizes take more."""
+    """Whatever the estimates are worth; larger sizes take more."""
     compiled: dict[int, int | None] = {2**k: state + taken for k, taken in enumerate(accumulate(program))}
     estimated = {size: max(1, int(factor * (taken or 0))) for size, taken in compiled.items()}
     fitting_sizes = [size for size, taken in compiled.items() if taken is not None and taken <= limit]
@@ -124,8 +119,7 @@ def test_what_is_taken_fits_and_the_next_does_not(program: list[int], state: int
         return
     result = found(compiled, estimated, limit)
     assert len({each.batch_size for each in result.tried}) == len(result.tried)
-    if factor >= 1:  # below, whole numbers of bytes round too much
-        assert result.taken.batch_size == max(fitting_sizes)
+    assert result.taken.batch_size == max(fitting_sizes)
 
 
 @pytest.mark.parametrize("needed", [2**30, None])
