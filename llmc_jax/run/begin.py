@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, TextIO, cast
 
 from llmc_jax import cluster
 from llmc_jax.base.errors import InputError
@@ -207,7 +207,7 @@ def begun_log(setup: Setup, held: LockedFolder, made: list[Path]) -> RunLog:
                 "tokens_per_step": config.tokens_per_step,
                 "bigram_nats": baseline_of(setup),
             }
-            facts = {"rank": 0, **own_process(), **utilization_facts(setup)._asdict()}
+            facts = {"rank": 0, **own_process(), **utilization_facts(setup)}
             log.event(kind, step=step, **counts, **facts, config=record)
             if not is_first and config.max_steps != 0:
                 write_config(held.folder, record, kernels)
@@ -259,30 +259,23 @@ def baseline_of(setup: Setup) -> float | None:
     return None if corpus is None or setup.config.val_data != "stdlib" else corpus.bigram_nats
 
 
-class UtilizationFacts(NamedTuple):
-    """What tells how well a run uses its devices, at a speed."""
-
-    flops_per_token: float
-    peak_flops: float | None  # FLOP/s of all devices together; None where it is not known
-    precision: str  # of the matrix products, whose peak it is
-
-
-def utilization_facts(setup: Setup) -> UtilizationFacts:
-    """Return what the model takes per token, and what the devices can do at most."""
+def utilization_facts(setup: Setup) -> dict[str, Any]:
+    """Return what tells how well a run uses its devices, at a speed: FLOPs per token; the FLOP/s of all devices, where
+    known; and the precision of the matrix products, whose peak it is.
+    """
     precision = setup.plan.product_precision
     of_one = None if setup.device.platform == "cpu" else peak_flops(setup.device.kind, precision)
     peak = None if of_one is None else of_one * setup.plan.parallel.devices
-    return UtilizationFacts(flops_per_token(setup.model, setup.config.sequence_length), peak, precision)
+    per_token = flops_per_token(setup.model, setup.config.sequence_length)
+    return {"flops_per_token": per_token, "peak_flops": peak, "precision": precision}
 
 
 def new_console(setup: Setup, output: Output) -> Console:
     """Return the screen of the run; after a resume the first step from there has its line."""
-    config, facts = setup.config, utilization_facts(setup)
-
-    def utilization(tokens_per_second: float) -> str:
-        return utilization_text(facts.flops_per_token * tokens_per_second, facts.peak_flops, facts.precision)
-
-    scores = bool(config.skip_loss_z or config.skip_norm_z)
-    first = first_step(setup)
-    screen: Any = output
-    return Console(setup.steps, config.print_every, screen, first_step=first, utilization=utilization, scores=scores)
+    config, screen = setup.config, cast(TextIO, output)
+    per_token, peak, precision = utilization_facts(setup).values()
+    return Console(
+        setup.steps, config.print_every, screen, first_step=first_step(setup),
+        utilization=lambda tokens_per_second: utilization_text(per_token * tokens_per_second, peak, precision),
+        scores=bool(config.skip_loss_z or config.skip_norm_z),
+    )  # fmt: skip

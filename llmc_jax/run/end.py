@@ -1,7 +1,6 @@
 """The end of a run: the last checkpoint, the last event and picture, and what the user is told."""
 
 from collections.abc import Iterator
-from typing import Any
 
 from llmc_jax import cluster
 from llmc_jax.base.commands import typed
@@ -12,10 +11,10 @@ from llmc_jax.checkpoint.contents import Counters
 from llmc_jax.cluster.agreement import Agreed
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.logs.files import CURVES, REPORT
+from llmc_jax.run import find_lr
 from llmc_jax.run.batches import Batches
 from llmc_jax.run.due import poll_saves, save, tell_removed
 from llmc_jax.run.early import stops_early
-from llmc_jax.run.find_lr import PICTURE, figures, words_on_test, write_found
 from llmc_jax.run.state import Outcome, Progress, Run, diverged
 from llmc_jax.run.trackers import ended_trackers
 
@@ -55,12 +54,15 @@ def finish(run: Run, outcome: Outcome) -> Outcome:
     code, progress, problem = outcome
     try:
         if code == ExitCode.DONE and ended_early(run, progress):
-            run.log.event("early_stop", step=progress.step, **early_figures(run, progress))
+            config, counters = run.setup.config, progress.counters
+            figures = {"best_loss": counters.best_loss, "best_step": counters.best_step, "stale": counters.stale}
+            limits = {"patience": config.patience, "delta": config.patience_delta, "steps": run.setup.steps}
+            run.log.event("early_stop", step=progress.step, **figures, **limits)
         if code == ExitCode.DONE and run.setup.config.find_lr:
-            run.log.event("find_lr", step=progress.step, **figures(run.setup, progress.test))
+            run.log.event("find_lr", step=progress.step, **find_lr.figures(run.setup, progress.test))
             if cluster.here().rank == 0:
                 run.held.check()
-                write_found(run.setup, progress.test, run.held.folder)
+                find_lr.write_found(run.setup, progress.test, run.held.folder)
         run.log.event("end", step=progress.step, outcome=code.name.lower(), skipped=progress.counters.skipped)
     except InputError as error:
         outcome = Outcome(ExitCode.BAD_INPUT, progress, problem or error)
@@ -85,7 +87,7 @@ def summary(run: Run, outcome: Outcome) -> Iterator[str]:
     if code == ExitCode.DONE and ended_early(run, progress):
         yield early_words(run, progress)
     elif code == ExitCode.DONE and config.find_lr:
-        yield from words_on_test(run.setup, progress.test, progress.read)
+        yield from find_lr.words_on_test(run.setup, progress.test, progress.read)
     elif progress.step < run.setup.steps:
         elsewhere = run.stop.is_set() and not run.votes.request.is_set()
         why = ", because another process was asked to stop" if elsewhere else ""
@@ -118,7 +120,7 @@ def places(run: Run, outcome: Outcome) -> Iterator[str]:
     """Yield where everything is, and the command that resumes the run."""
     config, (code, progress, _) = run.setup.config, outcome
     yield f"run folder:   {run.held.folder}"
-    picture = run.held.folder / (PICTURE if config.find_lr else CURVES)
+    picture = run.held.folder / (find_lr.PICTURE if config.find_lr else CURVES)
     if picture.exists():
         yield f"picture:      {picture}"
     if REPORT in run.beside.written:
@@ -136,13 +138,6 @@ def ended_early(run: Run, progress: Progress) -> bool:
     return progress.step < run.setup.steps and stops_early(run.setup.config, progress.counters)
 
 
-def early_figures(run: Run, progress: Progress) -> dict[str, Any]:
-    """Return the fields of the event of an early stop."""
-    config, counters = run.setup.config, progress.counters
-    figures = {"best_loss": counters.best_loss, "best_step": counters.best_step, "stale": counters.stale}
-    return {**figures, "patience": config.patience, "delta": config.patience_delta, "steps": run.setup.steps}
-
-
 def early_words(run: Run, progress: Progress) -> str:
     """Return the line on an early stop."""
     delta, made = run.setup.config.patience_delta, f"after {progress.step} of {run.setup.steps} steps"
@@ -157,9 +152,8 @@ def best_words(run: Run, progress: Progress) -> Iterator[str]:
         return
     good = [each for each in store.entries(run.held.folder, deep=False) if each.problem is None]
     nearest = best_checkpoint(good, counters)
-    place = "" if nearest is None else f", nearest checkpoint: {nearest.folder}"
-    if nearest is not None and nearest.step == counters.best_step:
-        place = f", checkpoint: {nearest.folder}"
+    how = "nearest " if nearest is not None and nearest.step != counters.best_step else ""
+    place = "" if nearest is None else f", {how}checkpoint: {nearest.folder}"
     yield f"best loss:    {counters.best_loss:.6f} at step {counters.best_step}{place}"
 
 

@@ -101,11 +101,9 @@ class LockedFolder:
     def check(self) -> None:
         """Raise InputError, with both paths, if the folder was moved or removed, or another one is in its place."""
         if not self.is_there():
-            now = path_of(self._descriptor)
-            advice = "" if now is None else f"; -y 1 -o {shlex.quote(now)} resumes from its last checkpoint"
             raise InputError(
                 f"{self.folder}: is no longer the folder that this run started in, so nothing more is written to it; "
-                f"that one {_whereabouts(now)}{advice}"
+                f"that one {_whereabouts(self._descriptor)}"
             )
 
     @contextmanager
@@ -116,7 +114,8 @@ class LockedFolder:
             yield Path(file.name).name
 
 
-def _whereabouts(now: str | None) -> str:
+def _whereabouts(descriptor: int) -> str:
+    now = path_of(descriptor)
     return "was removed" if now is None else f"is now {now}"
 
 
@@ -255,7 +254,7 @@ class RunLog:
 
     def __init__(self, folder: Path, *, check: Callable[[], None] = lambda: None) -> None:
         """Open the folder's files, to append to them. check: raises InputError where the folder is another one."""
-        self._check, self._size = check, 0
+        self._check = check
         self._files = {name: _opened(folder / name) for name in (MAIN_LOG, METRICS, SAMPLES)}
         self.begun = os.fstat(self._files[METRICS].fileno()).st_size  # where this start's first event is to stand
 
@@ -296,13 +295,10 @@ class RunLog:
         self._check()
         file = self._files[name]
         if not leads_to(file.name, file.fileno()):
-            now = _whereabouts(path_of(file.fileno()))
+            now = _whereabouts(file.fileno())
             raise InputError(f"{file.name}: is no longer the file that this run writes, which {now}")
         data = memoryview(text.encode(errors="replace"))
         before = os.fstat(file.fileno()).st_size
-        if name == METRICS and before < self._size:
-            was, self._size = self._size, before  # said once: what comes after it is written
-            raise InputError(f"{file.name}: was cut from {was:,} to {before:,} bytes while the run wrote it")
         try:
             while data:
                 data = data[file.write(data) :]
@@ -310,8 +306,6 @@ class RunLog:
             with suppress(OSError):  # no half line, which the next event would be glued to
                 file.truncate(before)
             raise InputError(f"{file.name}: cannot write to it: {error.strerror}") from error
-        if name == METRICS:
-            self._size = os.fstat(file.fileno()).st_size
 
     def sync(self) -> None:
         """Bring what was written to the disk; what is no regular file (main.log as a link to /dev/null) has none."""
@@ -336,7 +330,7 @@ class ShortLog(RunLog):
 
     def __init__(self, folder: Path, rank: int, *, check: Callable[[], None] = lambda: None) -> None:
         """Open the process's own file, to append to it. check: as `RunLog` has it."""
-        self._check, self._size, self.begun = check, 0, 0
+        self._check, self.begun = check, 0
         self._files = {METRICS: _opened(rank_log(folder, rank))}
 
     def _nothing(self, *_: Any, **__: Any) -> None:

@@ -128,11 +128,9 @@ class Saver:
         start = time.perf_counter()
         self._join()
         self._saves += 1
-        if cluster.here().size > 1:
-            given, released = self._share(state), True
-        else:
-            copy = None if last else self._copied(state, step_bytes, free)
-            given, released = self._whole(state if copy is None else copy), copy is not None
+        copy = None if last or cluster.here().size > 1 else self._copied(state, step_bytes, free)
+        given = self._given(state if copy is None else copy)
+        released = cluster.here().size > 1 or copy is not None
         written = threading.Event()
         self._under_way = self._pool.submit(self._save, [given], metadata, start, prune, written)
         del given
@@ -153,25 +151,23 @@ class Saver:
             self._copies = False
             return None
 
-    def _whole(self, state: TrainState) -> Given:
-        """Return the state, all of which one process writes: each buffer is brought to the host when it is written."""
-        on_host = np.asarray if self.place is None else self.place.host
-
-        def blocks(name: str) -> dict[int, np.ndarray]:
-            return dict(enumerate(np.split(on_host(state.flat[name]), BLOCKS)))
-
-        def model() -> np.ndarray | None:
-            return on_host(_exported(state)) if self.export else None
-
-        return Given(flat_buffers(state, self.model), small_arrays(state), blocks, model)
-
-    def _share(self, state: TrainState) -> Given:
-        """Return this process's share of the state, on its host. All processes call it at the same place."""
-        assert self.place is not None
-        numbers = store.own_blocks(cluster.here().rank, cluster.here().size)
-        blocks = {name: self.place.blocks(buffer, numbers) for name, buffer in state.flat.items()}
-        model = self.place.whole(_exported(state)) if self.export else None
-        return Given(flat_buffers(state, self.model), small_arrays(state), blocks.__getitem__, lambda: model)
+    def _given(self, state: TrainState) -> Given:
+        """Return this process's share of the state. Of several processes each has it on its host now, at the same place
+        of all; one alone brings each buffer there when it is written.
+        """
+        buffers, small, group, place = flat_buffers(state, self.model), small_arrays(state), cluster.here(), self.place
+        if group.size > 1:
+            assert place is not None
+            numbers = store.own_blocks(group.rank, group.size)
+            shares = {name: place.blocks(buffer, numbers) for name, buffer in state.flat.items()}
+            exported = place.whole(_exported(state)) if self.export else None
+            return Given(buffers, small, shares.__getitem__, lambda: exported)
+        on_host = np.asarray if place is None else place.host
+        return Given(
+            buffers, small,
+            blocks=lambda name: dict(enumerate(np.split(on_host(state.flat[name]), BLOCKS))),
+            model=lambda: on_host(_exported(state)) if self.export else None,
+        )  # fmt: skip
 
     def finished(self) -> list[Saved]:
         """Return the saves that have ended since this was last asked."""

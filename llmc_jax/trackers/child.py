@@ -13,9 +13,8 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from functools import partial
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -90,21 +89,21 @@ class Shower:
     def run(self) -> None:
         """Send all there is to send, until the run has ended and nothing is left."""
         threading.Thread(target=self._watch, name="llmc_jax tracker", daemon=True).start()
-        facts = self._attempt("read the run", self._facts)
-        sink = self._attempt("begin", partial(self._begun, facts)) if facts else None
-        if facts:
-            self._attempt("read the run", partial(self._send_all, sink, facts))
-        if sink:
-            self._attempt("end", lambda: sink.close(self._outcome))
+        sink = None
+        with self._attempt("read the run"):
+            facts = self._facts()
+            with self._attempt("begin"):
+                begun = KINDS[self.request.kind].sink(self.request.target)
+                self._where = without_secrets(begun.begin(facts))
+                self._tell(at_once=True)
+                sink = begun
+            self._send_all(sink, facts)
+        with self._attempt("end"):
+            if sink:
+                sink.close(self._outcome)
 
     def _facts(self) -> Facts:
         return facts_of(Path(self.request.folder), first_line(self._path), line_at(self._path, self.request.start))
-
-    def _begun(self, facts: Facts) -> Sink:
-        sink = KINDS[self.request.kind].sink(self.request.target)
-        self._where = without_secrets(sink.begin(facts))
-        self._tell(at_once=True)
-        return sink
 
     def _send_all(self, sink: Sink | None, facts: Facts) -> None:
         """Send rows as they come; once the run has ended, the rest: what must not be dropped first."""
@@ -143,21 +142,29 @@ class Shower:
         self._tried += len(rows)
         if sink is None or self._refusals >= GIVE_UP:
             return
-        taken = sum(self._attempt("take a step", partial(_put, sink, row)) or 0 for row in rows)
-        taken = taken if self._attempt("send", partial(_flushed, sink)) else 0
-        self._refusals = 0 if taken else self._refusals + 1
-        self._sent += taken
+        taken, sent = 0, self._sent
+        for row in rows:
+            with self._attempt("take a step"):
+                if row.text is not None:
+                    sink.text(row.step, row.time, "sample", row.text)
+                else:
+                    sink.put(row.step, row.time, row.values)
+                taken += 1
+        with self._attempt("send"):
+            sink.flush()
+            self._sent += taken
+        self._refusals = 0 if self._sent > sent else self._refusals + 1
         self._tell()
 
-    def _attempt(self, what: str, action: Callable[[], Any]) -> Any:
-        """Return what an action returns, None where it fails; the first failure is what the run is told."""
+    @contextmanager
+    def _attempt(self, what: str) -> Iterator[None]:
+        """End the block where it fails, and continue behind it; the first failure is what the run is told."""
         try:
-            return action()
+            yield
         except BaseException as error:  # whatever a tracker does, this continues: an exit, too, and an interrupt
             if not self._problem:
                 self._problem = without_secrets(f"cannot {what}: {type(error).__name__}: {error}")
                 self._tell(at_once=True)
-            return None
 
     def _tell(self, *, at_once: bool = False, final: bool = False) -> None:
         """Write how it stands, unless the last time is less than TELL_EVERY ago and this can wait."""
@@ -190,19 +197,6 @@ class Shower:
         if problem and os.getsid(0) == os.getpid():
             os.killpg(0, signal.SIGKILL)
         os._exit(0)
-
-
-def _put(sink: Sink, row: Any) -> int:
-    if row.text is not None:
-        sink.text(row.step, row.time, "sample", row.text)
-    else:
-        sink.put(row.step, row.time, row.values)
-    return 1
-
-
-def _flushed(sink: Sink) -> bool:
-    sink.flush()
-    return True
 
 
 def main(words: Sequence[str]) -> None:

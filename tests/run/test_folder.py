@@ -412,20 +412,6 @@ def test_a_line_that_cannot_be_written_leaves_no_half(tmp_path: Path) -> None:
     assert (tmp_path / "main.log").read_bytes().count(b"\n") == 2
 
 
-def test_metrics_that_are_cut_under_a_run_are_noticed(tmp_path: Path) -> None:
-    """By the next event; those after it are written, so that the run's end is told."""
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"event": "start"}\n')
-    with _log(tmp_path) as log:
-        _train(log, 0)
-        size = path.stat().st_size
-        os.truncate(path, 0)
-        with pytest.raises(InputError, match=rf"metrics\.jsonl: was cut from {size} to 0 bytes"):
-            _train(log, 1)
-        _train(log, 2)
-    assert [each["step"] for each in read_metrics(path)] == [2]
-
-
 def test_a_log_that_leads_nowhere_is_no_problem(tmp_path: Path) -> None:
     (tmp_path / "main.log").symlink_to(os.devnull)
     cut_logs(tmp_path, LogEnd(0, False, False, False))
