@@ -95,11 +95,13 @@ def _refuse_without(run: Path) -> None:
             f"-y 1: {run} is a run of llm.c; `python convert_checkpoint.py convert {quoted(run)} NEW --to state` "
             "makes a folder of it that -y 1 -o NEW continues"
         )
-    if any(run.glob("model_*.bin")) or ((run / MAIN_LOG).exists() and config_file(run) is None):
+    if models := sorted(run.glob("model_*.bin")):
         raise InputError(
-            f"-y 1: {run} holds models or the {MAIN_LOG} of another program, but no training state that could be "
-            "continued; give another -o, and a model as -e to start from its weights"
+            f"-y 1: {run} holds models but no training state, so nothing can be continued; to start from the weights "
+            f"give -e {quoted(models[-1])} and another -o"
         )
+    if (run / MAIN_LOG).exists() and config_file(run) is None:
+        raise InputError(f"-y 1: {run} holds the {MAIN_LOG} of another program, which would be lost; give another -o")
 
 
 # ----- which choice of kernels is repeated ---------------------------------------------------------------------------

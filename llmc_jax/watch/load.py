@@ -1,7 +1,7 @@
 """How busy this machine is: processors, memory, GPUs. Leaves out the run's own figures."""
 
-import contextlib
 import importlib
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import psutil
@@ -32,28 +32,14 @@ class Machine:
     def read(self, pid: int | None) -> Load:
         """Return a reading. pid: of the run's process, if it is on this machine."""
         interval, self._interval = self._interval, None
-        memory = psutil.virtual_memory()
-        return Load(
-            cpu_percent=psutil.cpu_percent(interval),
-            memory_used=memory.total - memory.available,
-            memory_total=memory.total,
-            process_memory=None if pid is None else self._memory_of(pid),
-            gpus=tuple(self._gpus()),
-        )
-
-    def _memory_of(self, pid: int) -> int | None:
-        try:
-            resident: int = psutil.Process(pid).memory_info().rss
-            return resident
-        except (psutil.Error, OverflowError, ValueError):
-            return None
-
-    def _gpus(self) -> list[GpuReading]:
-        found = []
+        memory, own, gpus = psutil.virtual_memory(), None, list[GpuReading]()
+        with suppress(psutil.Error, OverflowError, ValueError):
+            own = None if pid is None else psutil.Process(pid).memory_info().rss
         for handle in self._handles:
-            with contextlib.suppress(self._nvml.NVMLError):
-                found.append(read_gpu(self._nvml, handle))
-        return found
+            with suppress(self._nvml.NVMLError):
+                gpus.append(read_gpu(self._nvml, handle))
+        used = memory.total - memory.available
+        return Load(psutil.cpu_percent(interval), used, memory.total, own, tuple(gpus))
 
 
 def _open_gpus() -> tuple[Any, list[Any]]:

@@ -3,7 +3,7 @@
 A package for this, plotext, has no wheel for some platforms; braille dots take fifty lines.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +22,7 @@ class Plot(NamedTuple):
     rows: list[str]
     marked: np.ndarray  # (height, width) bool
     labels: list[str]  # beside the rows; empty where a row has none
+    axis: str  # below them: the steps at both ends
 
 
 def plot(line: Curve, marks: Curve, shown: LossRange, width: int, height: int, ascii_only: bool = False) -> Plot:
@@ -41,7 +42,9 @@ def plot(line: Curve, marks: Curve, shown: LossRange, width: int, height: int, a
     marks = finite(marks)
     for x, y in zip(_across(marks.steps, first, last, width), _down(marks.values, shown, height), strict=True):
         rows[y][x], marked[y, x] = "o" if ascii_only else "●", True
-    return Plot(["".join(row) for row in rows], marked, _labels(shown, height))
+    left, right = f"{first:,}", f"{last:,}"
+    axis = f"{left}{right:>{max(0, width - len(left))}}"[:width]
+    return Plot(["".join(row) for row in rows], marked, _labels(shown, height), axis)
 
 
 def _character(code: int, ascii_only: bool) -> str:
@@ -95,15 +98,3 @@ def _labels(shown: LossRange, height: int) -> list[str]:
     values = np.exp(values) if shown.log else values
     named = {0, height // 2, height - 1}
     return [f"{value:.4g}"[:LABEL] if row in named else "" for row, value in enumerate(values.tolist())]
-
-
-def step_axis(first: int, last: int, width: int) -> str:
-    """Return the steps at both ends of an axis."""
-    left, right = f"{first:,}", f"{last:,}"
-    return f"{left}{right:>{max(0, width - len(left))}}"[:width]
-
-
-def ends_of(curves: Sequence[Curve]) -> tuple[int, int]:
-    """Return the first and the last step of some curves; twice 0 of empty ones."""
-    steps = [int(step) for each in curves if len(each.steps) for step in (each.steps[0], each.steps[-1])]
-    return (min(steps), max(steps)) if steps else (0, 0)

@@ -20,7 +20,7 @@ from llmc_jax.machine.device import gib
 from llmc_jax.machine.nvml import GpuReading, gpu_line
 from llmc_jax.run.console import BarState, Column, bar, duration, fitting
 from llmc_jax.watch.load import Load
-from llmc_jax.watch.plot import LABEL, LOWEST, NARROWEST, ends_of, plot, step_axis
+from llmc_jax.watch.plot import LABEL, LOWEST, NARROWEST, plot
 from llmc_jax.watch.story import Entry, Story, value_of
 
 NARROWEST_VIEW, LOWEST_VIEW = 20, 6  # cells; a smaller terminal sees a part of the view
@@ -164,8 +164,7 @@ def _plot(story: Story, room: Room, width: int, rows: int) -> list[Text]:
         for at in np.flatnonzero(marked).tolist():
             text.stylize(VAL, at, at + 1)
         lines.append(Text.assemble((f"{label:>{LABEL}} {edge}", "dim"), text))
-    first, last = ends_of([train, val])
-    return [*lines, Text(f"{'step':>{LABEL}} {corner}{step_axis(first, last, cells)}", "dim")]
+    return [*lines, Text(f"{'step':>{LABEL}} {corner}{drawn.axis}", "dim")]
 
 
 def _odd(name: str, curve: Curve) -> Iterator[tuple[str, str]]:

@@ -22,6 +22,7 @@ from llmc_jax.base.errors import ExitCode
 from llmc_jax.cluster.hub import ADDRESS_FILE, SECRET, STRANGERS
 from llmc_jax.cluster.judge import LIMITS, Peer, judge
 from llmc_jax.cluster.messages import Hello, encode
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 TOO_LONG = 120  # seconds, for whatever should happen; so that a mistake fails the test instead of holding it for ever
@@ -105,13 +106,6 @@ def runs(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-def wait_until(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + TOO_LONG
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
 
 
 def side_by_side(*cases: Callable[[], None]) -> None:

@@ -34,6 +34,7 @@ from llmc_jax.generate.serve import Limits, Server, serve
 from llmc_jax.generate.text import TextStream
 from llmc_jax.models.gpt2.tensors import num_parameters
 from tests import chromium, plain_model
+from tests.waiting import wait_until
 
 CONFIG = parse_descriptor("L2-NH2-C16-V257-T32")
 BYTES = bytes_tokenizer()
@@ -322,7 +323,7 @@ def test_one_answer_at_a_time_and_only_some_wait() -> None:
     gated = Gated()
     with served(gated, waiting=1) as server, ThreadPoolExecutor(1) as thread:
         first = thread.submit(all_records, server, tokens=2)
-        until(lambda: gated.begun == 1)
+        wait_until(lambda: gated.begun == 1)
         with asked(server, tokens=1) as second:
             assert json.loads(second.readline()) == {"waiting": 1}
             with answer(server, "POST", "/generate", b"{}") as third:
@@ -333,13 +334,6 @@ def test_one_answer_at_a_time_and_only_some_wait() -> None:
         assert first.result()[-1]["tokens"] == 2 and gated.begun == 2
 
 
-def until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 10
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.005)
-
-
 def test_who_leaves_stops_the_engine_and_gives_up_the_place() -> None:
     gated = Gated()
     with served(gated) as server:
@@ -348,10 +342,10 @@ def test_who_leaves_stops_the_engine_and_gives_up_the_place() -> None:
             response.readline()
             with asked(server, tokens=100000) as waits:
                 assert json.loads(waits.readline()) == {"waiting": 1}
-            until(lambda: len(server.line) == 1)
+            wait_until(lambda: len(server.line) == 1)
         gated.gate.release()
         assert gated.closed.wait(10)
-        until(lambda: not server.line)
+        wait_until(lambda: not server.line)
     assert gated.begun == 1
 
 
@@ -377,7 +371,7 @@ def test_compiled_programs_are_given_back(monkeypatch: pytest.MonkeyPatch) -> No
         for most, left in ((6, 6), (5, 0)):
             monkeypatch.setattr(engine, "MOST_PROGRAMS", most)
             all_records(server)
-            until(lambda: not server.line)
+            wait_until(lambda: not server.line)
             assert sum(each.programs for each in functions.values()) == left
 
 
@@ -528,7 +522,7 @@ def check_that_it_stops(tab: chromium.Tab, server: Server) -> None:
     tab.until(f"asking !== null && {TOKENS}.length > 3")
     tab.press("Escape", 27)
     tab.until("asking === null && $('status').textContent === 'Stopped.'")
-    until(lambda: not server.line)
+    wait_until(lambda: not server.line)
 
 
 def check_errors_and_settings(tab: chromium.Tab) -> None:

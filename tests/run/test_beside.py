@@ -1,7 +1,6 @@
 """The process that writes a run's page and picture: whatever it does, the run goes on, and hears of it once."""
 
 import json
-import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from llmc_jax.run.command import main
 from tests.drawing import drawing
 from tests.logs.test_picture import metrics_of
 from tests.run.test_loop import tiny_flags
+from tests.waiting import wait_until
 
 # Programs in the place of llmc_jax.report.beside: ours, each file once a moment; and such as misbehave
 OFTEN = "from llmc_jax.report import beside; beside.FIRST = beside.DRAW_EVERY = 0.01; beside.SHARE = 1e9; "
@@ -45,11 +45,11 @@ class Bench(NamedTuple):
         return Beside(self.folder, "", {}, minutes, self.warnings.append, lambda: there, writing=writing)
 
     def until(self, run: Beside, holds: Callable[[], bool]) -> None:
-        end = time.monotonic() + 60
-        while not holds() and time.monotonic() < end:
+        def refreshed() -> bool:
             run.refresh()
-            time.sleep(0.01)
-        assert holds()
+            return holds()
+
+        wait_until(refreshed)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from llmc_jax.run.early import judged, stops_early
 from llmc_jax.run.end import best_checkpoint
 from tests.same_run import Result, check_same, steps_of, write_shards
 
-pytestmark = pytest.mark.usefixtures("nothing_lasts")
+pytestmark = pytest.mark.usefixtures("nothing_lasts", "quick_compilation")
 
 # A tiny model that learns 20 batches by heart: the validation loss falls until step 3 and then rises.
 FLAGS = ["-e", "L1-NH1-C16-V257-T16", "-b", 2, "-t", 16, "-l", "1e-2", "-v", 3, "-m", 2, "-s", 5, "-g", 4, "-x", 90]

@@ -23,7 +23,7 @@ from llmc_jax.run.command import main
 from llmc_jax.run.find_lr import RangeTest, draw_test, flags_with_rate, test_of
 from tests.same_run import Result, events, leftovers, steps_of, write_shards
 
-pytestmark = pytest.mark.usefixtures("nothing_lasts")
+pytestmark = pytest.mark.usefixtures("nothing_lasts", "quick_compilation")
 test_of.__test__ = False  # type: ignore[attr-defined]  # it is none of pytest's
 
 

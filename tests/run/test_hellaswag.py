@@ -25,7 +25,7 @@ from tests.generate import plain
 from tests.questions import questions, write_questions
 from tests.same_run import Result, check_same, write_shards
 
-pytestmark = pytest.mark.usefixtures("nothing_lasts")
+pytestmark = pytest.mark.usefixtures("nothing_lasts", "quick_compilation")
 
 TINY = "L1-NH1-C16-V257-T16"
 COUNT = 40

@@ -49,6 +49,8 @@ from tests.drawing import drawing
 from tests.metrics import read_metrics
 from tests.same_run import Result
 
+pytestmark = pytest.mark.usefixtures("nothing_lasts", "quick_compilation")
+
 ROOT = Path(__file__).resolve().parents[2]
 TINY = "L1-NH1-C16-V257-T16"
 STEP_TOKENS = 64  # 4 x 16

@@ -8,8 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +21,7 @@ from tests.metrics import read_metrics
 from tests.questions import write_questions
 from tests.run.test_devices import FIXED, ROOT, start
 from tests.same_run import check_same, write_shards
+from tests.waiting import wait_until
 
 SECONDS = 300  # after which processes that wait for each other are ended
 pytestmark = pytest.mark.slow
@@ -54,13 +54,6 @@ class Started(NamedTuple):
         """Who was lost, how, and in which phase, as a process's log has it."""
         (event,) = [each for each in self.events(name) if each["event"] == "lost"]
         return event["rank"], event["cause"], event["phase"]
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.05)
 
 
 @contextmanager

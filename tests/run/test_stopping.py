@@ -6,14 +6,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from llmc_jax.run import stopping
 from llmc_jax.run.stopping import stop_on_signals
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -32,13 +31,6 @@ with stop_on_signals(stop, lambda text: print(text, flush=True)):
 def main_thread() -> None:
     if threading.current_thread() is not threading.main_thread():
         pytest.skip("Python lets only the main thread handle signals")
-
-
-def wait_until(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
 
 
 def test_a_second_signal_ends_a_busy_program_at_once() -> None:

@@ -26,6 +26,7 @@ from llmc_jax.trackers import child
 from llmc_jax.trackers.child import Status
 from tests.metrics import read_metrics
 from tests.trackers.fakes import fake_wandb, told
+from tests.waiting import wait_until
 
 PATIENCE = 60.0  # seconds that nothing here needs
 
@@ -63,7 +64,9 @@ def show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Show:
                 run.event("sample", step=steps, text="<script>\x1b[2J", tokens=3)
                 if end:
                     run.event("end", step=steps, outcome=end)
-                wait_for(lambda: not until or any(each[0] == until for each in told(log)) or warned(trackers, warnings))
+                wait_until(
+                    lambda: not until or any(each[0] == until for each in told(log)) or warned(trackers, warnings)
+                )
                 began = time.monotonic()
                 (status,) = trackers.end().values()
                 return Shown(status, told(log), warnings, time.monotonic() - began)
@@ -74,13 +77,6 @@ def show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Show:
 def warned(trackers: Trackers, warnings: list[str]) -> bool:
     trackers.tell(warnings.append)
     return bool(warnings)
-
-
-def wait_for(holds: Callable[[], bool]) -> None:
-    until = time.monotonic() + PATIENCE
-    while not holds():
-        assert time.monotonic() < until
-        time.sleep(0.02)
 
 
 def test_everything_arrives_and_the_end_too(show: Show) -> None:
@@ -235,13 +231,12 @@ def test_names_are_taken(name: str) -> None:
     validate(config)
 
 
-@pytest.mark.usefixtures("nothing_lasts")
+@pytest.mark.usefixtures("nothing_lasts", "quick_compilation")
 def test_the_run_goes_on_and_says_how_each_tracker_went(
     tmp_path: Path,
     tokens: Any,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    nothing_lasts: None,
 ) -> None:
     from llmc_jax.run.command import main
 

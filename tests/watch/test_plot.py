@@ -1,12 +1,11 @@
 """Curves of characters: where the dots and marks stand, read back."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc_jax.logs.curves import Curve, LossRange
-from llmc_jax.watch.plot import BLANK, DOTS, Plot, plot, step_axis
+from llmc_jax.watch.plot import BLANK, DOTS, Plot, plot
 
 EMPTY = Curve(np.zeros(0, np.int64), np.zeros(0))
 
@@ -55,10 +54,6 @@ def test_any_values_fit_the_room(
 ) -> None:
     drawn = plot(curve(*values), curve(*marks), LossRange(0.5, 7.0, log), width, height, ascii_only)
     assert [len(row) for row in drawn.rows] == [width] * height == [width] * len(drawn.labels)
+    assert len(drawn.axis) <= width and drawn.axis.startswith("0")
     assert not ascii_only or "".join(drawn.rows).isascii()
     assert bool(drawn.marked.any()) == bool(np.isfinite(marks).any())
-
-
-@pytest.mark.parametrize(("last", "width"), [(7, 12), (12345, 20), (12345, 3)])
-def test_an_axis_has_its_ends(last: int, width: int) -> None:
-    assert len(step_axis(0, last, width)) <= width and step_axis(0, last, width).startswith("0")
