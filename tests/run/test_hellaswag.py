@@ -133,7 +133,7 @@ def test_a_run_stopped_while_it_evaluates_goes_on_as_without_a_break(
 
     evaluated = list[int]()
     monkeypatch.setattr(hellaswag, "score", stopped)
-    monkeypatch.setattr(hellaswag, "TOKENS_ON_CPU", 1 << 20)  # one computation each time
+    monkeypatch.setattr(hellaswag, "TOKENS_ON_CPU", 1 << 12)  # one computation each time
     run = train()
     assert (run.code, run.values("val", "step")[-1]) == (130, step)
     assert step not in run.values("eval", "step") and run.checkpoints[-1] == step
