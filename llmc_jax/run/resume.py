@@ -134,10 +134,8 @@ def _named_choice(path: Path) -> Repeat:
         found = _choice_in(open_checkpoint(path))
     else:
         found = _choice_of(file) if file.is_file() else None
-    if found is None and path.is_dir():
-        raise InputError(f"{path}: has no {KERNELS}; give the folder of a run, one of its checkpoints, or that file")
     if found is None:
-        raise InputError(f"{path}: no such file or folder")
+        raise InputError(f"{path}: has no {KERNELS}; give the folder of a run, one of its checkpoints, or that file")
     return found
 
 

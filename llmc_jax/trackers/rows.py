@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from llmc_jax.logs.files import NON_FINITE, parse_event
+from llmc_jax.logs.files import NON_FINITE, parse_event, step_of
 
 GROUPS = {"train": "train", "val": "val", "eval": "hellaswag", "gpu": "gpu"}  # by the kind of an event
 ASIDE = ("event", "step", "time")  # they say of what and when the numbers are
@@ -45,7 +45,7 @@ def facts_of(folder: Path, first: bytes, start: Mapping[str, Any]) -> Facts:
         name=folder.absolute().name,
         folder=str(folder),
         run_id=hashlib.sha256(first).hexdigest()[:16],
-        step=_whole(start.get("step")),
+        step=step_of(start) or 0,
         resumed=start.get("event") == "resume",
         parameters=dict(_parameters(start)),
         flops_per_token=_number(start.get("flops_per_token")),
@@ -82,7 +82,7 @@ def _parameters(start: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def row_of(event: Mapping[str, Any], facts: Facts) -> Row | None:
     """Return what an event of metrics.jsonl tells a tracker; None where it tells nothing."""
-    kind, step = event.get("event"), _whole(event.get("step"))
+    kind, step = event.get("event"), step_of(event) or 0
     when = _number(event.get("time")) or time.time()
     if kind == "sample" and isinstance(event.get("text"), str):
         return Row(step, when, {}, event["text"])
@@ -111,7 +111,3 @@ def _number(value: Any) -> float | None:
         except OverflowError:  # an integer of hundreds of digits
             return None
     return None
-
-
-def _whole(value: Any) -> int:
-    return value if type(value) is int and 0 <= value < 1 << 62 else 0

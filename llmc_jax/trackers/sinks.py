@@ -107,7 +107,7 @@ class WeightsAndBiases:
         self._run.config.update(facts.parameters, allow_val_change=True)
         # its own count of calls never goes back, as a resume after a kill does
         self._run.define_metric("*", step_metric="step")
-        return str(self._run.url or _seen_from(facts.folder, Path(self._run.dir).parent))
+        return str(self._run.url or Path(self._run.dir).parent)
 
     def put(self, step: int, when: float, values: Mapping[str, float]) -> None:
         self._run.log({**values, "step": step, "_timestamp": when})
@@ -181,12 +181,6 @@ class MLflow:
 
 def _simple(value: Any) -> bool | int | float | str:
     return value if isinstance(value, bool | int | float | str) else str(value)
-
-
-def _seen_from(folder: str, place: Path) -> Path:
-    """Return a place as one types it who calls the run's folder so."""
-    whole = Path(folder).absolute()
-    return Path(folder) / place.relative_to(whole) if place.is_relative_to(whole) else place
 
 
 class Kind(NamedTuple):
