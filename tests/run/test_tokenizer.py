@@ -28,6 +28,7 @@ from tests.own_table import PADDED, TEXT, V, made_tokenizer, write_own
 pytestmark = pytest.mark.usefixtures("nothing_lasts", "quick_compilation")
 
 Say = Callable[..., str]
+of_full_size = pytest.mark.parametrize("trained", [V], indirect=True)  # where padding makes no difference
 
 
 class Trained(NamedTuple):
@@ -143,6 +144,7 @@ def test_every_export_carries_it_or_says_that_it_cannot(trained: Trained, say: S
     assert not list(Path("llmc").glob("*tokenizer*"))
 
 
+@of_full_size
 def test_training_goes_on_with_it_from_a_folder_a_state_and_after_a_break(trained: Trained, say: Say) -> None:
     ids = trained.tokenizer.encode(TEXT).tolist()
     say(convert.main, "convert", trained.run, "hf", "--to", "hf")
@@ -195,6 +197,7 @@ def test_data_and_model_of_two_tables_are_refused(trained: Trained, say: Say) ->
     assert store.open_checkpoint(Path("without/state_00000002")).metadata.tokenizer is None
 
 
+@of_full_size
 def test_a_folder_whose_tokenizer_cannot_be_read(trained: Trained, say: Say) -> None:
     """Training does without, and says so; no later export has another table in its place."""
     say(convert.main, "convert", trained.run, "hf", "--to", "hf")
@@ -233,6 +236,7 @@ def test_padding_is_never_drawn(trained: Trained, say: Say) -> None:
     assert max(ask(model, Request((), 8), as_llmc=True).samples[0].ids) < ids
 
 
+@of_full_size
 def test_questions_in_text_are_read_by_it_too(trained: Trained, say: Say) -> None:
     """By `evaluate`, and by a run with -h 1."""
     endings = ["cat. ", "dog.", "the mat", "then"]
@@ -247,6 +251,7 @@ def test_questions_in_text_are_read_by_it_too(trained: Trained, say: Say) -> Non
     assert "eval:" in Path("asked/main.log").read_text()
 
 
+@of_full_size
 def test_a_resume_with_another_table_leaves_the_states_before_their_own(trained: Trained, say: Say) -> None:
     shutil.copytree(trained.run, "run")
     other = table_of(trained.tokenizer.pieces[::-1][1:])
@@ -294,6 +299,7 @@ def test_what_ends_a_text_is_of_the_table_and_no_padding(trained: Trained, say: 
     assert llmc_jax.load("named").end_of_text == 299
 
 
+@of_full_size
 def test_a_copied_folder_is_read_as_it_was(trained: Trained, say: Say) -> None:
     """With the class that config.json names, which the tokenizer's other files mean nothing without."""
     say(convert.main, "convert", trained.run, "hf", "--to", "hf")
@@ -315,6 +321,7 @@ def test_a_copied_folder_is_read_as_it_was(trained: Trained, say: Say) -> None:
     assert json.loads(Path("again/config.json").read_text())["eos_token_id"] is None  # not what V suggests
 
 
+@of_full_size
 def test_a_link_to_a_state_finds_the_runs_table(trained: Trained, say: Say) -> None:
     Path("latest").symlink_to(trained.run / "state_00000002")
     assert ids_of(Path("latest")) == trained.tokenizer.encode(TEXT).tolist()
@@ -346,6 +353,7 @@ def test_transformers_reads_a_run_as_it_was_trained(tmp_path: Path) -> None:
         assert np.abs(found).max() > 0.05
 
 
+@of_full_size
 def test_a_table_that_was_named_stays_the_runs(trained: Trained, say: Say) -> None:
     """Beside data of another: after a move the file is not asked for again. With none it is kept out of the run."""
     shutil.copytree(trained.data, "data")
