@@ -28,9 +28,9 @@ from llmc_jax.plan.asked import checked_model
 from llmc_jax.plan.efficiency import Roof, gpu
 from llmc_jax.plan.fits import check_fits
 from llmc_jax.plan.plan import Plan, step_numbers
-from llmc_jax.run.prepare import first_state
 from llmc_jax.run.record import slice_trace
 from llmc_jax.run.resume import repeated
+from llmc_jax.run.weights import first_state
 from llmc_jax.training.step import train_step
 from llmc_jax.trials import here
 

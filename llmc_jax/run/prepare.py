@@ -4,53 +4,30 @@ Writes nothing, so that a run that cannot begin leaves nothing behind; with -y 1
 left half-written, and writes the DONE_ files of checkpoints that lost them. Leaves out the run itself (loop.py).
 """
 
-import threading
-from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from llmc_jax import cluster
-from llmc_jax.base.errors import InputError, naming
-from llmc_jax.checkpoint import sources
-from llmc_jax.checkpoint.contents import OURS, Counters, Identity, Metadata, fingerprint
-from llmc_jax.checkpoint.llmc import warnings_of
-from llmc_jax.checkpoint.state import read_state
-from llmc_jax.checkpoint.store import Checkpoint
+from llmc_jax.base.errors import InputError
 from llmc_jax.cluster.agreement import Agreed, alike, of_all
-from llmc_jax.config.checks import notes_on_devices
 from llmc_jax.config.train import AUTO_BATCH, TrainConfig
-from llmc_jax.base.plain import to_json
-from llmc_jax.machine.device import Device, devices_of
+from llmc_jax.machine.device import devices_of
 from llmc_jax.machine.nvml import open_monitor
-from llmc_jax.models.gpt2.init import random_parameters
 from llmc_jax.plan.fits import check_fits as check_memory
 from llmc_jax.plan.plan import Plan
 from llmc_jax.plan.search import limit_of
 from llmc_jax.run import fitting
-from llmc_jax.run.early import stops_early
 from llmc_jax.run.fitting import Fitted
-from llmc_jax.run.inputs import (
-    Data,
-    Inputs,
-    Model,
-    continued_data,
-    inputs,
-    most_rows,
-    open_data,
-    total_steps,
-    validation_batches,
-)
+from llmc_jax.run.inputs import Inputs, continued_data, inputs, most_rows, open_data, total_steps, validation_batches
 from llmc_jax.run.processes import Share, connect, first_exchange, introduced
-from llmc_jax.run.resume import changes, check_fits, environment
-from llmc_jax.run.setup import Setup
+from llmc_jax.run.resume import check_fits
+from llmc_jax.run.setup import Setup, begun_metadata, notes_on_start, origin_of
 from llmc_jax.run.trackers import require_trackers
-from llmc_jax.training.parallel.placement import Placement, placement
-from llmc_jax.training.state import DTYPES, TrainState, initial_state
+from llmc_jax.run.weights import drawn_beside, starting_weights
+from llmc_jax.training.parallel.placement import placement
+from llmc_jax.training.state import TrainState
 from llmc_jax.trials import here
 from llmc_jax.trials.here import Facts
 
@@ -148,103 +125,3 @@ def starting_state(
     if tokenizer.tokenizer is not None and tokenizer.tokenizer.vocab_size < model.config.vocab_size:
         setup.notes.append(f"tokenizer {tokenizer.note}: the other rows are padding, which no sample draws")
     return setup, state
-
-
-# ----- what its checkpoints hold of it, and what it says at first -----------------------------------------------------
-
-
-def begun_metadata(plan: Plan, data: Data, device: Device, origin: Mapping[str, Any]) -> Metadata:
-    """Return what the run's checkpoints hold of it, but for the number of its steps."""
-    files = None if data.train is None else fingerprint(data.train.paths)
-    return Metadata(
-        step=0,
-        identity=Identity(plan.model, plan.dtype, plan.master_weights, plan.rounding, files),
-        options=plan.config.to_json(),
-        val_data=None if data.val is None else fingerprint(data.val.paths),
-        environment=environment(device, plan.implementations),
-        kernels=to_json(plan.resolved),
-        origin=origin,
-    )
-
-
-def origin_of(earlier: Checkpoint | None, model: Model) -> Mapping[str, Any]:
-    """Return the origin that the run's checkpoints hold: that of the checkpoint it resumes from, or its own.
-
-    Its own keeps the ids that begin and end a text, where it is known of the weights.
-    """
-    if earlier is not None:
-        return earlier.metadata.origin
-    special = model.source and model.source.special
-    return {**OURS, **({} if special is None else {"special": special._asdict()})}
-
-
-def notes_on_start(setup: Setup) -> Iterator[str]:
-    """Say what the run begins with, and how it differs from the one that it resumes."""
-    config, plan, earlier = setup.config, setup.plan, setup.earlier
-    yield from notes_on_devices(config)
-    if earlier is not None:
-        complete = "; the run is already complete" if earlier.step >= setup.steps else ""
-        if not complete and stops_early(config, earlier.metadata.counters or Counters()):
-            complete = "; it stopped early, and continues only with a larger --patience"
-        yield f"resumed from {earlier.folder}, after step {earlier.step} of {setup.steps}{complete}"
-        yield from changes(earlier, plan, setup.metadata)
-    elif config.reuse and config.output_dir:
-        yield f"-y 1: there is no checkpoint in {config.output_dir}, so a new run starts"
-    if earlier is None or config.kernels_from:  # else `changes` has said it
-        yield from plan.notes_on_repeat
-
-
-# ----- the state that it begins with ----------------------------------------------------------------------------------
-
-
-def first_state(parameters: np.ndarray, plan: Plan, place: Placement | None = None) -> TrainState:
-    """Return the state before the first step, on the device; or where place says, on several.
-
-    parameters (flat_size,) float32 on the host.
-    """
-    start = jax.jit(initial_state, static_argnames=("dtype", "master_weights"), donate_argnums=0)
-    scale = float(plan.config.loss_scale) if plan.dtype == "fp16" else None
-    alone = place is None or place.mesh is None
-    small = jnp.array(parameters if alone else parameters[:1])
-    found = start(small, DTYPES[plan.dtype], master_weights=plan.master_weights, loss_scale=scale)
-    if place is None or alone:
-        return found
-
-    def flat(name: str) -> np.ndarray | None:
-        return parameters.astype(found.flat[name].dtype) if name in ("params", "copy") else None
-
-    return place.state(found, flat)
-
-
-def drawn_beside(given: Inputs) -> "Future[np.ndarray]":
-    """Begin to draw the random weights in a thread, while the device is started and the kernels are tried."""
-    drawing: Future[np.ndarray] = Future()
-
-    def draw() -> None:
-        try:
-            drawing.set_result(random_parameters(given.model.config, given.config.seed))
-        except BaseException as error:
-            drawing.set_exception(error)
-
-    threading.Thread(target=draw, name="random weights", daemon=True).start()  # if the run cannot begin, nobody waits
-    return drawing
-
-
-def starting_weights(
-    plan: Plan, place: Placement, given: Inputs, drawing: "Future[np.ndarray] | None"
-) -> tuple[TrainState, tuple[str, ...]]:
-    """Return the state that the run begins with, on the devices, and warnings about what it was read from.
-
-    drawing: the random weights, of a run that begins with such.
-    """
-    config, source, earlier = plan.config, given.model.source, given.earlier
-    if earlier is not None:
-        return read_state(earlier, first_state(np.zeros(1, np.float32), plan), place.state), ()
-    if drawing is not None:
-        return first_state(drawing.result(), plan, place), ()
-    assert source is not None
-    flag = "--init-from" if config.init_from else "-e"
-    with naming(flag):
-        flat = sources.flat_parameters(source)
-    warnings = (*source.warnings, *warnings_of(flat, source.config))
-    return first_state(flat, plan, place), tuple(f"{flag} {source.path}: {warning}" for warning in warnings)

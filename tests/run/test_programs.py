@@ -21,7 +21,7 @@ from llmc_jax.plan.compiled import arguments, plan_for
 from llmc_jax.plan.plan import Plan, step_numbers
 from llmc_jax.run import programs
 from llmc_jax.run.command import main
-from llmc_jax.run.prepare import first_state
+from llmc_jax.run.weights import first_state
 from llmc_jax.trials.known import clear_programs, run_programs
 from tests.metrics import read_metrics
 

@@ -1,0 +1,74 @@
+"""The state that a run begins with, on its devices: random, of another program's checkpoint, or of an earlier one.
+
+Leaves out which of them it is (inputs.py), and how a checkpoint is read (checkpoint/).
+"""
+
+import threading
+from concurrent.futures import Future
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from llmc_jax.base.errors import naming
+from llmc_jax.checkpoint import sources
+from llmc_jax.checkpoint.llmc import warnings_of
+from llmc_jax.checkpoint.state import read_state
+from llmc_jax.models.gpt2.init import random_parameters
+from llmc_jax.plan.plan import Plan
+from llmc_jax.run.inputs import Inputs
+from llmc_jax.training.parallel.placement import Placement
+from llmc_jax.training.state import DTYPES, TrainState, initial_state
+
+
+def first_state(parameters: np.ndarray, plan: Plan, place: Placement | None = None) -> TrainState:
+    """Return the state before the first step, on the device; or where place says, on several.
+
+    parameters (flat_size,) float32 on the host.
+    """
+    start = jax.jit(initial_state, static_argnames=("dtype", "master_weights"), donate_argnums=0)
+    scale = float(plan.config.loss_scale) if plan.dtype == "fp16" else None
+    alone = place is None or place.mesh is None
+    small = jnp.array(parameters if alone else parameters[:1])
+    found = start(small, DTYPES[plan.dtype], master_weights=plan.master_weights, loss_scale=scale)
+    if place is None or alone:
+        return found
+
+    def flat(name: str) -> np.ndarray | None:
+        return parameters.astype(found.flat[name].dtype) if name in ("params", "copy") else None
+
+    return place.state(found, flat)
+
+
+def drawn_beside(given: Inputs) -> "Future[np.ndarray]":
+    """Begin to draw the random weights in a thread, while the device is started and the kernels are tried."""
+    drawing: Future[np.ndarray] = Future()
+
+    def draw() -> None:
+        try:
+            drawing.set_result(random_parameters(given.model.config, given.config.seed))
+        except BaseException as error:
+            drawing.set_exception(error)
+
+    threading.Thread(target=draw, name="random weights", daemon=True).start()  # if the run cannot begin, nobody waits
+    return drawing
+
+
+def starting_weights(
+    plan: Plan, place: Placement, given: Inputs, drawing: "Future[np.ndarray] | None"
+) -> tuple[TrainState, tuple[str, ...]]:
+    """Return the state that the run begins with, on the devices, and warnings about what it was read from.
+
+    drawing: the random weights, of a run that begins with such.
+    """
+    config, source, earlier = plan.config, given.model.source, given.earlier
+    if earlier is not None:
+        return read_state(earlier, first_state(np.zeros(1, np.float32), plan), place.state), ()
+    if drawing is not None:
+        return first_state(drawing.result(), plan, place), ()
+    assert source is not None
+    flag = "--init-from" if config.init_from else "-e"
+    with naming(flag):
+        flat = sources.flat_parameters(source)
+    warnings = (*source.warnings, *warnings_of(flat, source.config))
+    return first_state(flat, plan, place), tuple(f"{flag} {source.path}: {warning}" for warning in warnings)
