@@ -16,6 +16,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,8 +28,9 @@ from llmc_jax.base import plain  # noqa: E402
 from llmc_jax.config.flags import parse_args  # noqa: E402
 from llmc_jax.plan import compiled, memory  # noqa: E402
 from llmc_jax.plan.memory import CPU, KINDS, Memory  # noqa: E402
-from llmc_jax.plan.separate import Problem, Request, compiled_apart  # noqa: E402
+from llmc_jax.plan.separate import compiled_apart  # noqa: E402
 
+AT_ONCE = 2  # processes
 PAGE, RECORD = (ROOT / f"benchmarks/results/plan_memory.{kind}" for kind in ("md", "json"))
 
 # What the formula was made on, and what it was not: GPU and flags of train.py.
@@ -87,16 +89,15 @@ class Row(NamedTuple):
 
 
 def rows(cases: dict[str, tuple[str, ...]], held_out: bool) -> list[Row]:
-    """Compile steps, each in a process of its own. Raises SystemExit where one cannot be."""
+    """Compile steps, each in a process of its own. Raises InputError where one cannot be."""
     named = [(gpu, flags) for gpu, found in cases.items() for flags in found]
     configs = [parse_args(flags.split()) for _, flags in named]
-    answers = compiled_apart([Request(gpu, config) for (gpu, _), config in zip(named, configs, strict=True)])
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        answers = list(pool.map(compiled_apart, (gpu for gpu, _ in named), configs))
     return [row(*case, held_out, answer) for case, answer in zip(named, answers, strict=True)]
 
 
-def row(gpu: str, flags: str, held_out: bool, found: Memory | Problem) -> Row:
-    if isinstance(found, Problem):
-        raise SystemExit(f"{gpu} {flags}: {found.what}")
+def row(gpu: str, flags: str, held_out: bool, found: Memory) -> Row:
     quick = memory.computed(compiled.plan_for(gpu, flags))
     return Row(gpu, flags, held_out, found.program, dict(quick.kinds), quick.moment)
 

@@ -8,20 +8,21 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from llmc_jax.base.errors import InputError
 from llmc_jax.base.plain import to_json
 from llmc_jax.config.checks import validate
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.kernels import Choice
 from llmc_jax.models.gpt2.tensors import num_parameters
 from llmc_jax.plan.asked import checked_model
-from llmc_jax.plan.calibrate import is_measured
+from llmc_jax.plan.calibrate import calibration
 from llmc_jax.plan.course import Course, course, data_of, forward_of, price_of
 from llmc_jax.plan.memory import Memory, computed
 from llmc_jax.plan.network import GBIT, Network, network_of
 from llmc_jax.plan.plan import Plan
-from llmc_jax.plan.planner import Place, Planner, Say
-from llmc_jax.plan.search import Largest, mark_fastest
-from llmc_jax.plan.separate import Problem
+from llmc_jax.plan.planner import Place, Planner
+from llmc_jax.plan.search import Largest
+from llmc_jax.plan.separate import Say
 from llmc_jax.plan.time import StepTime, step_time
 
 
@@ -74,29 +75,32 @@ class Wishes(NamedTuple):
 
 
 def answer(
-    config: TrainConfig, place: Place, wishes: Wishes, told: Say = lambda words: None, *, largest: bool = True
+    config: TrainConfig, place: Place, wishes: Wishes, say: Say = lambda words: None, *, largest: bool = True
 ) -> Answer:
     """Return memory and time of a configuration on a device.
 
-    config: `asked_config` of train.py's flags. told: is told of what takes seconds before it begins. largest:
+    config: `asked_config` of train.py's flags. say: is told of what takes seconds before it begins. largest:
     look for the largest -b of each way too. Raises InputError for what cannot run there.
     """
     asked = replace(config, devices=config.devices or place.devices)
     validate(asked)
-    planner = Planner(checked_model(asked), place, network_of(place.machine.kind, wishes.network), told)
+    planner = Planner(checked_model(asked), place, network_of(place.machine.kind, wishes.network), say)
     config = planner.with_batch(asked)
     plan = planner.plan(config)
-    if place.machine.platform == "cpu" and not is_measured(plan.dtype):
-        told("measuring this CPU once, which takes some twelve seconds")
-    memory, step = computed(plan), step_time(plan, network=planner.network)
-    rows = planner.largest(config) if largest else ()
-    found, rows, problem = (memory, rows, None) if wishes.quick else compiled(planner, config, memory, rows)
+    measured = calibration(plan.dtype, say) if place.machine.platform == "cpu" else None
+    step, rows = step_time(plan, measured, planner.network), planner.largest(config) if largest else ()
+    memory, problem = computed(plan), None
+    if not wishes.quick:
+        try:
+            memory = planner.compiled(config)
+        except InputError as why:
+            problem = str(why)
     return Answer(
         setting=setting_of(plan, auto_batch=config != asked),
         place=place,
         kernels=plan.choices,
-        memory=found,
-        computed=memory,
+        memory=memory,
+        computed=computed(plan),
         not_compiled=problem,
         step=step,
         network=planner.network if step.exchanges else None,
@@ -105,27 +109,8 @@ def answer(
             data=data_of(config), card=place.card, price=price_of(place.name, wishes.price),
         ),
         largest=rows,
-        not_known=tuple(not_known(planner, config, step, found, problem)),
+        not_known=tuple(not_known(planner, config, step, memory, problem)),
     )  # fmt: skip
-
-
-def compiled(
-    planner: Planner, config: TrainConfig, memory: Memory, largest: tuple[Largest, ...]
-) -> tuple[Memory, tuple[Largest, ...], str | None]:
-    """Return the memory of a configuration as compiled in a process of its own, and why not, where it was not.
-
-    So is the fastest of the largest, where that may change it. memory, largest: as computed, which stays where there
-    is no compiler.
-    """
-    best = next((row for row in largest if row.fastest and planner.close(config, row)), None)
-    wanted = [config, *([planner.config_of(config, best)] if best else [])]
-    own, *rest = planner.compile(wanted)
-    if isinstance(own, Problem):
-        return memory, largest, own.what
-    if best is None or isinstance(rest[0], Problem):
-        return own, largest, None
-    checked = planner.checked(wanted[1], best, rest[0])
-    return own, mark_fastest([checked if row is best else row for row in largest]), None
 
 
 def not_known(

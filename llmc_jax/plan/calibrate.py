@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from llmc_jax.base.child import Failed, answer_of
 from llmc_jax.base.commands import ROOT
 from llmc_jax.base.errors import InputError
-from llmc_jax.base.files import cache_folder, digest_of_files, write_bytes
+from llmc_jax.base.files import cache_folder, digest_of_files
 from llmc_jax.base.plain import from_json, to_json
 from llmc_jax.machine.device import cpu_name, usable_cores
 from llmc_jax.machine.jax_setup import child_environment
@@ -30,6 +30,7 @@ from llmc_jax.machine.versions import versions
 from llmc_jax.plan import cpu
 from llmc_jax.plan.cpu import Calibration, Rates
 from llmc_jax.plan.interval import Interval
+from llmc_jax.plan.separate import Say, kept
 
 LONGEST = 600  # seconds that a calibration may take on a busy machine
 VOCABULARY = 512  # rows of the table that an embedding's gradient is added to
@@ -213,42 +214,25 @@ def _one_turn(run: Callable[[], Any]) -> float:
 # ----- kept -----------------------------------------------------------------------------------------------------------
 
 
-def calibration(dtype: str = "fp32", *, again: bool = False) -> Calibration:
+def calibration(dtype: str = "fp32", say: Say = lambda words: None, *, again: bool = False) -> Calibration:
     """Return what this CPU was measured to do; measured now, in a process of its own, if it has not been, or again.
 
-    Raises InputError where that process fails.
+    say: is told before it is measured. Raises InputError where that process fails.
     """
-    path = _place(dtype)
-    if again or (found := _read(path)) is None:
-        found = _measured_apart(dtype)
-        with suppress(OSError):  # without a place for it, or room, it is measured every time
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_bytes(path, json.dumps(to_json(found)).encode())
-    return found
-
-
-def is_measured(dtype: str) -> bool:
-    """Return whether this CPU has been measured before, and what was found is still there."""
-    return _read(_place(dtype)) is not None
-
-
-def _place(dtype: str) -> Path:
-    """Return the file of this CPU, these versions and these sources."""
     root = ROOT / "llmc_jax"
     sources = [Path(__file__), Path(cpu.__file__), *(root / "ops").glob("*.py"), root / "training/adamw.py"]
     facts = [cpu_name(), len(usable_cores()), versions(), digest_of_files(sources), os.environ.get("XLA_FLAGS", "")]
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
-    return cache_folder() / "calibration" / f"{digest}_{dtype}.json"
+    path = cache_folder() / "calibration" / f"{digest}_{dtype}.json"
+    if again:
+        with suppress(OSError):
+            path.unlink()
+    found: Calibration = kept(path, Calibration, lambda: _measured_apart(dtype, say))
+    return found
 
 
-def _read(path: Path) -> Calibration | None:
-    try:
-        return from_json(Calibration, json.loads(path.read_text()))
-    except (OSError, ValueError, RecursionError):
-        return None  # not there, or not whole: measured anew
-
-
-def _measured_apart(dtype: str) -> Calibration:
+def _measured_apart(dtype: str, say: Say) -> Calibration:
+    say("measuring this CPU once, which takes some twelve seconds")
     environment = {**child_environment(), "JAX_PLATFORMS": "cpu", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
     try:
         found = answer_of("llmc_jax.plan.calibrate", [dtype], limit=LONGEST, environment=environment)
@@ -256,7 +240,8 @@ def _measured_apart(dtype: str) -> Calibration:
         raise InputError(
             f"calibration of this CPU failed: {why}; try again when it is less busy, or give --gpu to plan for a GPU"
         ) from None
-    return from_json(Calibration, found)
+    calibration: Calibration = from_json(Calibration, found)
+    return calibration
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ Leaves out what the user is told of it (answer.py), and how memory and time are 
 """
 
 import os
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -21,11 +20,8 @@ from llmc_jax.plan.memory import CPU, Memory, computed
 from llmc_jax.plan.network import Network
 from llmc_jax.plan.plan import Plan, make_plan
 from llmc_jax.plan.search import Largest, auto_sizes, largest_size, limit_of, mark_fastest, sizes, ways
-from llmc_jax.plan.separate import Problem, Request, compiled_apart, is_kept, python_that_compiles
+from llmc_jax.plan.separate import Say, compiled_apart
 from llmc_jax.plan.time import step_time
-
-Say = Callable[[str], None]
-ERROR = 0.05  # that computed memory may be off by; benchmarks/results/plan_memory.md has less
 
 
 class Place(NamedTuple):
@@ -77,72 +73,33 @@ class Planner(NamedTuple):
     model: ModelConfig
     place: Place
     network: Network
-    told: Say = lambda words: None
+    say: Say = lambda words: None
 
     def plan(self, config: TrainConfig) -> Plan:
         """Return the plan of a configuration; whether it fits is a question of its own. Raises InputError."""
-        return make_plan(config, self.model, self.place.machine, memory=self._available(config))
+        available = self.place.available
+        if available and self.place.machine.platform == "cpu":  # shared by the devices that it pretends to have
+            available //= max(1, config.devices)
+        return make_plan(config, self.model, self.place.machine, memory=available)
 
-    def _available(self, config: TrainConfig) -> int | None:
-        """Return what a program may take; devices that a CPU pretends to have share its memory."""
-        sharing = max(1, config.devices) if self.place.machine.platform == "cpu" else 1
-        return self.place.available and self.place.available // sharing
-
-    def compile(self, configs: Sequence[TrainConfig]) -> list[Memory | Problem]:
-        """Return what configurations take as compiled, each in a process of its own."""
-        model = f"L{self.model.num_layers}-NH{self.model.num_heads}-C{self.model.channels}"
-        model += f"-V{self.model.vocab_size}-T{self.model.max_seq_len}"  # whose file the process need not find
+    def compiled(self, config: TrainConfig) -> Memory:
+        """Return what a configuration takes as compiled. Raises InputError where nothing can be compiled."""
         gpu = CPU if self.place.machine.platform == "cpu" else self.place.name
         if gpu is None:
-            what = f"nothing can be compiled for {self.place.label} elsewhere: it is not in llmc_jax/machine/gpus.py"
-            return [Problem(what)] * len(configs)
-        requests = [Request(gpu, replace(config, model=model)) for config in configs]
-        anew = [each for each in requests if not is_kept(each)]
-        one = configs[0].devices == 1  # for several that a CPU pretends to have nothing is compiled
-        if anew and (one if gpu == CPU else python_that_compiles()):
-            flags = " and ".join(f"-b {each.config.batch_size}" for each in anew)
-            self.told(f"compiling the step with {flags}, which is kept; --quick compiles nothing")
-        return list(map(self._placed, configs, compiled_apart(requests)))
-
-    def _placed(self, config: TrainConfig, found: Memory | Problem) -> Memory | Problem:
-        """Return what a configuration takes by its compiler, beside what is known of the place alone."""
-        if isinstance(found, Problem):
-            return found
-        known = computed(self.plan(config))
+            raise InputError(
+                f"nothing can be compiled for {self.place.label} elsewhere: it is not in llmc_jax/machine/gpus.py"
+            )
+        if gpu == CPU and config.devices > 1:
+            raise InputError("for several devices that a processor pretends to have nothing is compiled")
+        shape = self.model  # whose file the process need not find
+        model = f"L{shape.num_layers}-NH{shape.num_heads}-C{shape.channels}-V{shape.vocab_size}-T{shape.max_seq_len}"
+        found, known = compiled_apart(gpu, replace(config, model=model), self.say), computed(self.plan(config))
         return found._replace(available=known.available, card=known.card, outside=known.outside)
-
-    def close(self, config: TrainConfig, row: Largest) -> bool:
-        """Return whether a row may be another one where computing is off by as much as it may be."""
-        way = self.config_of(config, row)
-        larger = next((size for size in sizes(way) if size > way.batch_size), None)
-        limit = self._room(way)
-        return (row.program or 0) > (1 - ERROR) * limit or (
-            larger is not None and self._program(replace(way, batch_size=larger)) < (1 + ERROR) * limit
-        )
-
-    def checked(self, way: TrainConfig, row: Largest, compiled: Memory) -> Largest:
-        """Return a row as the compiler has it: where it is off, with the -b that its memory allows, compiled again."""
-        if row.program is None:
-            return row
-        limit = self._room(way) * row.program / compiled.program  # bytes, as they are computed
-        size = largest_size(way, lambda config: self._program(config) <= limit)
-        if size == row.batch_size:
-            return row._replace(program=compiled.program, source=compiled.source)
-        if size is None:
-            return row._replace(batch_size=None, step=None, tokens_per_second=None)
-        (again,) = self.compile([replace(way, batch_size=size)])
-        if isinstance(again, Problem) or not again.fits:
-            return row if compiled.fits else self._row(way, size)
-        return self._row(way, size)._replace(program=again.program, source=again.source)
 
     def fits(self, config: TrainConfig) -> bool:
         """Return whether a configuration fits with room to spare; where the memory is not known, nothing does."""
         found = computed(self.plan(config))
-        return bool(found.fits) and found.program <= self._room(config)
-
-    def _room(self, config: TrainConfig) -> int:
-        """Return the bytes that a search may fill, as -b auto does."""
-        return limit_of(self.place.machine.platform, self._available(config) or 0)
+        return bool(found.fits) and found.program <= limit_of(self.place.machine.platform, found.available or 0)
 
     def with_batch(self, config: TrainConfig) -> TrainConfig:
         """Return a configuration with a number for -b auto: the largest that fits, or the least where none does.
@@ -172,19 +129,8 @@ class Planner(NamedTuple):
         """Return a way of computing with so many rows; None: not even the fewest fit."""
         step = None if size is None else step_time(self.plan(replace(way, batch_size=size)), network=self.network)
         shown = next(iter(sizes(way)), None) if size is None else size
-        program = None if shown is None else self._program(replace(way, batch_size=shown))
+        program = None if shown is None else computed(self.plan(replace(way, batch_size=shown))).program
         return Largest(
-            way.recompute, way.recompute_blocks, way.zero_stage, size, program, "computed",
+            way.recompute, way.recompute_blocks, way.zero_stage, size, program,
             step and step.seconds, step and step.tokens_per_second,
-        )  # fmt: skip
-
-    def _program(self, config: TrainConfig) -> int:
-        return computed(self.plan(config)).program
-
-    def config_of(self, config: TrainConfig, row: Largest) -> TrainConfig:
-        """Return the configuration of a row that fits."""
-        assert row.batch_size is not None
-        return replace(
-            config, recompute=row.recompute, recompute_blocks=row.recompute_blocks, zero_stage=row.zero_stage,
-            batch_size=row.batch_size,
         )  # fmt: skip

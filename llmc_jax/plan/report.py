@@ -319,5 +319,4 @@ def _fastest_text(rows: Sequence[Largest], setting: Setting) -> str:
         return f"Not even the smallest -b fits in any of them{words}."
     stage = f" -z {best.zero_stage}" if setting.devices > 1 else ""
     level = _level_text(best.recompute, best.recompute_blocks)
-    takes = f"{gib(best.program or 0)}, {best.source}"
-    return f"* the fastest of them: -b {best.batch_size} {level}{stage} ({takes})"
+    return f"* the fastest of them: -b {best.batch_size} {level}{stage} ({gib(best.program or 0)}, computed)"

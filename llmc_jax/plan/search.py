@@ -29,8 +29,7 @@ class Largest(NamedTuple):
     recompute_blocks: int
     zero_stage: int
     batch_size: int | None  # None: not even the fewest rows fit
-    program: int | None  # bytes of the step's program with them, or with the fewest; None: -d allows none
-    source: str  # of these bytes: "computed" or "compiled"
+    program: int | None  # bytes of the step's program, computed, with them or with the fewest; None: -d allows none
     step: Interval | None  # seconds of an update
     tokens_per_second: Interval | None
     fastest: bool = False

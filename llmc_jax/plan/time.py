@@ -25,7 +25,7 @@ from llmc_jax.models.gpt2.operations import BLOCK, END, row_of
 from llmc_jax.models.gpt2.tensors import letters
 from llmc_jax.models.gpt2.work import Shape, Work, array_bytes, flops_per_token, rows_at_once, step_work
 from llmc_jax.models.tensors import sizes
-from llmc_jax.plan.calibrate import calibration as calibrated
+from llmc_jax.plan.calibrate import calibration
 from llmc_jax.plan.cpu import KEPT, Calibration, parts_of, seconds_of
 from llmc_jax.plan.efficiency import (
     ATTENTION,
@@ -118,7 +118,7 @@ def step_time(plan: Plan, hardware: Hardware | Calibration | None = None, networ
     network: between the devices of a plan for several; None: as `network_of` has it for this kind.
     """
     if plan.machine.platform == "cpu":
-        return _on_cpu(plan, hardware if isinstance(hardware, Calibration) else calibrated(plan.dtype))
+        return _on_cpu(plan, hardware if isinstance(hardware, Calibration) else calibration(plan.dtype))
     here = hardware if isinstance(hardware, Hardware) else gpu(plan.machine.kind, plan.product_precision)
     return _on_gpu(plan, here, network)
 

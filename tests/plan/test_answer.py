@@ -11,6 +11,7 @@ from llmc_jax.library import estimate
 from llmc_jax.machine import cards, gpus
 from llmc_jax.machine.device import Device
 from llmc_jax.machine.target import machine_of
+from llmc_jax.plan import answer as answers
 from llmc_jax.plan import compiled, planner
 from llmc_jax.plan import time as times
 from llmc_jax.plan.answer import Answer, as_json
@@ -19,7 +20,6 @@ from llmc_jax.plan.interval import Interval
 from llmc_jax.plan.memory import KINDS, Memory, computed
 from llmc_jax.plan.network import network_of
 from llmc_jax.plan.report import amount, as_text, spread, three
-from llmc_jax.plan.separate import Problem, Request
 from tests.plan.test_cpu import known
 
 D12 = "-e d12 -b 64 -d 524288"
@@ -82,7 +82,7 @@ def test_a_card_of_your_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_what_is_beside_a_compiled_program_is_of_the_card_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_compiler(monkeypatch, 1.0)
+    with_compiler(monkeypatch)
     found = estimate(D12, gpu="rtx4090", devices=2, quick=False)
     assert found.memory.source == "compiled" and found.memory.outside == found.computed.outside
 
@@ -111,7 +111,8 @@ def test_devices_that_an_update_cannot_be_shared_by_are_refused(devices: int) ->
 
 def test_a_cpu_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its devices share its memory and its cores."""
-    monkeypatch.setattr(times, "calibrated", lambda dtype: known())
+    for module in (times, answers):
+        monkeypatch.setattr(module, "calibration", lambda *asked: known())
     one, two = (estimate(f"-e L2-NH2-C64 -b 2 -t 64 -d 256 --devices {n}") for n in (1, 2))
     assert one.place.name is None and one.step.measured and one.step.mfu() is None
     assert one.memory.available is not None and two.memory.available == one.memory.available // 2
@@ -119,15 +120,12 @@ def test_a_cpu_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     assert one.place.label in as_text(one, operations=True, width=80)
 
 
-def test_several_devices_of_a_cpu_are_not_said_to_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(planner, "compiled_apart", lambda requests: [Problem("not here")] * len(requests))
-    monkeypatch.setattr(planner, "is_kept", lambda request: False)
-    for devices in (1, 2):
-        config = asked_config(["-e", "L2-NH2-C64", "-t", "64", "--devices", str(devices)])
-        asked = planner.Planner(checked_model(config), planner.place_here(), network_of("cpu"), said.append)
-        assert asked.compile([config]) == [Problem("not here")]
-    assert len(said) == 1
+def test_several_devices_of_a_cpu_are_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planner, "compiled_apart", lambda *asked: pytest.fail("it is"))
+    config = asked_config("-e L2-NH2-C64 -t 64 --devices 2")
+    asked = planner.Planner(checked_model(config), planner.place_here(), network_of("cpu"))
+    with pytest.raises(InputError):
+        asked.compiled(config)
 
 
 # ----- compiled -------------------------------------------------------------------------------------------------------
@@ -135,15 +133,14 @@ def test_several_devices_of_a_cpu_are_not_said_to_be_compiled(monkeypatch: pytes
 LONG = "-e d24 -b 4"
 
 
-def with_compiler(monkeypatch: pytest.MonkeyPatch, factor: float) -> list[int]:
-    """Let the compiler find so many times what is computed; return the -b that it is asked for, as they come."""
-    asked: list[int] = []
+def with_compiler(monkeypatch: pytest.MonkeyPatch, more: int = 0) -> list[tuple[str, int]]:
+    """Let the compiler find so many bytes more than is computed; return the GPU and -b that it is asked for."""
+    asked: list[tuple[str, int]] = []
 
-    def found(requests: list[Request]) -> list[Memory]:
-        plans = [compiled.plan_for(each.gpu, each.config) for each in requests]
-        asked.extend(each.config.batch_size for each in requests)
-        return [Memory("compiled", "", computed(each).kinds, int((factor - 1) * computed(each).program), (), None, None)
-                for each in plans]  # fmt: skip
+    def found(gpu: str, config: TrainConfig, say: object) -> Memory:
+        asked.append((gpu, config.batch_size))
+        kinds = computed(compiled.plan_for(gpu, config)).kinds
+        return Memory("compiled", "", kinds, more, (), None, None)
 
     monkeypatch.setattr(planner, "compiled_apart", found)
     return asked
@@ -151,42 +148,22 @@ def with_compiler(monkeypatch: pytest.MonkeyPatch, factor: float) -> list[int]:
 
 def test_the_compiler_has_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
     by_shape = estimate(LONG, gpu="a100-40")
-    asked = with_compiler(monkeypatch, 1.0)
+    asked = with_compiler(monkeypatch, 5)
     found = estimate(LONG, gpu="a100-40", quick=False)
-    assert (found.memory.source, found.computed, found.memory.available) == (
-        "compiled", by_shape.memory, by_shape.memory.available,
-    )  # fmt: skip
-    best = next(row for row in found.largest if row.fastest)
-    assert asked == [4, best.batch_size] and best.source == "compiled" and best.program is not None
-    assert [row.source for row in found.largest].count("compiled") == 1
-    assert [row.batch_size for row in found.largest] == [row.batch_size for row in by_shape.largest]
-
-
-def test_what_is_far_from_the_limit_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = with_compiler(monkeypatch, 1.0)
-    found = estimate(f"{D12} -b 32", gpu="h100", devices=8, quick=False)
-    assert asked == [32] and found.memory.source == "compiled"
-    assert {row.source for row in found.largest} == {"computed"}
-
-
-@pytest.mark.parametrize("factor", [0.5, 1.7])
-def test_where_computing_is_off_the_largest_follows(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = next(row for row in estimate(LONG, gpu="a100-40").largest if row.fastest)
-    asked = with_compiler(monkeypatch, factor)
-    found = estimate(LONG, gpu="a100-40", quick=False)
-    row = next(row for row in found.largest if row[:3] == before[:3])
-    assert row.batch_size is not None and before.batch_size is not None and row.program is not None
-    assert (row.batch_size > before.batch_size) == (factor < 1) and row.batch_size != before.batch_size
-    assert row.source == "compiled" and asked == [4, before.batch_size, row.batch_size]
-    assert row.program <= (found.memory.available or 0)
+    assert found.memory == by_shape.memory._replace(source="compiled", moment="", unexplained=5)
+    assert (found.computed, found.largest, asked) == (by_shape.memory, by_shape.largest, [("a100-40", 4)])
 
 
 def test_without_a_compiler_it_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planner, "compiled_apart", lambda asked: [Problem("none is here")] * len(asked))
+    monkeypatch.setattr(planner, "compiled_apart", without_compiler)
     found = estimate(LONG, gpu="a100-40", quick=False)
     assert found.memory == found.computed and found.memory.source == "computed"
     assert found.not_compiled == "none is here"
     assert any("none is here" in line for line in found.not_known)
+
+
+def without_compiler(*asked: object) -> Memory:
+    raise InputError("none is here")
 
 
 # ----- the device at hand ---------------------------------------------------------------------------------------------
@@ -210,15 +187,9 @@ def test_a_gpu_at_hand_is_planned_as_one_that_is_elsewhere(monkeypatch: pytest.M
 
 def test_and_its_program_is_compiled_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu_here(monkeypatch, "NVIDIA H100 80GB HBM3", 70 << 30)
-    asked = list[Request]()
-
-    def nothing(requests: list[Request]) -> list[Problem]:
-        asked.extend(requests)
-        return [Problem("not here")] * len(requests)
-
-    monkeypatch.setattr(planner, "compiled_apart", nothing)
+    asked = with_compiler(monkeypatch)
     estimate(D12, quick=False)
-    assert {each.gpu for each in asked} == {"h100"}
+    assert asked == [("h100", 64)]
 
 
 def test_a_gpu_at_hand_that_no_compiler_knows_elsewhere_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:

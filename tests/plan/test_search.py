@@ -58,7 +58,7 @@ def test_ways_are_those_that_go_with_the_rest() -> None:
 
 def test_the_fastest_is_the_first_of_the_fastest() -> None:
     def row(speed: float | None) -> Largest:
-        return Largest(0, 0, 0, 1, 1, "computed", None, None if speed is None else certain(speed))
+        return Largest(0, 0, 0, 1, 1, None, None if speed is None else certain(speed))
 
     found = mark_fastest([row(None), row(1.0), row(2.0), row(2.0)])
     assert [each.fastest for each in found] == [False, False, True, False]
