@@ -112,7 +112,7 @@ def _sweep(words: list[str], own: SimpleNamespace, wanted: "Wishes") -> tuple[di
     sweep, config = parse_sweep(own.sweep), asked_config(words)
     rows = swept(config, own.gpu, sweep, wanted)
     if own.picture:
-        draw_sweep(rows, Path(own.picture), title_of(sweep.name, config.model, own.gpu))
+        draw_sweep(rows, Path(own.picture), title_of(sweep[0], config.model, own.gpu))
     return {"sweep": rows}, rows_table(rows)
 
 

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from llmc_jax.base import text
 from llmc_jax.base.errors import InputError
-from llmc_jax.base.options import Option
 from llmc_jax.base.pictures import PALETTE, drawable, save_figure
 from llmc_jax.config.flags import given_options
 from llmc_jax.config.model import divisors
@@ -62,7 +61,7 @@ Wish = tuple[str, str, TrainConfig, str | None]  # what differs, its value, the 
 
 
 def look(wish: Wish, own: str | None, wanted: Wishes) -> Row:
-    """Return what a configuration comes to on a GPU, or why it cannot be; None: on the device at hand.
+    """Return what a configuration takes on a GPU, or why it cannot be; None: on the device at hand.
 
     own: the GPU that the wishes are of: their price is of that one alone, of another the table's. Raises InputError
     where nothing differs: then it is what is asked.
@@ -85,7 +84,28 @@ def look(wish: Wish, own: str | None, wanted: Wishes) -> Row:
     return row._replace(batch_size=size, figures=figures)
 
 
-# ----- neighbours -----------------------------------------------------------------------------------------------------
+def _plain(gpu: str | None) -> str | None:
+    """Return the short name of a GPU; None: the device at hand. Raises InputError."""
+    return None if gpu is None else short_name(named(gpu))
+
+
+def _counted(config: TrainConfig, gpu: str | None) -> TrainConfig:
+    """Return a configuration with its number of devices: one GPU, or those at hand, where it does not say."""
+    return replace(config, devices=config.devices or (place_here().devices if gpu is None else 1))
+
+
+def fitted(config: TrainConfig, changed: str = "") -> TrainConfig:
+    """Return a configuration with the largest -b up to its own that divides its -d, where one is given.
+
+    changed: the option that was changed; batch_size stays as it was asked for, and so does auto.
+    """
+    rows, left = divmod(config.total_batch_size, config.sequence_length * max(1, config.devices))
+    if config.batch_size == AUTO_BATCH or config.total_batch_size == -1 or left or changed == "batch_size":
+        return config
+    return replace(config, batch_size=next(size for size in divisors(rows) if size <= config.batch_size))
+
+
+# ----- neighbours and sweeps ------------------------------------------------------------------------------------------
 
 
 def neighbours(config: TrainConfig, gpu: str | None, wanted: Wishes) -> tuple[Row, ...]:
@@ -95,16 +115,6 @@ def neighbours(config: TrainConfig, gpu: str | None, wanted: Wishes) -> tuple[Ro
     """
     gpu = _plain(gpu)
     return tuple(look(wish, gpu, wanted) for wish in wishes(_counted(config, gpu), gpu))
-
-
-def _plain(gpu: str | None) -> str | None:
-    """Return the short name of a GPU; None: the device at hand. Raises InputError."""
-    return None if gpu is None else short_name(named(gpu))
-
-
-def _counted(config: TrainConfig, gpu: str | None) -> TrainConfig:
-    """Return a configuration with its number of devices: one GPU, or those at hand, where it does not say."""
-    return replace(config, devices=config.devices or (place_here().devices if gpu is None else 1))
 
 
 def wishes(config: TrainConfig, gpu: str | None) -> Iterator[Wish]:
@@ -124,72 +134,40 @@ def wishes(config: TrainConfig, gpu: str | None) -> Iterator[Wish]:
     }
     several = replace(config, zero_stage=max(1, config.zero_stage)) if alone else config
     for name, values in near.items():
-        for value in values:
-            if value != getattr(config, name):
-                yield _wish(several if name == "devices" else config, gpu, name, value)
+        base = several if name == "devices" else config
+        changed = ({name: value} for value in values if value != getattr(config, name))
+        yield from ((name, str(each[name]), fitted(replace(base, **each), name), gpu) for each in changed)
 
 
-def _wish(config: TrainConfig, gpu: str | None, name: str, value: object, text: str = "") -> Wish:
-    return name, text or str(value), fitted(replace(config, **{name: value}), name), gpu  # type: ignore[arg-type]
-
-
-def fitted(config: TrainConfig, changed: str = "") -> TrainConfig:
-    """Return a configuration with the largest -b up to its own that divides its -d, where one is given.
-
-    changed: the option that was changed; batch_size stays as it was asked for, and so does auto.
-    """
-    rows, left = divmod(config.total_batch_size, config.sequence_length * max(1, config.devices))
-    if config.batch_size == AUTO_BATCH or config.total_batch_size == -1 or left or changed == "batch_size":
-        return config
-    return replace(config, batch_size=next(size for size in divisors(rows) if size <= config.batch_size))
-
-
-# ----- sweeps ---------------------------------------------------------------------------------------------------------
-
-
-class Sweep(NamedTuple):
-    """An option, or gpu, and the values that it is to have, as they were written."""
-
-    name: str
-    values: tuple[str, ...]
+Sweep = tuple[str, dict[str, Any]]  # an option, or gpu, and its values by how they were written
 
 
 def parse_sweep(text: str) -> Sweep:
     """Return the sweep that `devices=1,2,4`, `b=8,16` or `gpu=h100,a100` describes. Raises InputError."""
     word, equals, listed = text.partition("=")
-    values = tuple(dict.fromkeys(value.strip() for value in listed.split(",")))
+    values = dict.fromkeys(value.strip() for value in listed.split(","))
     if not equals or "" in values:
         raise InputError(f"--sweep {text}: expected an option and its values, as in devices=1,2,4,8 or gpu=h100,a100")
     if len(values) > MOST_VALUES:
         raise InputError(f"--sweep {word}: {len(values)} values; expected at most {MOST_VALUES}")
     if word == GPU:
-        return Sweep(GPU, values)
-    about = _option(word)
-    for value in values:
-        given_options([about.flags[-1], value])
-    return Sweep(about.name, values)
-
-
-def _option(word: str) -> Option:
-    """Return the option with a name, or a flag with or without its dashes. Raises InputError."""
+        return GPU, {value: value for value in values}
     plain = word.strip().lstrip("-").replace("-", "_")
     for about in OPTIONS:
         if plain in (about.name, *(flag.lstrip("-").replace("-", "_") for flag in about.flags)):
-            return about
+            read = {value: given_options([about.flags[-1], value]).flags[about.name] for value in values}
+            return about.name, read
     raise InputError(f"--sweep {word}: there is no such option; take gpu, or one of train.py's, such as devices, b, r")
 
 
 def swept(config: TrainConfig, gpu: str | None, sweep: Sweep, wanted: Wishes) -> tuple[Row, ...]:
     """Return the figures of a configuration with each value of a sweep, its -b lowered to what -d allows."""
-    own = _plain(gpu)
-    config = _counted(config, sweep.values[0] if sweep.name == GPU else own)
-    return tuple(look(_valued(config, own, sweep.name, text), own, wanted) for text in sweep.values)
-
-
-def _valued(config: TrainConfig, gpu: str | None, name: str, text: str) -> Wish:
+    (name, values), own = sweep, _plain(gpu)
+    config = _counted(config, next(iter(values)) if name == GPU else own)
     if name == GPU:
-        return GPU, text, config, text
-    return _wish(config, gpu, name, given_options([_option(name).flags[-1], text]).flags[name], text)
+        return tuple(look((GPU, each, config, each), own, wanted) for each in values)
+    changed = ((text, fitted(replace(config, **{name: value}), name)) for text, value in values.items())
+    return tuple(look((name, text, each, own), own, wanted) for text, each in changed)
 
 
 # ----- as a table -----------------------------------------------------------------------------------------------------
@@ -200,18 +178,13 @@ OPTIONAL = ("-z", "kWh", "GiB", "step ms")
 
 def rows_table(rows: Sequence[Row], width: int | None = None) -> str:
     """Return rows as a table, what was asked marked, with what could not be and why below it."""
-    cells = [_cells(row) for row in rows]
-    lines = [text.table(HEADINGS, cells, left=("", "GPU", "fits"), optional=OPTIONAL, width=width)]
+    table = text.table(HEADINGS, map(_cells, rows), left=("", "GPU", "fits"), optional=OPTIONAL, width=width)
     notes = [f"{row.differs} {row.value}: {row.problem}" for row in rows if row.problem]
-    notes.append(f"Typical values{_of_days(rows)}; --json has the low and the high ones too.")
-    return "\n".join([*lines, "", *(text.wrapped(each, width) for each in notes)])
-
-
-def _of_days(rows: Sequence[Row]) -> str:
-    """Return from when the prices are that the rows were computed with."""
-    runs = [row.figures.course for row in rows if row.figures is not None and row.figures.course is not None]
-    days = sorted({run.price.date for run in runs if run.price is not None and run.price.date})
-    return f", at prices of {' to '.join(dict.fromkeys((days[0], days[-1])))}" if days else ""
+    runs = [row.figures.course for row in rows if row.figures and row.figures.course]
+    days = sorted({run.price.date for run in runs if run.price and run.price.date})
+    of = f", at prices of {' to '.join(dict.fromkeys((days[0], days[-1])))}" if days else ""
+    notes.append(f"Typical values{of}; --json has the low and the high ones too.")
+    return "\n".join([table, "", *(text.wrapped(each, width) for each in notes)])
 
 
 def _cells(row: Row) -> list[str]:
@@ -220,17 +193,12 @@ def _cells(row: Row) -> list[str]:
     found = row.figures
     if found is None:
         return [*begin, "cannot be"]
-    run = found.course
+    run, size = found.course, found.program / 2**30
     return [
-        *begin, {True: "yes", False: "no", None: "?"}[found.fits], _in_gib(found.program),
+        *begin, {True: "yes", False: "no", None: "?"}[found.fits], f"{size:,.1f}" if size >= 1 else three(size),
         three(1e3 * found.step.typical), amount(found.tokens_per_second.typical),
-        "" if run is None else three(run.seconds.typical / 3600), _typical(run and run.kwh),
-        _typical(run and run.usd),
+        *(map(_typical, (run.seconds.times(1 / 3600), run.kwh, run.usd)) if run else ()),
     ]  # fmt: skip
-
-
-def _in_gib(size: int) -> str:
-    return f"{size / 2**30:,.1f}" if size >= 2**30 else three(size / 2**30)
 
 
 def _typical(value: Interval | None) -> str:
@@ -239,16 +207,15 @@ def _typical(value: Interval | None) -> str:
 
 # ----- a sweep as a picture -------------------------------------------------------------------------------------------
 
-FITS, TOO_LARGE, LIMIT = PALETTE[0], PALETTE[1], PALETTE[2]
+FITS, TOO_LARGE, LIMIT = PALETTE[:3]
 MEMORY = "memory of a step, GiB"
-# The pictures that stand beside each other: heading, scale of the values, values.
-Panel = tuple[str, float, Callable[[Figures], Interval | None]]
-PANELS: tuple[Panel, ...] = (
-    ("tokens a second, thousands", 1e-3, lambda each: each.tokens_per_second),
-    (MEMORY, 2**-30, lambda each: certain(each.program)),
-    ("the run, hours", 1 / 3600, lambda each: each.course and each.course.seconds),
-    ("the run, USD", 1, lambda each: each.course and each.course.usd),
-)
+# What stands beside each other: heading and values.
+PANELS: dict[str, Callable[[Figures], Interval | None]] = {
+    "tokens a second, thousands": lambda each: each.tokens_per_second.times(1e-3),
+    MEMORY: lambda each: certain(each.program / 2**30),
+    "the run, hours": lambda each: each.course and each.course.seconds.times(1 / 3600),
+    "the run, USD": lambda each: each.course and each.course.usd,
+}
 
 
 def title_of(over: str, model: str, gpu: str | None) -> str:
@@ -266,10 +233,10 @@ def draw_sweep(rows: Sequence[Row], path: Path, title: str) -> None:
     bars = [(drawable(row.value), row.figures) for row in rows if row.figures is not None]
     if not bars:
         raise InputError(f"--picture {path}: none of the sweep can run; {rows[0].problem}")
-    panels = [panel for panel in PANELS if any(panel[2](figures) for _, figures in bars)]
+    panels = [heading for heading, value in PANELS.items() if any(value(figures) for _, figures in bars)]
     figure = Figure(figsize=(max(7.5, 3.4 * len(panels) + 0.25 * len(bars)), 4.4), dpi=110, layout="constrained")
-    for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-        _draw_panel(axes, bars, panel)
+    for axes, heading in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        _draw_panel(axes, bars, heading)
         axes.set_xlabel(rows[0].differs)
     unfit = [Patch(color=TOO_LARGE, label="does not fit")] if any(each.fits is False for _, each in bars) else []
     handles: list[Any] = [
@@ -282,25 +249,20 @@ def draw_sweep(rows: Sequence[Row], path: Path, title: str) -> None:
     save_figure(figure, path)
 
 
-def _draw_panel(axes: Any, bars: Sequence[tuple[str, Figures]], panel: Panel) -> None:
-    heading, scale, value = panel
+def _draw_panel(axes: Any, bars: Sequence[tuple[str, Figures]], heading: str) -> None:
     for at, (_, figures) in enumerate(bars):
-        if (found := value(figures)) is None:
+        if (found := PANELS[heading](figures)) is None:
             continue
-        low, typical, high = found.times(scale)
-        axes.bar(at, typical, width=0.62, color=TOO_LARGE if figures.fits is False else FITS)
-        if low < high:
-            ends = [[typical - low], [high - typical]]
-            axes.errorbar(at, typical, yerr=ends, color=LIMIT, capsize=3.5, lw=1.1)
+        axes.bar(at, found.typical, width=0.62, color=TOO_LARGE if figures.fits is False else FITS)
+        if found.low < found.high:
+            axes.vlines(at, found.low, found.high, color=LIMIT, lw=1.1)
         if heading == MEMORY and figures.available is not None:
-            axes.hlines(scale * figures.available, at - 0.42, at + 0.42, color=LIMIT, lw=1.6)
-    axes.set_title(heading, fontsize=10)
+            axes.hlines(figures.available / 2**30, at - 0.42, at + 0.42, color=LIMIT, lw=1.6)
     names = [name for name, _ in bars]
     tilted = {"rotation": 45, "ha": "right"} if max(map(len, names)) * len(names) > 24 else {}
     axes.set_xticks(range(len(names)), names, fontsize=8.5, **tilted)
+    axes.set_title(heading, fontsize=10)
     axes.set_ylim(bottom=0)
-    axes.grid(axis="y", color="#dddddd", lw=0.6)
-    axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
 
 
@@ -341,11 +303,9 @@ def reproductions_table(found: Sequence[tuple[Published, Row]], width: int | Non
     """Return llm.c's launches as a table: what it says beside what this program would take, and what says so."""
     headings = ("preset", "on", "steps", "step s", "llm.c's", "hours", "llm.c's ", "USD", "llm.c's  ", "-b", "GiB")
     table = text.table(headings, [_reproduction(*each) for each in found], left=("preset", "on"), width=width)
-    sources = dict.fromkeys(f"{said.preset} on {said.gpu}: {said.source}" for said, _ in found)
-    problems = [f"{said.preset} on {said.gpu}: {row.problem}" for said, row in found if row.problem]
-    return "\n".join([
-        table, "", *(text.wrapped(each, width) for each in (*problems, "llm.c's figures:", *sources)),
-    ])  # fmt: skip
+    notes = [f"{said.preset} on {said.gpu}: {row.problem}" for said, row in found if row.problem]
+    notes += ["llm.c's figures:", *(f"{said.preset} on {said.gpu}: {said.source}" for said, _ in found)]
+    return "\n".join([table, "", *(text.wrapped(each, width) for each in notes)])
 
 
 def _reproduction(said: Published, row: Row) -> list[str]:

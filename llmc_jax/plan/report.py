@@ -1,6 +1,7 @@
 """The answer to `plan` as text: a section for each question. Leaves out how it is found (answer.py)."""
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 from llmc_jax.base import text
 from llmc_jax.kernels import Choice
@@ -11,8 +12,19 @@ from llmc_jax.plan.interval import Interval
 from llmc_jax.plan.search import Largest
 from llmc_jax.plan.time import OperationTime, StepTime
 
-Row = list[str]
 ENDS = ("low", "typical", "high")
+
+
+class Table(NamedTuple):
+    """Cells under their headings; `words` are the headings of columns that hold words, `optional` what may go."""
+
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    words: Sequence[str]
+    optional: Sequence[str] = ()
+
+
+Section = tuple[Table | None, Sequence[str]]  # a table, and lines below it
 
 
 def as_text(found: Answer, *, operations: bool = False, more: str = "", width: int | None = None) -> str:
@@ -20,18 +32,25 @@ def as_text(found: Answer, *, operations: bool = False, more: str = "", width: i
 
     operations: with a line for each operation. more: another section. width: cells; None: the screen's.
     """
-    sections = [
-        head(found, width),
-        text.wrapped(summary(found), width),
-        memory_section(found, width),
-        step_section(found.step, width),
-        *([operations_section(found.step, width)] if operations else []),
-        course_section(found, width),
-        largest_section(found, width),
-        more,
-        "\n".join(["not known", *(text.wrapped(f"- {line}", width) for line in found.not_known)]),
+    sections: list[Section] = [
+        (None, head(found)),
+        (None, [summary(found)]),
+        memory_section(found),
+        step_section(found.step),
+        *([operations_section(found.step)] if operations else []),
+        course_section(found),
+        *([largest_section(found)] if found.largest else []),
     ]
-    return "\n\n".join(filter(None, sections))
+    shown = [_shown(*section, width) for section in sections]
+    not_known = _shown(None, ["not known", *(f"- {line}" for line in found.not_known)], width)
+    return "\n\n".join(filter(None, [*shown, more, not_known]))
+
+
+def _shown(table: Table | None, lines: Sequence[str], width: int | None) -> str:
+    above = []
+    if table is not None:
+        above = [text.table(table.headings, table.rows, left=table.words, optional=table.optional, width=width)]
+    return "\n".join([*above, *([""] if above and lines else []), *(text.wrapped(line, width) for line in lines)])
 
 
 # ----- numbers --------------------------------------------------------------------------------------------------------
@@ -64,26 +83,25 @@ def amount(value: float) -> str:
 Quantity = tuple[str, Interval | None, float, Callable[[float], str]]  # its name, values, their scale, how one is shown
 
 
-def quantities(heading: str, rows: Sequence[Quantity], width: int | None) -> str:
+def quantities(heading: str, rows: Sequence[Quantity]) -> Table:
     """Return a table of the three values of each quantity that has some."""
     cells = [[name, *(shown(scale * value) for value in values)] for name, values, scale, shown in rows if values]
-    return text.table([heading, *ENDS], cells, left=(heading,), width=width)
+    return Table([heading, *ENDS], cells, [heading])
 
 
 # ----- what is planned ------------------------------------------------------------------------------------------------
 
 
-def head(found: Answer, width: int | None) -> str:
+def head(found: Answer) -> list[str]:
     """Return the lines that say what is planned."""
-    setting, place = found.setting, found.place
+    setting = found.setting
     count, each = (f"{setting.devices} x ", " on each device") if setting.devices > 1 else ("", "")
     parts = "1 micro-batch" if setting.micro_batches == 1 else f"{setting.micro_batches} micro-batches"
-    lines = [
-        f"{setting.model}, {setting.parameters:,} parameters, on {count}{place.label}",
+    return [
+        f"{setting.model}, {setting.parameters:,} parameters, on {count}{found.place.label}",
         f"{flags_of(setting)}: {setting.tokens:,} tokens an update, {parts}{each}",
         f"{precision_of(setting)}; {kernels_text(found.kernels)}",
     ]
-    return "\n".join(text.wrapped(line, width) for line in lines)
 
 
 def flags_of(setting: Setting) -> str:
@@ -114,12 +132,12 @@ def kernels_text(choices: Sequence[Choice]) -> str:
 def summary(found: Answer) -> str:
     """Return the answer in short."""
     step, course = found.step, found.course
-    words = [verdict(found)]
-    words += [f"A step takes {spread(step.seconds)}: {amount(step.tokens_per_second.typical)} tokens a second."]
+    words = f"{verdict(found)} A step takes {spread(step.seconds)}: "
+    words += f"{amount(step.tokens_per_second.typical)} tokens a second."
     if course is not None:
         cost = f" and costs {three(course.usd.typical)} USD" if course.usd else ""
-        words.append(f"The run takes {spread(course.seconds)}{cost}.")
-    return " ".join(words)
+        words += f" The run takes {spread(course.seconds)}{cost}."
+    return words
 
 
 def verdict(found: Answer) -> str:
@@ -157,30 +175,26 @@ def spread(seconds: Interval) -> str:
 COMPILED = "The program is the compiler's; what each kind takes of it is computed, and what differs is unexplained."
 
 
-def memory_section(found: Answer, width: int | None) -> str:
+def memory_section(found: Answer) -> Section:
     """Return whether it fits, and what takes how much."""
     memory, compiled = found.memory, found.memory.source == "compiled"
     parts = {**memory.kinds, "unexplained": memory.unexplained, "the program": memory.program}
     scale, unit = (2**30, "GiB") if memory.program >= 2**30 else (2**20, "MiB")
-
-    def shown(size: int) -> str:
-        return f"{size / scale:,.2f}"
-
+    available = memory.available
     rows = [
-        [name, shown(size), in_percent(100 * size / memory.available) if memory.available else ""]
+        [name, f"{size / scale:,.2f}", in_percent(100 * size / available) if available else ""]
         for name, size in parts.items()
         if size
     ]
     if compiled:
-        rows[-1].append(shown(found.computed.program))
-    rows += [[part.name, shown(part.bytes)] for part in memory.outside]
+        rows[-1].append(f"{found.computed.program / scale:,.2f}")
+    rows += [[part.name, f"{part.bytes / scale:,.2f}"] for part in memory.outside]
     if memory.outside:
-        rows.append(["with all that", shown(memory.total)])
-    heading, of = f"fits? ({memory.source})", f"of {gib(memory.available)}" if memory.available else "share"
-    table = text.table([heading, unit, of, "computed"], rows, left=(heading,), width=width)
+        rows.append(["with all that", f"{memory.total / scale:,.2f}"])
+    heading, of = f"fits? ({memory.source})", f"of {gib(available)}" if available else "share"
     notes = [COMPILED] if compiled else []
     notes += [f"{part.name}, an estimate: {part.source}." for part in memory.outside]
-    return "\n".join([table, *([""] if notes else []), *(text.wrapped(note, width) for note in notes)])
+    return Table([heading, unit, of, "computed"], rows, [heading]), notes
 
 
 # ----- time -----------------------------------------------------------------------------------------------------------
@@ -193,7 +207,7 @@ BOUNDS = {
 }
 
 
-def step_section(step: StepTime, width: int | None) -> str:
+def step_section(step: StepTime) -> Section:
     """Return how long a step takes, and what it waits for."""
     by = "by measured rates" if step.measured else "estimated"
     if step.rates_of and step.peak:
@@ -206,27 +220,29 @@ def step_section(step: StepTime, width: int | None) -> str:
         ("of a step: network, ms", step.network if step.exchanges else None, 1e3, three),
         ("of a step: gaps, ms", step.gaps if step.launches else None, 1e3, three),
     ]
-    table = quantities(f"how fast? ({by})", rows, width)
     peaks = "the peaks" if step.peak else "the best rates that were measured here"
     bound = f"{BOUNDS[step.bound]} At {peaks} it would be {three(1e3 * step.floor)} ms of computing."
-    return f"{table}\n\n{text.wrapped(bound, width)}"
+    return quantities(f"how fast? ({by})", rows), [bound]
 
 
-def operations_section(step: StepTime, width: int | None) -> str:
+def operations_section(step: StepTime) -> Section:
     """Return a line for each operation, and below them where the shares of the peaks come from."""
     headings = ("", "operation", "kernels", "GFLOP", "MB", "floor", "bound by", *ENDS, "of peak", "from")
     sources = {each: chr(ord("a") + at) for at, each in enumerate(dict.fromkeys(map(_source, step.operations)))}
-    rows = [_operation_row(each, sources[_source(each)]) for each in step.operations]
-    phases = [each.phase for each in step.operations]
-    for row, phase, before in zip(rows, phases, ["", *phases], strict=False):
-        row[0] = "" if phase == before else phase
-    table = text.table(
-        headings, rows, left=("", "operation", "bound by", "from"), width=width, optional=("kernels", "MB", "GFLOP")
-    )
-    legend = [text.wrapped(f"{letter}  {source}", width) for source, letter in sources.items()]
-    return "\n".join(
-        [table, "", "low, typical and high in ms, without the gaps between kernels; of peak from:", *legend]
-    )
+    phases = ["", *(each.phase for each in step.operations)]
+    rows = [
+        [
+            "" if each.phase == before else each.phase, each.operation, f"{each.launches:,}",
+            f"{each.flops / 1e9:,.1f}" if each.flops else "", f"{each.bytes / 1e6:,.0f}" if each.bytes else "",
+            in_ms(each.floor) if each.floor else "", each.bound, *map(in_ms, each.seconds),
+            f"{each.efficiency.typical:.2f}", sources[_source(each)],
+        ]
+        for each, before in zip(step.operations, phases, strict=False)
+    ]  # fmt: skip
+    legend = "low, typical and high in ms, without the gaps between kernels; of peak from:"
+    return Table(headings, rows, ("", "operation", "bound by", "from"), ("kernels", "MB", "GFLOP")), [
+        legend, *(f"{letter}  {source}" for source, letter in sources.items())
+    ]  # fmt: skip
 
 
 def _source(each: OperationTime) -> str:
@@ -234,26 +250,17 @@ def _source(each: OperationTime) -> str:
     return f"measured on {on}: {each.efficiency.source}" if on else f"estimate: {each.efficiency.source}"
 
 
-def _operation_row(each: OperationTime, letter: str) -> Row:
-    return [
-        each.phase, each.operation, f"{each.launches:,}", f"{each.flops / 1e9:,.1f}" if each.flops else "",
-        f"{each.bytes / 1e6:,.0f}" if each.bytes else "", in_ms(each.floor) if each.floor else "", each.bound,
-        *map(in_ms, each.seconds), f"{each.efficiency.typical:.2f}", letter,
-    ]  # fmt: skip
-
-
 # ----- the whole run --------------------------------------------------------------------------------------------------
 
 
-def course_section(found: Answer, width: int | None) -> str:
+def course_section(found: Answer) -> Section:
     """Return how long a run takes and what it costs."""
     heading, course = "how long, how much?", found.course
     if course is None:
-        return text.wrapped(
+        return None, [
             f"{heading} Nothing says how many steps it makes: add -x, --tokens 10e9, -i with files that are here, or "
-            "--preset.",
-            width,
-        )
+            "--preset."
+        ]
     unit, name = unit_of(course.seconds.typical)
     rows: list[Quantity] = [
         (name, course.seconds, 1 / unit, three),
@@ -261,9 +268,7 @@ def course_section(found: Answer, width: int | None) -> str:
         ("kWh", course.kwh, 1, three),
         ("USD", course.usd, 1, three),
     ]
-    return "\n".join(
-        [quantities(heading, rows, width), "", *(text.wrapped(line, width) for line in _course_lines(course))]
-    )
+    return quantities(heading, rows), list(_course_lines(course))
 
 
 def _course_lines(course: Course) -> Iterator[str]:
@@ -283,40 +288,28 @@ def _course_lines(course: Course) -> Iterator[str]:
 # ----- the largest -b -------------------------------------------------------------------------------------------------
 
 
-def largest_section(found: Answer, width: int | None) -> str:
-    """Return the largest -b of each way of computing, those of one -z beside each other."""
-    rows, setting = found.largest, found.setting
-    if not rows:
-        return ""
-    stages = sorted({row.zero_stage for row in rows})
-    heading = "the largest -b"
-    headings, cells = [heading], dict[tuple[int, int], Row]()
-    for stage in stages:
-        headings += [f"-z {stage}: -b" if setting.devices > 1 else "-b", "tok/s"]
+def largest_section(found: Answer) -> Section:
+    """Return the largest -b of each way of computing, those of one -z beside each other, and the fastest."""
+    rows, several = found.largest, found.setting.devices > 1
+    headings = ["the largest -b"]
+    for stage in sorted({row.zero_stage for row in rows}):
+        headings += [f"-z {stage}: -b" if several else "-b", "tok/s"]
+    cells = dict[str, list[str]]()
     for row in rows:
-        cells.setdefault((row.recompute, row.recompute_blocks), []).extend(_largest_cells(row))
-    table = text.table(
-        headings, [[_level_text(*level), *row] for level, row in cells.items()], left=(heading,), width=width
-    )
-    return f"{table}\n\n{text.wrapped(_fastest_text(rows, setting), width)}"
-
-
-def _level_text(recompute: int, blocks: int) -> str:
-    return f"--recompute-blocks {blocks}" if blocks else f"-r {recompute}"
-
-
-def _largest_cells(row: Largest) -> Row:
-    if row.batch_size is None or row.tokens_per_second is None:
-        return ["none", ""]
-    return [str(row.batch_size), f"{amount(row.tokens_per_second.typical)}{'*' if row.fastest else ' '}"]
-
-
-def _fastest_text(rows: Sequence[Largest], setting: Setting) -> str:
+        shown = ["none", ""]
+        if row.batch_size is not None and row.tokens_per_second is not None:
+            shown = [str(row.batch_size), f"{amount(row.tokens_per_second.typical)}{'*' if row.fastest else ' '}"]
+        cells.setdefault(_level(row), []).extend(shown)
     best = next((row for row in rows if row.fastest), None)
     if best is None:
         least = min((row.program for row in rows if row.program is not None), default=None)
         words = "" if least is None else f": the least that a step takes is {gib(least)}"
-        return f"Not even the smallest -b fits in any of them{words}."
-    stage = f" -z {best.zero_stage}" if setting.devices > 1 else ""
-    level = _level_text(best.recompute, best.recompute_blocks)
-    return f"* the fastest of them: -b {best.batch_size} {level}{stage} ({gib(best.program or 0)}, computed)"
+        note = f"Not even the smallest -b fits in any of them{words}."
+    else:
+        flags = f"-b {best.batch_size} {_level(best)}{f' -z {best.zero_stage}' if several else ''}"
+        note = f"* the fastest of them: {flags} ({gib(best.program or 0)}, computed)"
+    return Table(headings, [[level, *row] for level, row in cells.items()], headings[:1]), [note]
+
+
+def _level(row: Largest) -> str:
+    return f"--recompute-blocks {row.recompute_blocks}" if row.recompute_blocks else f"-r {row.recompute}"
