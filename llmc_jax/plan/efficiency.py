@@ -130,65 +130,67 @@ LEAST = 2e-6  # seconds of the smallest kernel, an estimate; on an NVIDIA H200 2
 OF_COPY = 0.86  # of a copy's speed, what a kernel that waits for memory reaches
 
 
-def _estimate(low: float, typical: float, high: float, source: str) -> Efficiency:
-    return Efficiency(low, typical, high, None, source)
+Bounds = tuple[float, float, float]  # low, typical, high
 
 
-_COPY = _estimate(0.85, 0.90, 0.94, "what a large copy reaches of the bandwidth")
-_MEMORY = _estimate(
-    0.68, 0.90 * OF_COPY, 0.86,
-    "86 % of a copy; apex' layernorm reaches 75 to 81 % on an A100, QuACK's 77 to 90 % on an H100, llm.kittens' AdamW "
-    "86 % on an RTX 5090",
-)  # fmt: skip
-_MATRIX = _estimate(0.20, 0.35, 0.50, "several passes over the T x T matrix, each at the speed of memory")
+def _estimates(source: str, *shares: Bounds) -> tuple[Efficiency, ...]:
+    return tuple(Efficiency(*each, None, source) for each in shares)
+
+
+_WAITING = dict(zip((COPY, MEMORY, MATRIX), (
+    *_estimates("what a large copy reaches of the bandwidth", (0.85, 0.90, 0.94)),
+    *_estimates("86 % of a copy; apex' layernorm reaches 75 to 81 % on an A100, QuACK's 77 to 90 % on an H100, "
+                "llm.kittens' AdamW 86 % on an RTX 5090", (0.68, 0.90 * OF_COPY, 0.86)),
+    *_estimates("several passes over the T x T matrix, each at the speed of memory", (0.20, 0.35, 0.50)),
+), strict=True))  # fmt: skip
 _WORKSTATION = (
-    _estimate(0.50, 0.65, 0.90, "cuBLAS: 0.52 on an RTX PRO 6000 Max-Q, 0.92 on an L20; the power limit decides"),
-    _estimate(0.22, 0.32, 0.45, "FlashAttention-2's share on an A100"),
-    _estimate(0.17, 0.25, 0.35, "FlashAttention-2's share on an A100"),
+    *_estimates("cuBLAS: 0.52 on an RTX PRO 6000 Max-Q, 0.92 on an L20; the power limit decides", (0.50, 0.65, 0.90)),
+    *_estimates("FlashAttention-2's share on an A100", (0.22, 0.32, 0.45), (0.17, 0.25, 0.35)),
 )
-_GEFORCE = "as an RTX 5090: its tensor cores run at half rate, so that less stands beside them"
-_GEFORCE_ATTENTION = _estimate(0.40, 0.55, 0.75, _GEFORCE), _estimate(0.30, 0.42, 0.60, _GEFORCE)
+_GEFORCE_ATTENTION = _estimates(
+    "as an RTX 5090: its tensor cores run at half rate, so that less stands beside them",
+    (0.40, 0.55, 0.75), (0.30, 0.42, 0.60),
+)  # fmt: skip
+_BLACKWELL = (
+    *_estimates("cuBLAS 63 % of the tensor cores in JAX's tutorial of Blackwell matmul", (0.52, 0.65, 0.76)),
+    *_estimates("our kernels do not use Blackwell's own tensor instructions", (0.07, 0.10, 0.15), (0.055, 0.08, 0.12)),
+)
+_ELSEWHERE = _estimates(
+    "a guess: nothing is known of this architecture here", (0.45, 0.65, 0.85), (0.20, 0.30, 0.40), (0.16, 0.25, 0.33)
+)
 # Products, attention forward and backward at 64 channels a head and T=1024 (FLOPs inside the mask), by compute
 # capability and whether its tensor cores sum in fp32 at half rate, as a GeForce's do.
-_SHARES: dict[tuple[str, bool], tuple[Efficiency, Efficiency, Efficiency]] = {
+_SHARES: dict[tuple[str, bool], tuple[Efficiency, ...]] = {
     ("8.0", False): (
-        _estimate(0.68, 0.78, 0.87, "llm.c's runs reach 60 to 64 % over whole steps on A100s, so products more"),
-        _estimate(0.22, 0.30, 0.42, "below FlashAttention-2's 0.35 to 0.40, causal, T=1024"),
-        _estimate(0.18, 0.25, 0.34, "below FlashAttention-2's 0.30, causal, T=1024"),
+        *_estimates("llm.c's runs reach 60 to 64 % over whole steps on A100s, so products more", (0.68, 0.78, 0.87)),
+        *_estimates("below FlashAttention-2's 0.35 to 0.40, causal, T=1024", (0.22, 0.30, 0.42)),
+        *_estimates("below FlashAttention-2's 0.30, causal, T=1024", (0.18, 0.25, 0.34)),
     ),
     ("8.6", False): _WORKSTATION,
     ("8.6", True): (
-        _estimate(0.80, 0.90, 1.00, "llm.c at 1558M reaches 81 % over whole steps on two RTX 3090"),
+        *_estimates("llm.c at 1558M reaches 81 % over whole steps on two RTX 3090", (0.80, 0.90, 1.00)),
         *_GEFORCE_ATTENTION,
     ),
     ("8.9", False): _WORKSTATION,
     ("8.9", True): (
-        _estimate(0.76, 0.88, 1.00, "llm.c at 1558M reaches 74 % over whole steps on two RTX 4090"),
+        *_estimates("llm.c at 1558M reaches 74 % over whole steps on two RTX 4090", (0.76, 0.88, 1.00)),
         *_GEFORCE_ATTENTION,
     ),
     ("9.0", False): (
-        _estimate(0.58, 0.65, 0.73, "cuBLASLt in a model's sizes under Hopper's power limit, 570 to 720 TFLOP/s"),
-        _estimate(0.27, 0.34, 0.39, "half of what the main loops allow (results/attention.md); cuDNN 0.32"),
-        _estimate(0.21, 0.27, 0.32, "half of what the main loops allow (results/attention.md); tokamax 0.21"),
+        *_estimates("cuBLASLt in a model's sizes under Hopper's power limit, 570 to 720 TFLOP/s", (0.58, 0.65, 0.73)),
+        *_estimates("half of what the main loops allow (results/attention.md); cuDNN 0.32", (0.27, 0.34, 0.39)),
+        *_estimates("half of what the main loops allow (results/attention.md); tokamax 0.21", (0.21, 0.27, 0.32)),
     ),
-    ("10.0", False): (
-        _estimate(0.52, 0.65, 0.76, "cuBLAS 63 % of the tensor cores in JAX's tutorial of Blackwell matmul"),
-        _estimate(0.07, 0.10, 0.15, "our kernels do not use Blackwell's own tensor instructions"),
-        _estimate(0.055, 0.08, 0.12, "our kernels do not use Blackwell's own tensor instructions"),
-    ),
+    ("10.0", False): _BLACKWELL,
+    ("10.3", False): _BLACKWELL,
     ("12.0", False): _WORKSTATION,
     ("12.0", True): (
-        _estimate(0.92, 1.03, 1.08, "cuBLASLt 223 to 227 TFLOP/s on an RTX 5090, above the 209.5 of its rated clock"),
-        _estimate(0.45, 0.60, 0.80, "131 TFLOP/s on an RTX 5090 by Pallas and by llm.kittens, PyTorch 180"),
-        _estimate(0.33, 0.45, 0.60, "94 TFLOP/s on an RTX 5090 by llm.kittens"),
+        *_estimates("cuBLASLt 223 to 227 TFLOP/s on an RTX 5090, above the 209.5 of its rated clock",
+                    (0.92, 1.03, 1.08)),
+        *_estimates("131 TFLOP/s on an RTX 5090 by Pallas and by llm.kittens, PyTorch 180", (0.45, 0.60, 0.80)),
+        *_estimates("94 TFLOP/s on an RTX 5090 by llm.kittens", (0.33, 0.45, 0.60)),
     ),
 }  # fmt: skip
-_SHARES["10.3", False] = _SHARES["10.0", False]
-_ELSEWHERE = (
-    _estimate(0.45, 0.65, 0.85, "a guess: nothing is known of this architecture here"),
-    _estimate(0.20, 0.30, 0.40, "a guess: nothing is known of this architecture here"),
-    _estimate(0.16, 0.25, 0.33, "a guess: nothing is known of this architecture here"),
-)
 
 
 # ----- measured -------------------------------------------------------------------------------------------------------
@@ -197,33 +199,27 @@ H200 = "NVIDIA H200"
 _RECORDS, _TRACE = "benchmarks/results/gpu_nvidia_h200.json", "benchmarks/results/gpu_nvidia_h200_profile.txt"
 
 
-def _measured(low: float, typical: float, high: float, source: str) -> Efficiency:
-    return Efficiency(low, typical, high, H200, source)
-
-
 def _by_memory(typical: float, source: str = f"a traced step, {_TRACE}") -> Efficiency:
     """Return a share of the bandwidth. It hardly moves: GELU took 193 to 199 us while the clock fell by an eighth."""
-    return _measured(0.97 * typical, typical, min(1.02 * typical, 0.93), source)
+    return Efficiency(0.97 * typical, typical, min(1.02 * typical, 0.93), H200, source)
 
 
 # Of Hopper in 16 bits, by one card. Products are those of whole steps, since the clock falls while a step is repeated.
-_HOPPER: dict[str, Efficiency] = {
-    PRODUCTS: _measured(0.67, 0.71, 0.75, f"steps of d12, d24 and d48 less the rest; alone 0.69 to 0.73, {_RECORDS}"),
-    ATTENTION: _measured(0.29, 0.31, 0.335, f"a traced step; alone 0.33, {_RECORDS}"),
-    ATTENTION_BACKWARD: _measured(0.265, 0.28, 0.30, f"a traced step; alone 0.28, {_RECORDS}"),
-    COPY: _measured(0.85, 0.874, 0.90, f"a large copy, {_RECORDS}"),
-    MEMORY: _by_memory(0.86, f"most kernels of a traced step, {_TRACE}"),
-    "forward embedding": _by_memory(0.61),
-    "forward weights": _by_memory(0.50),
-    "forward ln1": _by_memory(0.87), "forward ln2": _by_memory(0.86), "forward lnf": _by_memory(0.88),
-    "forward gelu": _by_memory(0.86),
-    "forward classifier": _by_memory(0.70),
-    "backward lnf": _by_memory(0.63), "backward ln2": _by_memory(0.65), "backward ln1": _by_memory(0.65),
-    "backward gelu": _by_memory(0.85),
-    "backward embedding": _by_memory(0.55),
-    "update norm": _by_memory(0.87, f"the norm alone, {_RECORDS}"),
-    "update adamw": _by_memory(0.87),
+_TRACED = {
+    "forward embedding": 0.61, "forward weights": 0.50, "forward ln1": 0.87, "forward ln2": 0.86, "forward lnf": 0.88,
+    "forward gelu": 0.86, "forward classifier": 0.70, "backward lnf": 0.63, "backward ln2": 0.65, "backward ln1": 0.65,
+    "backward gelu": 0.85, "backward embedding": 0.55, "update adamw": 0.87,
 }  # fmt: skip
+_HOPPER: dict[str, Efficiency] = {kind: _by_memory(share) for kind, share in _TRACED.items()} | {
+    PRODUCTS: Efficiency(
+        0.67, 0.71, 0.75, H200, f"steps of d12, d24 and d48 less the rest; alone 0.69 to 0.73, {_RECORDS}"
+    ),
+    ATTENTION: Efficiency(0.29, 0.31, 0.335, H200, f"a traced step; alone 0.33, {_RECORDS}"),
+    ATTENTION_BACKWARD: Efficiency(0.265, 0.28, 0.30, H200, f"a traced step; alone 0.28, {_RECORDS}"),
+    COPY: Efficiency(0.85, 0.874, 0.90, H200, f"a large copy, {_RECORDS}"),
+    MEMORY: _by_memory(0.86, f"most kernels of a traced step, {_TRACE}"),
+    "update norm": _by_memory(0.87, f"the norm alone, {_RECORDS}"),
+}
 
 
 def shares_of(kind: str, precision: gpus.Precision = "bf16") -> dict[str, Efficiency]:
@@ -235,9 +231,7 @@ def shares_of(kind: str, precision: gpus.Precision = "bf16") -> dict[str, Effici
     half_rate = known.fp16 < 3 * known.fp32
     found = _SHARES.get((known.capability, half_rate), _ELSEWHERE)
     measured = _HOPPER if known.capability == "9.0" and precision in ("bf16", "fp16") else {}
-    return dict(zip((PRODUCTS, ATTENTION, ATTENTION_BACKWARD), found, strict=True)) | {
-        MATRIX: _MATRIX, MEMORY: _MEMORY, COPY: _COPY,
-    } | measured  # fmt: skip
+    return dict(zip((PRODUCTS, ATTENTION, ATTENTION_BACKWARD), found, strict=True)) | _WAITING | measured
 
 
 def gpu(kind: str, precision: gpus.Precision) -> Hardware:

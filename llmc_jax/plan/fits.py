@@ -6,14 +6,12 @@ Leaves out what takes the memory (memory.py) and what the compiler says of it (r
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from llmc_jax.base.commands import typed
 from llmc_jax.base.errors import InputError
-from llmc_jax.config.model import parse_descriptor
 from llmc_jax.config.train import BATCH, BY_NAME, DEVICES, KERNELS, MODEL, OPTIONS, PRECISION, TrainConfig
 from llmc_jax.machine.device import gib
-from llmc_jax.models.gpt2.memory import largest_that_fits
 from llmc_jax.models.gpt2.tensors import num_parameters
 from llmc_jax.plan.memory import computed
 from llmc_jax.plan.plan import Plan, make_plan
@@ -22,16 +20,7 @@ from llmc_jax.plan.search import largest_size, limit_of
 ROOM = 0.9  # of what a step takes by estimate: what another may take where the memory was full all the same
 
 
-class Remedy(NamedTuple):
-    """Options with which a step fits."""
-
-    options: Mapping[str, Any]  # by name: those that change
-    bytes: int  # that it takes then, by estimate
-
-    @property
-    def flags(self) -> str:
-        """Return the options as one types them: `-r 2 -b 8`."""
-        return " ".join(f"{BY_NAME[name].flags[0]} {BY_NAME[name].show(value)}" for name, value in self.options.items())
+Remedy = Mapping[str, Any]  # options by name that change so that a step fits
 
 
 class DoesNotFit(InputError):
@@ -72,28 +61,16 @@ def refusal(plan: Plan, words: str, available: int, taken: int | None = None) ->
 
     taken: bytes that the step takes by its compiler, where that is known. Estimates count as much more, or less.
     """
-    limit = available if taken is None else available * computed(plan).program // taken
-    found = remedies(plan, limit)
-    return DoesNotFit(f"{words}; {advice(plan, found, available)}", found)
-
-
-def advice(plan: Plan, found: tuple[Remedy, ...], available: int) -> str:
-    """Return in words what fits instead: other flags, or a smaller model, and the command that shows more."""
+    found = remedies(plan, available if taken is None else available * computed(plan).program // taken)
+    instead = "lower -b or -t, or take a smaller model"
     if found:
-        words = f"by estimate these fit, with as many tokens in an update: {', or '.join(each.flags for each in found)}"
-    else:
-        less = "lower -b or -t, or " if plan.config.batch_size > 1 else "lower -t, or "
-        words = f"{less if plan.needed.state < available else ''}take {_smaller_model(plan, available)}"
-    return f"{words}; `{plan_command(plan.config)}` shows more"
+        instead = f"by estimate these fit, with as many tokens in an update: {', or '.join(map(_flags, found))}"
+    return DoesNotFit(f"{words}; {instead}; `{plan_command(plan.config)}` shows more", found)
 
 
-def _smaller_model(plan: Plan, available: int) -> str:
-    """Return in words a model that fits and is smaller than the plan's."""
-    shape, on_cpu = plan.shape._replace(batch=1), plan.machine.platform == "cpu"
-    known = largest_that_fits(shape, available, sliced_weights=on_cpu)
-    if known is None or num_parameters(parse_descriptor(known)) >= num_parameters(plan.model):
-        return "a smaller model"
-    return f"-e {known}, the largest known model that fits"
+def _flags(remedy: Remedy) -> str:
+    """Return the options of a remedy as one types them: `-r 2 -b 8`."""
+    return " ".join(f"{BY_NAME[name].flags[0]} {BY_NAME[name].show(value)}" for name, value in remedy.items())
 
 
 def remedies(plan: Plan, available: int) -> tuple[Remedy, ...]:
@@ -105,18 +82,19 @@ def remedies(plan: Plan, available: int) -> tuple[Remedy, ...]:
     asked, limit = plan.config, min(available, int(ROOM * computed(plan).program))
     same, goes_on = replace(asked, total_batch_size=asked.tokens_per_step), asked.reuse and plan.repeat is not None
 
-    def bytes_of(config: TrainConfig) -> int:
-        return computed(make_plan(config, plan.model, plan.machine, xla_flags=plan.xla_flags)).program
+    def fits(config: TrainConfig) -> bool:
+        found = make_plan(config, plan.model, plan.machine, xla_flags=plan.xla_flags)
+        return config.batch_size <= asked.batch_size and computed(found).program <= limit
 
     found, best = list[Remedy](), dict[str, int]()
     for change in ({}, *_changes(asked)):
         config, kind = replace(same, **change), next(iter(change), "")
-        size = largest_size(config, lambda each: each.batch_size <= asked.batch_size and bytes_of(each) <= limit)
+        size = largest_size(config, fits)
         if size is None or (goes_on and size != asked.batch_size):
             continue
         if size > max(best.get("", 0), best.get(kind, 0)):
             best[kind] = size
-            found.append(Remedy({**change, **_of_batch(asked, size)}, bytes_of(replace(config, batch_size=size))))
+            found.append({**change, **_of_batch(asked, size)})
     return tuple(found)
 
 

@@ -12,7 +12,7 @@ Leaves out what the compiled step needs beside its arguments (plan/moments.py).
 
 from typing import NamedTuple
 
-from llmc_jax.config.model import GPT2_DEPTH_TO_SHAPE, GPT3_CHANNELS_TO_SHAPE, ModelConfig, parse_descriptor
+from llmc_jax.config.model import ModelConfig
 from llmc_jax.machine.jax_setup import MEMORY_SHARE
 from llmc_jax.models.gpt2.tensors import ACTIVATIONS, flat_size
 from llmc_jax.models.gpt2.work import Shape, array_bytes, has_copy, rows_at_once
@@ -158,20 +158,6 @@ def chosen_logit_rows(config: ModelConfig, shape: Shape, memory: int | None) -> 
         if estimated_step_bytes(config, shape._replace(logit_rows=rows)) <= MEMORY_SHARE * memory:
             return rows
     return LEAST_LOGIT_ROWS
-
-
-def largest_that_fits(shape: Shape, available: int, *, sliced_weights: bool = True) -> str | None:
-    """Return the descriptor of the largest known model whose training fits into `available` bytes, or None."""
-    names = [f"d{depth}" for depth in GPT2_DEPTH_TO_SHAPE]
-    names += [f"gpt3:c{channels}" for channels in GPT3_CHANNELS_TO_SHAPE]
-    fitting = []
-    for name in names:
-        config = parse_descriptor(name)
-        fitted = shape._replace(sequence=min(shape.sequence, config.max_seq_len))
-        need = required_memory_bytes(config, fitted, sliced_weights=sliced_weights)
-        if need.total <= available:
-            fitting.append((need.state, name))
-    return max(fitting)[1] if fitting else None
 
 
 # ----- llm.c's own figures ------------------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from llmc_jax.models.gpt2.memory import (
     chosen_logit_rows,
     estimated_step_bytes,
     kept_in_a_layer,
-    largest_that_fits,
     llmc_activations,
     llmc_fp32_bytes,
     llmc_mixed_bytes,
@@ -154,20 +153,6 @@ def test_numbers_are_python_ints_of_any_size() -> None:
     need = required_memory_bytes(parse_descriptor("gpt3:c12288"), Shape(10**9, 2048))
     assert type(need.state) is int and type(need.activations) is int
     assert need.activations > 2**64
-
-
-@given(st.integers(0, 4000), st.integers(1, 64), st.sampled_from([64, 1024, 2048]))
-def test_largest_that_fits_fits_and_is_largest(gibibytes: int, batch: int, length: int) -> None:
-    available = gibibytes * GIB
-    known = ["d6", "d12", "d24", "d36", "d48", "d60", "d72", "d84"]
-    known += [f"gpt3:c{c}" for c in (384, 768, 1024, 1536, 2048, 2560, 4096, 12288)]
-
-    def fits(name: str) -> bool:
-        config = parse_descriptor(name)
-        return required_memory_bytes(config, Shape(batch, min(length, config.max_seq_len))).total <= available
-
-    expected = max((n for n in known if fits(n)), key=lambda n: num_parameters(parse_descriptor(n)), default=None)
-    assert largest_that_fits(Shape(batch, length), available) == expected
 
 
 # ----- rows of logits -----------------------------------------------------------------------------------------------
