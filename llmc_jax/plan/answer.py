@@ -158,7 +158,8 @@ def as_json(found: Answer) -> dict[str, Any]:
     memory, step = found.memory, found.step
     content["memory"] |= {name: getattr(memory, name) for name in ("program", "beside", "total", "fits", "spare")}
     content["step"] |= {
-        "tokens_per_second": to_json(step.tokens_per_second), "measured": step.measured,
+        "launches": step.launches, "floor": step.floor, "bound": step.bound, "measured": step.measured,
+        "tokens_per_second": to_json(step.tokens_per_second),
         "mfu": {name: to_json(step.mfu(name)) for name in ("llm.c", "palm")},
     }  # fmt: skip
     return content

@@ -5,10 +5,12 @@ rates are interpolated, beyond them they stay. To these come what XLA's programs
 weights sliced out of the flat buffer, and memory for temporaries, which each step takes anew.
 """
 
-import itertools
 import math
 from collections.abc import Iterator
+from functools import partial
 from typing import NamedTuple
+
+import numpy as np
 
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.models.gpt2.operations import row_of
@@ -36,20 +38,10 @@ class Rates(NamedTuple):
 
     def at(self, *sizes: float) -> float:
         """Return the rate between the sizes that were measured, straight in logarithms; beyond them the edge's."""
-        measured = dict(zip(itertools.product(*self.axes), self.rates, strict=True))
-        total = 0.0
-        for corner in itertools.product(*map(_around, self.axes, sizes)):
-            weight = math.prod(share for _, share in corner)
-            total += weight * math.log(measured[tuple(size for size, _ in corner)])
-        return math.exp(total)
-
-
-def _around(axis: tuple[int, ...], size: float) -> tuple[tuple[int, float], tuple[int, float]]:
-    """Return the sizes of an axis that are next to one, each with the weight that it has there."""
-    size = min(max(size, axis[0]), axis[-1])
-    low, high = max(each for each in axis if each <= size), min(each for each in axis if each >= size)
-    share = math.log(size / low) / math.log(high / low) if low < high else 0.0
-    return (low, 1 - share), (high, share)
+        found = np.log(self.rates).reshape([len(axis) for axis in self.axes])
+        for axis, size in zip(self.axes, sizes, strict=True):
+            found = np.apply_along_axis(partial(np.interp, math.log(size), np.log(axis)), 0, found)
+        return math.exp(found)
 
 
 class Calibration(NamedTuple):

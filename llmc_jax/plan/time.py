@@ -79,16 +79,31 @@ class StepTime(NamedTuple):
 
     kind: str  # the device, as JAX names it
     operations: tuple[OperationTime, ...]
-    exchanges: tuple[Exchange, ...]
-    launches: int  # kernels of a step on one device
-    gaps: Interval  # seconds between them
-    network: Interval  # seconds that sending adds
-    floor: float  # seconds of computing at the peaks
     seconds: Interval
     tokens: int  # of an update, over all devices
     flops: dict[Definition, int]  # of the model for these tokens, by definition
-    peak: float  # FLOP/s of all devices; 0 where it is not known
-    bound: str  # what most of the time goes to: products, memory, launches, network
+    peak: float = 0.0  # FLOP/s of all devices; 0 where it is not known
+    gaps: Interval = certain(0.0)  # seconds between kernels
+    exchanges: tuple[Exchange, ...] = ()
+    network: Interval = certain(0.0)  # seconds that sending adds
+
+    @property
+    def launches(self) -> int:
+        """Return the kernels of a step on one device."""
+        return sum(each.launches for each in self.operations)
+
+    @property
+    def floor(self) -> float:
+        """Return the seconds of computing at the peaks."""
+        return sum(each.floor for each in self.operations)
+
+    @property
+    def bound(self) -> str:
+        """Return what most of the time goes to: products, memory, launches, network."""
+        sums = {"products": 0.0, "memory": 0.0, "launches": self.gaps.typical, "network": self.network.typical}
+        for each in self.operations:
+            sums[each.bound] += each.seconds.typical
+        return max(sums, key=lambda name: sums[name])
 
     @property
     def tokens_per_second(self) -> Interval:
@@ -117,48 +132,33 @@ def step_time(plan: Plan, hardware: Hardware | Calibration | None = None, networ
     hardware: None: the plan's GPU; of a plan for a CPU the one at hand, which is measured if it has not been yet.
     network: between the devices of a plan for several; None: as `network_of` has it for this kind.
     """
+    one, tokens, devices = partial(flops_per_token, plan.model), plan.config.tokens_per_step, plan.parallel.devices
+    flops = {name: tokens * one(plan.shape.sequence, definition=name) for name in get_args(Definition)}
     if plan.machine.platform == "cpu":
-        return _on_cpu(plan, hardware if isinstance(hardware, Calibration) else calibration(plan.dtype))
-    here = hardware if isinstance(hardware, Hardware) else gpu(plan.machine.kind, plan.product_precision)
-    return _on_gpu(plan, here, network)
-
-
-def _on_gpu(plan: Plan, hardware: Hardware, network: Network | None) -> StepTime:
-    times = list(times_of(plan, hardware))
+        here = hardware if isinstance(hardware, Calibration) else calibration(plan.dtype)
+        operations = tuple(together(_times_on_cpu(plan, here)))
+        seconds = total([certain(here.program), *(each.seconds for each in operations)])
+        return StepTime(here.device, operations, seconds, tokens, flops)
+    card = hardware if isinstance(hardware, Hardware) else gpu(plan.machine.kind, plan.product_precision)
+    times = list(times_of(plan, card))
     operations = tuple(together(each for _, each in times))
-    launches = sum(each.launches for each in operations)
-    gaps = hardware.gap.times(launches)
+    gaps = card.gap.times(sum(each.launches for each in operations))
     computing = total([gaps, *(each.seconds for each in operations)])
-    seconds, exchanges = computing, tuple[Exchange, ...]()
-    if plan.parallel.devices > 1:
-        seconds, exchanges = exchanged(computes_of(times, plan, hardware), plan, network or network_of(hardware.kind))
+    step = StepTime(card.kind, operations, computing, tokens, flops, devices * card.flops, gaps)
+    if devices == 1:
+        return step
+    seconds, exchanges = exchanged(computes_of(times, plan, card), plan, network or network_of(card.kind))
     # sorted, because what is computed fast hides less
-    added = Interval(*sorted(both - one for both, one in zip(seconds, computing, strict=True)))
-    return StepTime(
-        hardware.kind, operations, exchanges, launches, gaps, added, sum(each.floor for each in operations), seconds,
-        plan.config.tokens_per_step, model_flops(plan), plan.parallel.devices * hardware.flops,
-        bound_of(operations, gaps.typical, added.typical),
-    )  # fmt: skip
-
-
-def _on_cpu(plan: Plan, here: Calibration) -> StepTime:
-    """Return what a step takes on the CPU that was measured; several devices that it pretends to have share it."""
-    devices = plan.parallel.devices
-    operations = tuple(
-        each._replace(seconds=each.seconds.times(devices), floor=devices * each.floor)
-        for each in together(_times_on_cpu(plan, here))
-    )
-    seconds = total([certain(here.program), *(each.seconds for each in operations)])
-    none = certain(0.0)
-    return StepTime(
-        here.device, operations, (), 0, none, none, sum(each.floor for each in operations), seconds,
-        plan.config.tokens_per_step, model_flops(plan), 0.0, bound_of(operations, 0.0, 0.0),
-    )  # fmt: skip
+    added = Interval(*sorted(both - alone for both, alone in zip(seconds, computing, strict=True)))
+    return step._replace(seconds=seconds, exchanges=exchanges, network=added)
 
 
 def _times_on_cpu(plan: Plan, here: Calibration) -> Iterator[OperationTime]:
-    """Yield every operation of a step, and taking the memory for its temporaries anew, unless they are few."""
-    roof, model, shape = here.roof, plan.model, plan.shape
+    """Yield every operation of a step, and taking the memory for its temporaries anew, unless they are few.
+
+    Several devices that a CPU pretends to have share it.
+    """
+    roof, model, shape, devices = here.roof, plan.model, plan.shape, plan.parallel.devices
     _, needed = largest_moment(plan)
     fresh = needed.total() if needed.total() > KEPT else 0
     taken = Work("forward", FRESH, None, 0, 0), True
@@ -168,23 +168,9 @@ def _times_on_cpu(plan: Plan, here: Calibration) -> Iterator[OperationTime]:
         floor, bound = roofline(work, roof)
         share = min(1.0, floor / seconds) if seconds else 1.0
         yield OperationTime(
-            work.phase, work.operation, work.times, 0, work.flops, work.bytes, floor, bound or "memory",
-            here.spread.times(seconds), Efficiency(share, share, share, here.device, "measured here"),
+            work.phase, work.operation, work.times, 0, work.flops, work.bytes, devices * floor, bound or "memory",
+            here.spread.times(devices * seconds), Efficiency(share, share, share, here.device, "measured here"),
         )  # fmt: skip
-
-
-def model_flops(plan: Plan) -> dict[Definition, int]:
-    """Return the FLOPs of the model for an update by each definition."""
-    one, tokens = partial(flops_per_token, plan.model, plan.shape.sequence), plan.config.tokens_per_step
-    return {name: tokens * one(definition=name) for name in get_args(Definition)}
-
-
-def bound_of(operations: Iterable[OperationTime], gaps: float, network: float) -> str:
-    """Return what most of the time goes to."""
-    sums = {"products": 0.0, "memory": 0.0, "launches": gaps, "network": network}
-    for each in operations:
-        sums[each.bound] += each.seconds.typical
-    return max(sums, key=lambda name: sums[name])
 
 
 # ----- one operation --------------------------------------------------------------------------------------------------
