@@ -33,6 +33,7 @@ from llmc_jax.models.gpt2.work import Shape, array_bytes, has_copy, rows_at_once
 if TYPE_CHECKING:  # it imports JAX, which whoever reads what was kept does without
     from llmc_jax.plan.plan import Plan
 
+WORKSPACE = 32 * MIB  # what XLA gives cuBLASLt to work in
 LATE, AT_ONCE, EARLY = "late", "at once", "early"
 Kinds = Counter[str]  # bytes by kind
 
@@ -152,9 +153,9 @@ def _more_on_a_cpu(plan: "Plan") -> Kinds:
     loop over micro-batches, two arrays a layer that XLA keeps of its layernorms: the stream less its mean.
     """
     config, shape = plan.model, plan.shape
-    stream, alone = array_bytes("residual", config, shape), shape.micro_batches == 1
-    found = Kinds({"logits": 4 * logits(plan) // shape.element, "working arrays": stream * (1 + alone)})
-    if alone and shape.dtype == "fp32" and not shape.recompute_blocks:
+    stream = array_bytes("residual", config, shape)
+    found = Kinds({"logits": 4 * logits(plan) // shape.element, "working arrays": 2 * stream})
+    if shape.micro_batches == 1 and shape.dtype == "fp32" and not shape.recompute_blocks:
         found["activations"] = 2 * config.num_layers * stream
     return found
 
@@ -190,42 +191,35 @@ def work_of_a_layer(plan: "Plan") -> Kinds:
     """Return what the backward of a layer works with, at the moment that needs most.
 
     - gelu: two gradients of the MLP's hidden layer; at -r 0 GELU's output is used up by then, of what is kept
-    - fc, where the buffer of dqkv is made before: one such gradient, that buffer, ln2's gradient, and the workspace
-    - fcproj: GELU's output computed again, and the workspace
+    - fc: one such gradient, the buffer of dqkv, which is made before, ln2's gradient, and the workspace
     - attention with its matrix: two more of them
     Ampere's order on several devices puts off the weights' gradients, and keeps GELU's output so long. Where whole
     blocks are computed again, also what their forward makes.
     A processor's: one more of attention's matrices and what is computed again, or four arrays of the hidden layer.
     """
     config, shape = plan.model, plan.shape
-    row, several = kept_in_a_layer(config, shape, 0), plan.parallel.devices > 1
+    row = kept_in_a_layer(config, shape, 0)
     if on_cpu(plan):
         kept = 0 if shape.recompute_blocks else sum(kept_in_a_layer(config, shape, shape.recompute).values())
         again = stretch(plan) * sum(row.values()) - kept
         return Kinds({"working arrays": max(again + row["att"], 4 * row["fch"])})
-    hidden, ws = row["fch_gelu"], (32 if hopper(plan) else 4) * MIB  # what XLA gives cuBLASLt to work in
+    hidden = row["fch_gelu"]
     spent = 0 if shape.recompute or shape.recompute_blocks else hidden
     gelu = 2 * hidden - spent + shape.element * 4 * config.channels**2
-    if several and not hopper(plan):
+    if plan.parallel.devices > 1 and not hopper(plan):
         gelu += hidden
-    found = [(gelu, 0), (hidden - spent, ws), (0 if shape.flash else 2 * row["att"], 0)]
-    if several or (shape.micro_batches > 1 and hopper(plan)):
-        found.append((2 * hidden - spent, ws))
+    found = [(gelu, 0), (2 * hidden - spent, WORKSPACE), (0 if shape.flash else 2 * row["att"], 0)]
     work, workspace_bytes = max(found, key=sum)
     again = stretch(plan) * sum(row.values()) - hidden - row["residual1"] if shape.recompute_blocks else 0
     return Kinds({"working arrays": work + again, "workspace": workspace_bytes})
 
 
 def early(plan: "Plan") -> Kinds:
-    """Return the buffers of all layers that attention's backward writes dqkv to: nothing that they wait for says when.
-
-    And those of the sums of its rows, one of each 64.
-    """
+    """Return the buffers of all layers that attention's backward writes dqkv to: nothing says when they are made."""
     shape = plan.shape
     if not shape.flash:
         return Kinds()
-    rows = array_bytes("qkv", plan.model, shape)
-    return Kinds({"working arrays": plan.model.num_layers * (rows + rows // shape.element * 4 // 64)})
+    return Kinds({"working arrays": plan.model.num_layers * array_bytes("qkv", plan.model, shape)})
 
 
 def slices(plan: "Plan") -> Kinds:
