@@ -3,14 +3,13 @@
 Leaves out what takes the memory (memory.py) and what the compiler says of it (run/fitting.py).
 """
 
-import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from llmc_jax.base.commands import typed
 from llmc_jax.base.errors import InputError
-from llmc_jax.config.train import BATCH, BY_NAME, DEVICES, KERNELS, MODEL, OPTIONS, PRECISION, TrainConfig
+from llmc_jax.config.train import BY_NAME, TrainConfig
 from llmc_jax.machine.device import gib
 from llmc_jax.models.gpt2.tensors import num_parameters
 from llmc_jax.plan.memory import computed
@@ -65,7 +64,7 @@ def refusal(plan: Plan, words: str, available: int, taken: int | None = None) ->
     instead = "lower -b or -t, or take a smaller model"
     if found:
         instead = f"by estimate these fit, with as many tokens in an update: {', or '.join(map(_flags, found))}"
-    return DoesNotFit(f"{words}; {instead}; `{plan_command(plan.config)}` shows more", found)
+    return DoesNotFit(f"{words}; {instead}; {typed('plan')} with these flags shows more", found)
 
 
 def _flags(remedy: Remedy) -> str:
@@ -114,17 +113,3 @@ def _of_batch(config: TrainConfig, size: int) -> dict[str, int]:
         return {}
     tokens = {"total_batch_size": config.tokens_per_step} if config.total_batch_size == -1 else {}
     return {"batch_size": size, **tokens}
-
-
-def plan_command(config: TrainConfig) -> str:
-    """Return the command that plans a configuration, as one types it."""
-    always = ("model", "batch_size", "sequence_length")
-    words = [typed("plan")]
-    for about in OPTIONS:
-        value = getattr(config, about.name)
-        if about.name in always or (
-            about.group in (MODEL, BATCH, PRECISION, KERNELS, DEVICES) and value != about.default
-        ):
-            shown = value if isinstance(value, str) else about.show(value)
-            words += [about.flags[0]] if about.switch else [about.flags[0], shlex.quote(shown)]
-    return " ".join(words)
