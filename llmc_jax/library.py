@@ -369,8 +369,7 @@ def estimate(
     """
     from llmc_jax.plan.answer import Wishes, answer  # here, because all else does without
     from llmc_jax.plan.asked import asked_config
-    from llmc_jax.plan.planner import place_named
 
     config = flags if isinstance(flags, TrainConfig) else asked_config(flags)
     config = replace(config, devices=devices) if devices else config
-    return answer(config, place_named(gpu), Wishes(quick, tokens, price, network))
+    return answer(config, gpu, Wishes(quick, tokens, price, network))

@@ -20,7 +20,7 @@ from llmc_jax.plan.course import Course, course, data_of, forward_of, price_of
 from llmc_jax.plan.memory import Memory, computed
 from llmc_jax.plan.network import GBIT, Network, network_of
 from llmc_jax.plan.plan import Plan
-from llmc_jax.plan.planner import Place, Planner
+from llmc_jax.plan.planner import Place, Planner, place_named
 from llmc_jax.plan.search import Largest
 from llmc_jax.plan.separate import Say
 from llmc_jax.plan.time import StepTime, step_time
@@ -75,13 +75,15 @@ class Wishes(NamedTuple):
 
 
 def answer(
-    config: TrainConfig, place: Place, wishes: Wishes, say: Say = lambda words: None, *, largest: bool = True
+    config: TrainConfig, gpu: str | None, wishes: Wishes, say: Say = lambda words: None, *, largest: bool = True
 ) -> Answer:
     """Return memory and time of a configuration on a device.
 
-    config: `asked_config` of train.py's flags. say: is told of what takes seconds before it begins. largest:
-    look for the largest -b of each way too. Raises InputError for what cannot run there.
+    config: `asked_config` of train.py's flags. gpu: as `place_named` knows it; None: the device at hand. say: is told
+    of what takes seconds before it begins. largest: look for the largest -b of each way too. Raises InputError for what
+    cannot run there.
     """
+    place = place_named(gpu)
     asked = replace(config, devices=config.devices or place.devices)
     validate(asked)
     planner = Planner(checked_model(asked), place, network_of(place.machine.kind, wishes.network), say)
@@ -109,13 +111,11 @@ def answer(
             data=data_of(config), card=place.card, price=price_of(place.name, wishes.price),
         ),
         largest=rows,
-        not_known=tuple(not_known(planner, config, step, memory, problem)),
+        not_known=tuple(not_known(planner, step, memory, problem)),
     )  # fmt: skip
 
 
-def not_known(
-    planner: Planner, config: TrainConfig, step: StepTime, memory: Memory, problem: str | None
-) -> Iterator[str]:
+def not_known(planner: Planner, step: StepTime, memory: Memory, problem: str | None) -> Iterator[str]:
     """Yield what a reader must know of the limits of an answer."""
     network = planner.network
     if not step.measured:
@@ -134,8 +134,6 @@ def not_known(
     if memory.source == "computed":
         why = f"; {problem}" if problem else ""
         yield f"Memory: computed from shapes, not compiled (docs/plan.md has the errors of that){why}."
-    if config.kernels_from:
-        yield f"--kernels-from {config.kernels_from} is not read: the kernels are those that a new run would choose."
     yield "Nothing here counts other programs on the device, clocks that fall when it is hot, or waiting for data."
 
 

@@ -93,11 +93,10 @@ def _answer(words: list[str], own: SimpleNamespace, wanted: "Wishes") -> tuple[d
     """Return the answer to one configuration, and its neighbours where they are asked for."""
     from llmc_jax.plan.answer import answer, as_json
     from llmc_jax.plan.neighbours import neighbours, rows_table
-    from llmc_jax.plan.planner import place_named
     from llmc_jax.plan.report import as_text
 
     config = asked_config(words)
-    found = answer(config, place_named(own.gpu), wanted, _say)
+    found = answer(config, own.gpu, wanted, _say)
     content, table = as_json(found), ""
     if own.neighbours:
         rows = neighbours(replace(config, batch_size=found.setting.batch_size), own.gpu, wanted)

@@ -22,7 +22,7 @@ from llmc_jax.plan.answer import Wishes, answer
 from llmc_jax.plan.asked import asked_config
 from llmc_jax.plan.course import Course
 from llmc_jax.plan.interval import Interval, certain
-from llmc_jax.plan.planner import place_here, place_named
+from llmc_jax.plan.planner import place_here
 from llmc_jax.plan.report import amount, three
 from llmc_jax.plan.search import STAGES
 
@@ -72,7 +72,7 @@ def look(wish: Wish, own: str | None, wanted: Wishes) -> Row:
     )
     try:
         price = wanted.price if _plain(gpu) == own else None
-        found = answer(config, place_named(gpu), wanted._replace(quick=True, price=price), largest=False)
+        found = answer(config, gpu, wanted._replace(quick=True, price=price), largest=False)
     except InputError as error:
         if not differs:
             raise

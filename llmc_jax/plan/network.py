@@ -72,13 +72,6 @@ class Compute(NamedTuple):
     update: float
 
 
-class Step(NamedTuple):
-    """An update of one GPU among n."""
-
-    seconds: float
-    hidden: dict[str, float]  # of each collective the share beside computing; of one that follows it there is none
-
-
 def collective_seconds(kind: str, size: int, devices: int, network: Network) -> float:
     """Return how long a collective of an array of `size` bytes takes, hierarchical: a ring in nodes, then of nodes."""
     if devices == 1:
@@ -93,24 +86,21 @@ def collective_seconds(kind: str, size: int, devices: int, network: Network) -> 
 
 def step_of(
     compute: Compute, sent: Sequence[Sent], devices: int, micro_batches: int = 1, network: Network | None = None
-) -> Step:
-    """Return how long an update takes on each of some GPUs.
+) -> float:
+    """Return how many seconds an update takes on each of some GPUs.
 
     What each micro-batch sends goes one after the other, as soon as it is ready and the one before it is through.
     """
-    known = network or Network()
-    takes = [collective_seconds(each.kind, each.bytes, devices, known) for each in sent]
     ready, clock = {"loss": compute.before}, compute.before
     for layer, each in zip(reversed(range(len(compute.layers))), compute.layers, strict=True):
         clock += each
         ready[f"layer {layer}"] = clock
     clock += compute.end
-    free, after, hidden = 0.0, 0.0, dict[str, float]()  # free: when the last collective is done
-    for one, seconds in zip(sent, takes, strict=True):
+    free, after = 0.0, 0.0  # free: when the last collective is done
+    for one in sent:
+        seconds = collective_seconds(one.kind, one.bytes, devices, network or Network())
         if one.times != micro_batches or one.about in AFTER:
             after += one.times * seconds
-            continue
-        begun = max(free, ready.get(one.about, clock))
-        free = begun + seconds
-        hidden[one.about] = min(1.0, max(0.0, clock - begun) / seconds) if seconds else 1.0
-    return Step(micro_batches * max(clock, free) + after + compute.update, hidden)
+        else:
+            free = max(free, ready.get(one.about, clock)) + seconds
+    return micro_batches * max(clock, free) + after + compute.update

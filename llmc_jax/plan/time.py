@@ -71,7 +71,6 @@ class Exchange(NamedTuple):
     bytes: int
     times: int
     seconds: Interval  # all times together
-    hidden: float  # share of them beside computing
 
 
 class StepTime(NamedTuple):
@@ -332,16 +331,13 @@ def exchanged(computes: Sequence[Compute], plan: Plan, network: Network) -> tupl
     computes: at the low, the typical and the high end.
     """
     devices, ends, sent = plan.parallel.devices, network.ends(), sent_by(plan)
-    steps = [
-        step_of(compute, sent, devices, plan.shape.micro_batches, end)
-        for compute, end in zip(computes, ends, strict=True)
-    ]
+    parts = plan.shape.micro_batches
+    seconds = (step_of(compute, sent, devices, parts, end) for compute, end in zip(computes, ends, strict=True))
     exchanges = tuple(
         Exchange(
             each.kind, each.about, each.bytes, each.times,
             Interval(*(each.times * collective_seconds(each.kind, each.bytes, devices, end) for end in ends)),
-            steps[1].hidden.get(each.about, 0.0),
         )
         for each in sent
     )  # fmt: skip
-    return Interval(*(each.seconds for each in steps)), exchanges
+    return Interval(*seconds), exchanges
