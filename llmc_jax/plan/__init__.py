@@ -17,6 +17,5 @@ neighbours.py    what is near a configuration, sweeps along an option, llm.c's r
 search.py        the largest -b that fits, for each -r, --recompute-blocks and -z
 fits.py          with which other flags a step would fit, for refusals
 asked.py         words of the command line to what is planned
-planner.py       a model on a device: what each configuration of it takes
-answer.py        all of it together, as plain data; report.py: as text
+answer.py        what each configuration of a model takes on a device, as plain data; report.py: as text
 """

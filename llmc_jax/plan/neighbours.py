@@ -18,11 +18,10 @@ from llmc_jax.config.model import divisors
 from llmc_jax.config.train import AUTO_BATCH, OPTIONS, TrainConfig
 from llmc_jax.machine.cards import named, short_name
 from llmc_jax.machine.gpus import TARGETS
-from llmc_jax.plan.answer import Wishes, answer
+from llmc_jax.plan.answer import Wishes, answer, place_here
 from llmc_jax.plan.asked import asked_config
 from llmc_jax.plan.course import Course
 from llmc_jax.plan.interval import Interval, certain
-from llmc_jax.plan.planner import place_here
 from llmc_jax.plan.report import amount, three
 from llmc_jax.plan.search import STAGES
 
@@ -135,8 +134,9 @@ def wishes(config: TrainConfig, gpu: str | None) -> Iterator[Wish]:
     several = replace(config, zero_stage=max(1, config.zero_stage)) if alone else config
     for name, values in near.items():
         base = several if name == "devices" else config
-        changed = ({name: value} for value in values if value != getattr(config, name))
-        yield from ((name, str(each[name]), fitted(replace(base, **each), name), gpu) for each in changed)
+        for value in (each for each in values if each != getattr(config, name)):
+            change: dict[str, Any] = {name: value}
+            yield name, str(value), fitted(replace(base, **change), name), gpu
 
 
 Sweep = tuple[str, dict[str, Any]]  # an option, or gpu, and its values by how they were written

@@ -12,7 +12,7 @@ from llmc_jax.machine import cards, gpus
 from llmc_jax.machine.device import Device
 from llmc_jax.machine.target import machine_of
 from llmc_jax.plan import answer as answers
-from llmc_jax.plan import compiled, planner
+from llmc_jax.plan import compiled
 from llmc_jax.plan import time as times
 from llmc_jax.plan.answer import Answer, as_json
 from llmc_jax.plan.asked import asked_config, checked_model
@@ -121,9 +121,9 @@ def test_a_cpu_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_several_devices_of_a_cpu_are_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planner, "compiled_apart", lambda *asked: pytest.fail("it is"))
+    monkeypatch.setattr(answers, "compiled_apart", lambda *asked: pytest.fail("it is"))
     config = asked_config("-e L2-NH2-C64 -t 64 --devices 2")
-    asked = planner.Planner(checked_model(config), planner.place_here(), network_of("cpu"))
+    asked = answers.Planner(checked_model(config), answers.place_here(), network_of("cpu"))
     with pytest.raises(InputError):
         asked.compiled(config)
 
@@ -142,7 +142,7 @@ def with_compiler(monkeypatch: pytest.MonkeyPatch, more: int = 0) -> list[tuple[
         kinds = computed(compiled.plan_for(gpu, config)).kinds
         return Memory("compiled", "", kinds, more, (), None, None)
 
-    monkeypatch.setattr(planner, "compiled_apart", found)
+    monkeypatch.setattr(answers, "compiled_apart", found)
     return asked
 
 
@@ -155,7 +155,7 @@ def test_the_compiler_has_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_without_a_compiler_it_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planner, "compiled_apart", without_compiler)
+    monkeypatch.setattr(answers, "compiled_apart", without_compiler)
     found = estimate(LONG, gpu="a100-40", quick=False)
     assert found.memory == found.computed and found.memory.source == "computed"
     assert found.not_compiled == "none is here"
@@ -172,9 +172,9 @@ def without_compiler(*asked: object) -> Memory:
 def gpu_here(monkeypatch: pytest.MonkeyPatch, kind: str, memory: int) -> None:
     """Let the device at hand be a GPU, of whose memory JAX may take so many bytes."""
     device = Device("gpu", kind, 2, memory, 8, "Linux")
-    monkeypatch.setattr(planner, "configure", lambda: None)
-    monkeypatch.setattr(planner, "describe_device", lambda: device)
-    monkeypatch.setattr(planner, "this_machine", lambda: machine_of(kind))
+    monkeypatch.setattr(answers, "configure", lambda: None)
+    monkeypatch.setattr(answers, "describe_device", lambda: device)
+    monkeypatch.setattr(answers, "this_machine", lambda: machine_of(kind))
 
 
 def test_a_gpu_at_hand_is_planned_as_one_that_is_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
