@@ -84,22 +84,18 @@ def course(
     length = length_of(config, tokens, data)
     if length is None:
         return None
-    validations, validating = _validating(step, config, forward, length.steps)
-    left_out = LEFT_OUT if config.val_batches >= 0 or not validations else (*LEFT_OUT, "validations")
-    seconds = total([step.times(length.steps), validating])
+    every, steps = config.val_every, length.steps
+    validations = steps // every + 1 + (steps % every > 0) if every else 0
+    batches = -(-max(0, config.val_batches) * config.reading_processes // max(1, config.devices))
+    one = forward or step.times(1 / (3 * config.grad_accumulation))
+    validating = one.times(validations * batches)
+    seconds = total([step.times(steps), validating])
     gpu_hours = seconds.times(max(1, config.devices) / HOUR)
     return Course(
         length, validations, seconds, validating, gpu_hours, None if card is None else energy(gpu_hours, card),
-        None if price is None else gpu_hours.times(price.usd), price, left_out,
+        None if price is None else gpu_hours.times(price.usd), price,
+        LEFT_OUT if config.val_batches >= 0 or not validations else (*LEFT_OUT, "validations"),
     )  # fmt: skip
-
-
-def _validating(step: Interval, config: TrainConfig, forward: Interval | None, steps: int) -> tuple[int, Interval]:
-    """Return the validations of a run, and the seconds that they take: none with -m -1."""
-    every = config.val_every
-    count = 0 if every == 0 else steps // every + 1 + (steps % every > 0)
-    one = forward or step.times(1 / (3 * config.grad_accumulation))
-    return count, one.times(count * -(-max(0, config.val_batches) * config.reading_processes // max(1, config.devices)))
 
 
 def forward_of(step: "StepTime", micro_batches: int) -> Interval:

@@ -137,12 +137,14 @@ def _estimates(source: str, *shares: Bounds) -> tuple[Efficiency, ...]:
     return tuple(Efficiency(*each, None, source) for each in shares)
 
 
-_WAITING = dict(zip((COPY, MEMORY, MATRIX), (
-    *_estimates("what a large copy reaches of the bandwidth", (0.85, 0.90, 0.94)),
-    *_estimates("86 % of a copy; apex' layernorm reaches 75 to 81 % on an A100, QuACK's 77 to 90 % on an H100, "
-                "llm.kittens' AdamW 86 % on an RTX 5090", (0.68, 0.90 * OF_COPY, 0.86)),
-    *_estimates("several passes over the T x T matrix, each at the speed of memory", (0.20, 0.35, 0.50)),
-), strict=True))  # fmt: skip
+_WAITING = {
+    COPY: Efficiency(0.85, 0.90, 0.94, None, "what a large copy reaches of the bandwidth"),
+    MEMORY: Efficiency(
+        0.68, 0.90 * OF_COPY, 0.86, None, "86 % of a copy; apex' layernorm reaches 75 to 81 % on an A100, QuACK's 77 "
+        "to 90 % on an H100, llm.kittens' AdamW 86 % on an RTX 5090",
+    ),
+    MATRIX: Efficiency(0.20, 0.35, 0.50, None, "several passes over the T x T matrix, each at the speed of memory"),
+}  # fmt: skip
 _WORKSTATION = (
     *_estimates("cuBLAS: 0.52 on an RTX PRO 6000 Max-Q, 0.92 on an L20; the power limit decides", (0.50, 0.65, 0.90)),
     *_estimates("FlashAttention-2's share on an A100", (0.22, 0.32, 0.45), (0.17, 0.25, 0.35)),

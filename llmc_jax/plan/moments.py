@@ -140,23 +140,13 @@ def _head(plan: "Plan", order: str) -> Kinds:
     if order != LATE and (chunked(shape) or not on_cpu(plan)):
         found["gradients"] = dwte
     if on_cpu(plan):
-        return found + _more_on_a_cpu(plan)
-    if chunked(shape):
+        # the classifier's result; lnf's gradient, as two fusions have it; and in fp32, where the model does not stand
+        # in a loop over micro-batches, two arrays a layer that XLA keeps of its layernorms: the stream less its mean
+        found += Kinds({"logits": 4 * logits(plan) // shape.element, "working arrays": 2 * stream})
+        if shape.micro_batches == 1 and shape.dtype == "fp32" and not shape.recompute_blocks:
+            found["activations"] += 2 * config.num_layers * stream
+    elif chunked(shape):
         found["working arrays"] = stream
-    return found
-
-
-def _more_on_a_cpu(plan: "Plan") -> Kinds:
-    """Return what a processor's head holds beyond a GPU's.
-
-    The classifier's result; lnf's gradient, as two fusions have it; and in fp32, where the model does not stand in a
-    loop over micro-batches, two arrays a layer that XLA keeps of its layernorms: the stream less its mean.
-    """
-    config, shape = plan.model, plan.shape
-    stream = array_bytes("residual", config, shape)
-    found = Kinds({"logits": 4 * logits(plan) // shape.element, "working arrays": 2 * stream})
-    if shape.micro_batches == 1 and shape.dtype == "fp32" and not shape.recompute_blocks:
-        found["activations"] = 2 * config.num_layers * stream
     return found
 
 
