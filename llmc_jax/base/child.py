@@ -30,19 +30,19 @@ class Child:
         nice: int = 0,
         folder: Path | None = None,
         pass_fds: Sequence[int] = (),
-        python: str = sys.executable,
+        python: str = "",
         hears_signals: bool = False,
     ) -> None:
         """Start `python -m MODULE WORDS`. Raises OSError.
 
         nice: how much it gives way to others. folder: in which it works, and whose modules come first, of another
-        checkout for example; without one those of the folder that the run works in do not. python: the interpreter.
-        hears_signals: a Ctrl-C ends it, as this process; else it has a session of its own.
+        checkout for example; without one those of the folder that the run works in do not. python: the interpreter;
+        empty: this one. hears_signals: a Ctrl-C ends it, as this process; else it has a session of its own.
         """
         self._output, self._errors = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
         try:
             self._process = subprocess.Popen(
-                [python, *(() if folder else ("-P",)), "-m", module, *words],
+                [python or sys.executable, *(() if folder else ("-P",)), "-m", module, *words],
                 stdin=subprocess.PIPE, stdout=self._output, stderr=self._errors,
                 env=environment, cwd=folder, start_new_session=not hears_signals, pass_fds=pass_fds,
             )  # fmt: skip
@@ -112,7 +112,7 @@ def answer_of(
     asked: str = "",
     limit: float,
     environment: Mapping[str, str],
-    python: str = sys.executable,
+    python: str = "",
 ) -> Any:
     """Return what a module that is run as a process answers: the last line of its output, a JSON object.
 

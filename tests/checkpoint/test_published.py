@@ -50,7 +50,12 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Files]:
     monkeypatch.setattr(download, "WAIT_SECONDS", 0.01)
     for name in ("HF_HUB_OFFLINE", "HF_HUB_CACHE", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH"):
         monkeypatch.delenv(name, raising=False)
-    values = {"no_proxy": "127.0.0.1", "HF_TOKEN": "secret", "HF_HOME": "theirs", "LLMC_JAX_CACHE": "ours"}
+    values = {
+        "no_proxy": "127.0.0.1",
+        "HF_TOKEN": "secret",
+        "HF_HOME": "theirs",
+        "LLMC_JAX_CACHE": str(tmp_path / "ours"),
+    }
     for name, value in values.items():
         monkeypatch.setenv(name, value)
     with serving() as files:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from llmc_jax.base.errors import EXIT_MEANINGS
-from llmc_jax.cluster.hub import Hello
+from llmc_jax.cluster.hub import misfit
 from llmc_jax.cluster.judge import (
     LIMITS,
     MEETING,
@@ -16,6 +16,7 @@ from llmc_jax.cluster.judge import (
     judge_start,
     line_of,
 )
+from llmc_jax.cluster.messages import Hello
 from llmc_jax.config.train import BY_NAME
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/processes.md"
@@ -47,7 +48,7 @@ def said(verdict: Verdict | None, end: str = LATER) -> str:
 def refused(rank: int, size: int) -> str:
     """What is said of a process that belongs to two others, or believes so."""
     hello = Hello(rank, size, "", "", "node2", 8041)
-    words = hello.misfit(2, [Peer(1, "node2", 8040)])
+    words = misfit(hello, 2, [Peer(1, "node2", 8040)])
     return said(Verdict(rank, "node2", 8041, "refused", words=words), END)
 
 
