@@ -70,9 +70,11 @@ def quick_compilation() -> Iterator[None]:
     import jax  # here, because some tests do without
 
     before = jax.config.read("jax_disable_most_optimizations")
+    jax.clear_caches()  # a program that was compiled the other way is found there, and makes other bits
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", before)
+    jax.clear_caches()
 
 
 @pytest.fixture(scope="module")
