@@ -72,6 +72,7 @@ from llmc_jax.checkpoint.manifest import (
     val_loss_of,
 )
 from llmc_jax.config.model import ModelConfig
+from llmc_jax.logs.files import LOCK, METRICS
 from llmc_jax.models.gpt2.tensors import flat_size, tensor_specs
 from llmc_jax.models.tensors import BLOCKS, FLAT_MULTIPLE
 
@@ -615,13 +616,23 @@ def entry(run: str | Path, step: int, *, deep: bool = True, share: tuple[int, in
     `own_blocks`; process 0 also at all that is no block, the names of the files among it, and alone knows `bytes`.
     """
     folder, done = state_folder(Path(run), step), done_file(Path(run), step)
-    found = loose_entry(folder, deep=deep, share=share)
+    for _ in range(3):
+        before = _inode(folder)
+        found = loose_entry(folder, deep=deep, share=share)
+        if found.problem is None or _inode(folder) == before:
+            break  # else it was replaced by a new one while it was read
     if not os.path.lexists(folder):
         there = f"there is {done.name}, but no folder" if done.exists() else "there is no folder"
         found = found._replace(problem=f"{there} {folder.name}")
     elif found.problem is None and found.step != step:
         found = found._replace(problem=f"it holds step {found.step}")
     return found._replace(step=step, done=done.is_file())
+
+
+def _inode(folder: Path) -> int | None:
+    with suppress(OSError):
+        return folder.stat().st_ino
+    return None
 
 
 def loose_entry(folder: str | Path, *, deep: bool = True, share: tuple[int, int] = (0, 1)) -> Entry:
@@ -743,17 +754,21 @@ def clean(run: str | Path) -> None:
     """Remove what a process that was killed while saving left behind: hidden folders, hidden files of exported models.
 
     A checkpoint that had been moved aside, and whose successor never came, gets its name back. Call it while nobody
-    else writes to the folder. Raises InputError if something cannot be removed.
+    else writes to the folder. Beside a lock file, what changed after the run's last event stays.
+    Raises InputError if something cannot be removed.
     """
     run = Path(run)
     try:
         names = sorted(os.listdir(run)) if run.is_dir() else []
+        last = os.path.getmtime(run / METRICS) if {LOCK, METRICS} <= {*names} else float("inf")
         for name in names:
             match = _LEFTOVER.fullmatch(name)
             target = state_folder(run, int(match[1])) if match else run
             if match and match[2] == "old" and not os.path.lexists(target):
                 os.rename(run / name, target)
             elif match or _LEFTOVER_FILE.fullmatch(name):
-                _remove(run / name)
+                changed = max(each.lstat().st_mtime for each in (run / name, *(run / name).rglob("*")))
+                if changed <= last:
+                    _remove(run / name)
     except OSError as error:
         raise InputError(f"{run}: what an interrupted save left cannot be removed: {_cause(error)}") from error

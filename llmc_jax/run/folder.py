@@ -13,6 +13,7 @@ import re
 import shlex
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -20,23 +21,27 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from llmc_jax.base.errors import InputError
+from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.base.files import complete_file, leads_to, path_of, plain, reason, refusing, sync, try_lock, write_atomic
 from llmc_jax.base.options import without_credentials
 from llmc_jax.data.tables import IN_RUN
 from llmc_jax.logs.files import (
     CONFIG,
     KERNELS,
+    LOCK,
     MAIN_LOG,
     METRICS,
     SAMPLES,
     event_in,
+    parse_event,
     rank_log,
     read_bytes,
 )
-from llmc_jax.logs.state import RUNNING, read_state
+from llmc_jax.logs.state import RUNNING, Seen, is_there, own_process, run_state
 from llmc_jax.machine.versions import environment, git_state, versions
 from llmc_jax.run.figures import StepFigures
+
+BEAT = 10.0  # seconds between two touches of a lock file; one silent for logs.state.SILENCE may be of a dead process
 
 
 def _remove_empty(folders: Iterable[Path]) -> None:
@@ -63,7 +68,7 @@ def create_run_folder(output_dir: str, name: str, reuse: bool) -> tuple[Path, li
         for each in made or [folder]:
             with suppress(PermissionError):  # a folder that may be entered but not listed cannot be synced
                 sync(each.parent)  # the names of all folders too are on the disk before a checkpoint counts
-        if output_dir and not reuse and any(folder.iterdir()):
+        if output_dir and not reuse and set(os.listdir(folder)) - {LOCK}:
             raise InputError(f"-o {output_dir}: the folder is not empty; choose another -o, or -y 1 to continue in it")
         with tempfile.TemporaryFile(dir=folder, prefix=".probe.", suffix=".tmp"):  # no name at all on most systems
             pass  # the only portable way to learn whether files can be made here
@@ -89,18 +94,21 @@ def _new_folder(parent: Path, name: str) -> Path:
 
 
 class LockedFolder:
-    """A run folder that this process holds open and locked, unless its file system has no locks."""
+    """A run folder that this process holds open and locked. lock: the open lock file, where the system has no locks."""
 
-    def __init__(self, folder: Path, descriptor: int, *, has_lock: bool = True) -> None:
-        self.folder, self._descriptor, self.has_lock = folder, descriptor, has_lock
+    def __init__(self, folder: Path, descriptor: int, lock: int | None = None) -> None:
+        self.folder, self._descriptor, self.lock = folder, descriptor, lock
 
     def is_there(self) -> bool:
-        """Return whether the folder's path still leads to it."""
-        return leads_to(self.folder, self._descriptor)
+        """Return whether the folder's path still leads to it, and no other process has taken it over."""
+        lock = self.folder / LOCK
+        return leads_to(self.folder, self._descriptor) and (self.lock is None or leads_to(lock, self.lock))
 
     def check(self) -> None:
         """Raise InputError, with both paths, if the folder was moved or removed, or another one is in its place."""
         if not self.is_there():
+            if leads_to(self.folder, self._descriptor):
+                raise InputError(f"{self.folder / LOCK}: is no longer this run's, so nothing more is written here")
             raise InputError(
                 f"{self.folder}: is no longer the folder that this run started in, so nothing more is written to it; "
                 f"that one {_whereabouts(self._descriptor)}"
@@ -123,8 +131,7 @@ def _whereabouts(descriptor: int) -> str:
 def locked(folder: Path) -> Iterator[LockedFolder]:
     """Within the block no other process of ours trains in the folder. Raises InputError if one does already.
 
-    The lock is the system's and dies with the process, however that ends. Where the file system has none, the events of
-    the run tell.
+    The lock is the system's and dies with the process, however that ends. A file system without locks has a file.
     """
     with ExitStack() as closing:
         with refusing(f"-o {folder}: cannot be locked", "choose another -o"):
@@ -132,9 +139,8 @@ def locked(folder: Path) -> Iterator[LockedFolder]:
             closing.callback(os.close, descriptor)
             if (taken := try_lock(descriptor)) is False:
                 raise _taken(folder)
-        if taken is None:
-            _refuse_running(folder)
-        held = LockedFolder(folder, descriptor, has_lock=taken is True)
+            lock = None if taken else closing.enter_context(_lock_file(folder / LOCK))
+        held = LockedFolder(folder, descriptor, lock)
         held.check()  # it may have been replaced while the lock was being taken
         yield held
 
@@ -145,11 +151,43 @@ def _taken(folder: Path, by: str = "") -> InputError:
     )
 
 
-def _refuse_running(folder: Path) -> None:
-    """Raise InputError where the events in a folder are of a run that another process is at work on, or may be."""
-    found = read_state(folder)
-    if found.state == RUNNING and not (found.here and found.pid == os.getpid()):
-        raise _taken(folder, f" (process {found.pid} on {found.host}, says {METRICS})")
+@contextmanager
+def _lock_file(path: Path) -> Iterator[int]:
+    """Make a file that says who we are, and touch it within the block; yield it, open. A dead process's is removed."""
+    import psutil  # here, because few file systems need it
+
+    with suppress(FileNotFoundError), open(path, "rb") as file, tempfile.TemporaryFile(dir=path.parent) as newer:
+        last, now = (os.fstat(each.fileno()).st_mtime for each in (file, newer))  # by the file system's clock
+        owner: Mapping[str, Any] = {}
+        with suppress(FormatError):  # it is just being written, or damaged
+            owner = parse_event(str(path), file.read())
+        began = owner.get("began")  # by the clock of its machine, which the file system's may differ from
+        found = run_state(
+            Seen(owner, time=last, trained=True), now,
+            lambda start, last: is_there(start, began if isinstance(began, int | float) else last),
+        )  # fmt: skip
+        if found.state == RUNNING:
+            raise _taken(path.parent, f" (process {found.pid} on {found.host}, says {path.name})")
+        if leads_to(path, file.fileno()):
+            path.unlink()
+    ended = threading.Event()
+
+    def beat() -> None:
+        while not ended.wait(BEAT):
+            with suppress(OSError):
+                os.utime(ours.fileno())
+
+    with open(path, "x") as ours:  # of two processes one succeeds
+        print(json.dumps({**own_process(), "began": psutil.Process().create_time()}), file=ours, flush=True)
+        thread = threading.Thread(target=beat, daemon=True)
+        thread.start()
+        try:
+            yield ours.fileno()
+        finally:
+            ended.set()
+            thread.join()
+            if leads_to(path, ours.fileno()):
+                path.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -174,7 +212,7 @@ def leaving_nothing(held: LockedFolder, made: Iterable[Path]) -> Iterator[None]:
     except BaseException:
         if held.is_there():
             files = {CONFIG, KERNELS, MAIN_LOG, METRICS, SAMPLES, *IN_RUN.values()}
-            for name in files - before:
+            for name in files - before | ({LOCK} if made else set()):
                 with suppress(OSError):
                     (held.folder / name).unlink(missing_ok=True)
             _remove_empty(made)

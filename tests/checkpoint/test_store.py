@@ -25,7 +25,9 @@ from hypothesis import strategies as st
 from llmc_jax.base import files
 from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.checkpoint import manifest, store
+from llmc_jax.checkpoint.arrays import array_file
 from llmc_jax.checkpoint.contents import FORMAT
+from llmc_jax.logs.files import LOCK, METRICS
 from tests.crash_points import Point, watched
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -250,6 +252,26 @@ def test_a_device_buffer_can_be_donated_after_begin(tmp_path: Path) -> None:
     assert doubled.unsafe_buffer_pointer() == address
     folder = store.seal(writing).folder
     np.testing.assert_array_equal(store.open_checkpoint(folder).read("x"), np.arange(4096, dtype=np.float32))
+
+
+def test_what_is_written_wrongly_never_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The digests are of what was in memory: a value that changes on its way to the disk is noticed."""
+    real = store.write_array
+
+    def spoil(folder: Path, each: str, tensor: Any, array: np.ndarray) -> Any:
+        written = real(folder, each, tensor, array)
+        if each == "v":
+            path = folder / array_file(each, tensor)
+            data = bytearray(path.read_bytes())
+            data[-21] ^= 1
+            path.write_bytes(data)
+        return written
+
+    monkeypatch.setattr(store, "write_array", spoil)
+    writing = store.begin(tmp_path, 5, arrays_of(5), facts_of(5))
+    with pytest.raises(InputError, match=r"step 5 .*v/c/.* reads back differently"):
+        store.seal(writing)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("path", ["run.json", "tensors/params.wte/c/0/0", "tensors/v/c/0", "tensors/v/zarr.json"])
@@ -672,6 +694,23 @@ def test_another_format_is_named(run: Path) -> None:
         assert store.check(run / "state_00000100") == problem
 
 
+def test_replaced_while_it_is_read(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The training writes step 100 anew while its digests are compared: that is no damage."""
+    real = store._damages
+    calls = []
+
+    def damages(folder: Path, *rest: Any) -> list[str]:
+        calls.append(folder)
+        if len(calls) == 1:
+            save(run, 100, 1.5)
+        return real(folder, *rest)
+
+    resign(run / "state_00000100", lambda body: body["files"].pop("tensors/step/zarr.json"))
+    monkeypatch.setattr(store, "_damages", damages)
+    entry = store.entry(run, 100)
+    assert (entry.problem, entry.val_loss) == (None, 1.5)
+
+
 def test_removed_while_it_is_read(run: Path) -> None:
     found = []
     for entry in store.entries(run):
@@ -948,6 +987,21 @@ def test_clean_removes_leftovers_and_nothing_else(run: Path, tmp_path: Path) -> 
     assert len(gone) == 8 and all(name[0] == "." for name in gone) and not gone & set(mine)
     assert [e.problem for e in store.entries(run)] == [None, None]
     store.clean(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("lock", [True, False])
+def test_clean_leaves_a_save_alone_that_may_go_on(run: Path, lock: bool) -> None:
+    """Beside a lock file: one that is younger than the run's last event."""
+    (run / METRICS).touch()
+    before, after = (store.begin(run, step, arrays_of(step), facts_of(step)).folder for step in (300, 400))
+    for path in (before, *before.rglob("*")):
+        os.utime(path, (100, 100))
+    os.utime(run / METRICS, (200, 200))
+    os.utime(after, (100, 100))  # not so what is in it
+    if lock:
+        (run / LOCK).touch()
+    store.clean(run)
+    assert (before.exists(), after.exists()) == (False, lock)
 
 
 def test_clean_brings_back_what_was_moved_aside(run: Path) -> None:

@@ -5,6 +5,7 @@ import fcntl
 import json
 import math
 import os
+import platform
 import re
 import resource
 import subprocess
@@ -16,12 +17,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
+import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llmc_jax.base.errors import FormatError, InputError
-from llmc_jax.logs.files import config_file
+from llmc_jax.logs.files import LOCK, config_file
 from llmc_jax.logs.state import own_process
 from llmc_jax.run.figures import StepFigures
 from llmc_jax.run.folder import (
@@ -30,6 +32,7 @@ from llmc_jax.run.folder import (
     config_record,
     create_run_folder,
     cut_logs,
+    leaving_nothing,
     locked,
     write_config,
 )
@@ -523,6 +526,22 @@ def without_locks(monkeypatch: pytest.MonkeyPatch, number: int = errno.ENOSYS) -
     monkeypatch.setattr(fcntl, "flock", none)
 
 
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK])
+def test_without_locks_a_file_keeps_others_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    without_locks(monkeypatch, number)
+    for _ in range(2):
+        with locked(tmp_path):
+            for _ in range(2):
+                who = f"training in this folder .process {os.getpid()} on {re.escape(platform.node())}"
+                with pytest.raises(InputError, match=who), locked(tmp_path):
+                    pytest.fail("two have the folder")
+            assert create_run_folder(str(tmp_path), "d12", reuse=False) == (
+                tmp_path,
+                [],
+            )  # nothing is in it but the lock
+        assert os.listdir(tmp_path) == []
+
+
 @pytest.mark.parametrize("number", [errno.EIO, errno.EACCES])
 def test_a_lock_that_fails_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     without_locks(monkeypatch, number)
@@ -540,28 +559,61 @@ def dead() -> int:
 
 @pytest.mark.parametrize(
     ("of", "silent", "free"),
-    [("nobody", 0, True), ("dead", 0, True), ("ours", 0, True), ("living", 3e6, False), ("other", 50, False),
-     ("other", 70, True), ("ended", 0, True)],
+    [("dead", 0, True), ("ours", 1, False), ("other", 50, False), ("other", 70, True), ("", 50, False), ("", 70, True),
+     ("damaged", 50, False), ("damaged", 70, True), ("ours", 3e6, False)],  # by a clock that is a month behind
 )  # fmt: skip
-@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK])
-def test_without_locks_the_events_tell_whether_another_run_is_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, of: str, silent: float, free: bool
+def test_whose_lock_file_is_taken_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: str, silent: float, free: bool
 ) -> None:
     """That of a process that can be seen by what is seen, however long it is silent; any other by its silence."""
-    without_locks(monkeypatch, number)
-    monkeypatch.setattr(time, "time", lambda: 4e9)
-    changed = {"dead": {"pid": dead()}, "living": {"pid": os.getppid()}, "other": {"host": "another"}}.get(of, {})
-    events = [{"event": "start", "step": 0, **own_process(), **changed}, {"event": "train", "step": 0}]
-    events += [{"event": "end", "step": 1, "outcome": "done"}] if of == "ended" else []
-    lines = [json.dumps({**each, "time": 4e9 - silent}) + "\n" for each in events if of != "nobody"]
-    (tmp_path / "metrics.jsonl").write_text("".join(lines))
+    without_locks(monkeypatch)
+    changed = {"dead": {"pid": dead()}, "other": {"host": "another"}}.get(of, {})
+    process = own_process() | {"began": psutil.Process().create_time()} | changed
+    (tmp_path / LOCK).write_text({"": "", "damaged": '{"pid'}.get(of, json.dumps(process) + "\n"))
+    os.utime(tmp_path / LOCK, ((tmp_path / LOCK).stat().st_mtime - silent,) * 2)
+    if of == "ours":
+        monkeypatch.setattr("llmc_jax.logs.state.SILENCE", 0.0)
     if free:
-        with locked(tmp_path) as held:
-            assert not held.has_lock
+        with locked(tmp_path):
+            assert json.loads((tmp_path / LOCK).read_text())["pid"] == os.getpid()
     else:
         with pytest.raises(InputError, match="another process is training"), locked(tmp_path):
             pytest.fail("two have the folder")
-    assert os.listdir(tmp_path) == ["metrics.jsonl"]
+    assert (tmp_path / LOCK).exists() is not free
+
+
+def test_a_lock_file_beats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_locks(monkeypatch)
+    monkeypatch.setattr("llmc_jax.run.folder.BEAT", 0.01)
+    with locked(tmp_path):
+        for _ in range(2):
+            os.utime(tmp_path / LOCK, (0, 0))
+            until = time.monotonic() + 30
+            while (tmp_path / LOCK).stat().st_mtime == 0:
+                assert time.monotonic() < until
+                time.sleep(0.01)
+
+
+def test_whose_folder_was_taken_over_writes_nothing_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that was suspended, say, on another machine than the one that took it for dead."""
+    without_locks(monkeypatch)
+    with locked(tmp_path) as held, RunLog(tmp_path, check=held.check) as log:
+        log.event("start")
+        (tmp_path / LOCK).unlink()
+        (tmp_path / LOCK).write_text("of another")
+        assert not held.is_there()
+        with pytest.raises(InputError, match=f"{LOCK}: is no longer this run's"):
+            log.event("train")
+    assert (tmp_path / LOCK).read_text() == "of another"
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 1
+
+
+def test_a_start_that_fails_leaves_no_lock_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_locks(monkeypatch)
+    folder, made = create_run_folder(str(tmp_path / "a/b"), "d12", reuse=False)
+    with pytest.raises(KeyError), locked(folder) as held, leaving_nothing(held, made):
+        raise KeyError
+    assert os.listdir(tmp_path) == []
 
 
 # ---- the configuration

@@ -24,7 +24,7 @@ from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.data.loader import TokenLoader
 from llmc_jax.kernels import choice, record
-from llmc_jax.logs.files import KERNELS
+from llmc_jax.logs.files import KERNELS, LOCK
 from llmc_jax.models.gpt2.tensors import views
 from llmc_jax.plan.plan import Plan
 from llmc_jax.run.command import main
@@ -649,8 +649,10 @@ def test_without_locks_a_run_is_the_same_and_says_so_once(
         raise OSError(errno.ENOSYS, "Function not implemented")
 
     monkeypatch.setattr(fcntl, "flock", none)
+    with locked(copy):
+        assert "another process is training in this folder" in train("-y", 1).err
     run = complete(train("-y", 1, "-n", 4))
-    assert len([line for line in run.out.splitlines() if "warning" in line and "no locks" in line]) == 1
+    assert len([line for line in run.out.splitlines() if "warning" in line and LOCK in line]) == 1
     check_same(run.folder, unbroken)
     assert leftovers(run.folder) == []
 
