@@ -24,7 +24,7 @@ from llmc_jax.checkpoint.contents import Identity, Metadata
 from llmc_jax.checkpoint.llmc import bf16_to_fp32, fp32_to_bf16
 from llmc_jax.checkpoint.llmc_state import OurState
 from llmc_jax.checkpoint.manifest import dtype_of
-from llmc_jax.checkpoint.reading import not_finite
+from llmc_jax.checkpoint.reading import chunks, not_finite
 from llmc_jax.checkpoint.source import Slice, Source, SpecialTokens, slices, slices_of
 from llmc_jax.checkpoint.sources import open_source
 from llmc_jax.config.model import ModelConfig
@@ -127,7 +127,10 @@ def digest_of(values: np.ndarray) -> bytes:
 
 def rounded(values: np.ndarray) -> np.ndarray:
     """Return float32 values rounded to bf16, as float32."""
-    return bf16_to_fp32(fp32_to_bf16(values))
+    result = np.empty(values.shape, np.float32)
+    for old, new in zip(chunks(values.reshape(-1)), chunks(result.reshape(-1)), strict=True):  # little memory beside
+        new[:] = bf16_to_fp32(fp32_to_bf16(old))
+    return result
 
 
 def check_written(passage: Passage, back: Source, out: Path, padding: bool) -> None:

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from llmc_jax.base.errors import FormatError, InputError
-from llmc_jax.base.files import opened, read_json_object, refusing
+from llmc_jax.base.files import opened, read_json_object, refusing, stamp_of
 from llmc_jax.compare.tensors import Difference, Limit, difference
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.models.gpt2.model import BlockParams, Execution, backward, flatten_gradients, forward_stream
@@ -396,9 +396,11 @@ def _read_value(path: Path, name: str, config: ModelConfig, B: int, T: int) -> n
 def _read_array(path: Path, shapes: list[tuple[int, ...]], kinds: tuple[str, ...]) -> np.ndarray:
     """Read an array of one of some shapes and types, which are looked at before its values are."""
     try:
-        with opened(path):  # a regular file; its values are mapped, and so read when they are taken
-            array = np.load(path, mmap_mode="r", allow_pickle=False)
-        shape, dtype = array.shape, array.dtype
+        with opened(path) as file:  # a regular file
+            mapped = np.load(path, mmap_mode="r", allow_pickle=False)
+            shape, dtype = mapped.shape, mapped.dtype
+            if extra := stamp_of(file).size - mapped.offset - mapped.nbytes:
+                raise FormatError(f"{path}: {extra:,} bytes follow the array; write it with numpy.save")
     except InputError:
         raise
     except Exception:  # NumPy hands the header to Python's parser, which raises errors of many kinds at odd bytes
@@ -409,4 +411,5 @@ def _read_array(path: Path, shapes: list[tuple[int, ...]], kinds: tuple[str, ...
     if dtype.str[1:] not in kinds:
         known = ", ".join(np.dtype(kind).name for kind in kinds)
         raise FormatError(f"{path}: type {dtype.str:.40}; expected {known} (bfloat16 is to be written as float32)")
-    return np.array(array, dtype.newbyteorder("="), order="C")
+    with refusing(f"{path}: cannot be read", "is the disk sound?"):  # a map's errors would be no exceptions
+        return np.asarray(np.load(path, allow_pickle=False), dtype.newbyteorder("="), order="C")

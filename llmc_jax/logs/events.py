@@ -4,6 +4,7 @@ A damaged file gives what can be read of it, and a note about the rest. Leaves o
 """
 
 import math
+import os
 from array import array
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -112,7 +113,7 @@ def figures(events: Events, kind: str, name: str) -> Curve:
 def read_events(path: Path) -> Events:
     """Return the events of a file of ours; lines that are none become a note. Raises InputError, naming the file."""
     events, follower = Events(), Follower(path, piece=PIECE)
-    if not path.exists():
+    if not os.path.exists(path):
         raise InputError(f"{path}: cannot read it: No such file or directory")
     for found in follower.all():
         if follower.begun > 1:  # a resume has cut the file back

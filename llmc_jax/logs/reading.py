@@ -6,6 +6,8 @@ Leaves out comparing them.
 
 import math
 import re
+import shutil
+import tempfile
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -157,7 +159,12 @@ def read_log(path: str | Path) -> Log:
             head = opened.peek(4096)[:4096]
             _check_text(file, head)
             if head.lstrip()[:1] == b"{":
-                return _read_metrics(path, file)
+                if opened.seekable():
+                    return _read_metrics(path, file, file)
+                with tempfile.NamedTemporaryFile() as copy:  # of a pipe: events are read more than once
+                    shutil.copyfileobj(opened, copy)
+                    copy.flush()
+                    return _read_metrics(path, file, Path(copy.name))
             return _read_text(path, file, opened)
     except OSError as error:
         raise InputError(f"{file}: cannot read it: {reason(error)}") from error
@@ -184,8 +191,8 @@ def _check_text(path: Path, head: bytes) -> None:
 # ----- ours ---------------------------------------------------------------------------------------------------------
 
 
-def _read_metrics(path: Path, file: Path) -> Log:
-    events = read_events(file)
+def _read_metrics(path: Path, file: Path, place: Path) -> Log:
+    events = read_events(place)
     if events.first_bad:
         raise FormatError(f"{file}: line {events.first_bad} is not an event; expected one per line")
     log = log_of(events, str(path), f"{'run folder' if file != path else METRICS} of ours")

@@ -98,6 +98,8 @@ def running(variant: Variant) -> Iterator[Callable[[str], dict[str, Any]]]:
             text = said.readline()
             if text.startswith("{"):
                 found: dict[str, Any] = json.loads(text)
+                if "error" in found:  # an older commit's worker answers so
+                    raise InputError(f"{variant.label}: {found['error']}")
                 return found
             process.wait()
             errors.seek(0)
@@ -108,6 +110,8 @@ def running(variant: Variant) -> Iterator[Callable[[str], dict[str, Any]]]:
             yield answer
         finally:
             process.terminate()
+            with contextlib.suppress(OSError):  # a line that it did not live to read
+                given.close()
 
 
 def serve(words: Sequence[str]) -> int:

@@ -580,6 +580,7 @@ BAD_ARRAYS = {
     "a program": (header("__import__('os').abort()"), NOT_WHOLE),
     "deep": (header("(" * 3000), NOT_WHOLE),
     "cut off": (npy(GOOD)[:-4], NOT_WHOLE),
+    "more behind": (npy(GOOD) + b"ends", "4 bytes follow the array"),
     "beyond all": (header(WHOLE.replace(f"({B},", f"({10**30},")), NOT_WHOLE),
     "another shape": (npy(GOOD[:, :5]), r"shape \(2, 5, 8\); expected \(2, 6, 8\)"),
     "integers": (npy(GOOD.astype(np.int32)), "type <i4; expected float32, float64, float16"),
