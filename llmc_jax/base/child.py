@@ -86,7 +86,10 @@ class Child:
         return " / ".join(found[-lines:])[-300:] if found else "it said nothing"
 
     def kill(self, wait: float = KILLED) -> bool:
-        """End it and all that it started; return whether it is gone: it may wait for a disk or a driver."""
+        """End it, and what it started where it has a session of its own.
+
+        Return whether it is gone: it may wait for a disk or a driver.
+        """
         with suppress(ProcessLookupError, PermissionError):  # PermissionError: macOS, of a group that has ended
             if self._has_session:
                 os.killpg(self.pid, signal.SIGKILL)

@@ -254,9 +254,12 @@ def _total_batch(config: TrainConfig) -> list[str]:
     product += f" times {config.devices} devices" if config.devices > 1 else ""
     choice = " or ".join(f"-d {n}" for n in _multiples(config.tokens_per_step, unit))
     others = "fewer --devices, or a smaller -b or -t" if config.devices > 1 else "a smaller -b or -t"
+    advice = f"{choice}, or {others}"
+    if config.reuse and config.devices > 1:  # a resume keeps the -b, -t and -d of its checkpoint
+        advice = "fewer --devices"
     return [
         f"{_given(config, 'total_batch_size')}: an update's tokens must be a multiple of {unit} ({product}); "
-        f"take {choice}, or {others}"
+        f"take {advice}"
     ]
 
 

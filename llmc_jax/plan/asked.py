@@ -40,7 +40,11 @@ def model_of(name: str) -> ModelConfig:
     here = Path(name).exists()
     if not here and not described(name) and name in models_not_asked_for():
         name = STEP_MODEL
-    name = name if here else PUBLISHED.get(name, name)
+    name = name if here else PUBLISHED.get(name.removeprefix("hf:").removeprefix("openai-community/"), name)
+    if name.startswith("hf:"):
+        raise InputError(
+            f"-e {name}: its shape is known once it is downloaded; give its folder, or a shape ({STEP_MODEL})"
+        )
     if described(name) or not (here or name.endswith(".bin")):
         return parse_descriptor(name)
     if not here:

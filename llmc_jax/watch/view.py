@@ -142,8 +142,9 @@ def _bar(moment: Moment, room: Room, width: int) -> Text:
 
 def _plot(story: Story, room: Room, width: int, rows: int) -> list[Text]:
     """Return the losses as a plot of so many rows, with its title and axis; nothing where there is no room."""
-    odd = [*_odd("training", story.train.curve()), *_odd("validation", story.val.curve())]
-    train, val = finite(story.train.curve()), finite(story.val.curve())
+    train, val = story.train.curve(), story.val.curve()
+    odd = [*_odd("training", train), *_odd("validation", val)]
+    train, val = finite(train), finite(val)
     cells = max(1, width - LABEL - 2)
     window = window_of(len(train.steps))
     calm = Curve(train.steps, moving_mean(train.values, window))

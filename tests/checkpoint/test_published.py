@@ -22,6 +22,7 @@ from llmc_jax.checkpoint import convert
 from llmc_jax.checkpoint.published import GPT2, Published, folder_of, model_named
 from llmc_jax.checkpoint.sources import flat_parameters, open_source
 from llmc_jax.compare import command as compare
+from llmc_jax.config.model import parse_descriptor
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.data import download, hub
 from llmc_jax.evaluate import command as evaluate
@@ -236,3 +237,10 @@ def test_what_cannot_be_had_is_said_in_one_line(
         with pytest.raises(InputError, match=r"HF_HUB_OFFLINE is set.*put config.json and model.safetensors of https"):
             open_source(name)
     assert server.asked == []
+
+
+@pytest.mark.parametrize("name", ["gpt2-xl", "openai-community/gpt2-xl", "hf:openai-community/gpt2-xl"])
+def test_the_shape_of_a_known_name_needs_no_file(name: str) -> None:
+    assert model_of(name) == parse_descriptor("d48")
+    with pytest.raises(InputError, match="hf:owner/name: its shape is known once it is downloaded"):
+        model_of("hf:owner/name")

@@ -225,6 +225,11 @@ def test_a_total_batch_that_the_devices_do_not_divide(total: int, choice: str, g
         with_devices(TrainConfig(total_batch_size=total), 8, "gpu")
 
 
+def test_a_resume_keeps_its_total_batch() -> None:
+    with pytest.raises(InputError, match=r"; take fewer --devices$"):
+        with_devices(TrainConfig(total_batch_size=4 * UNIT, reuse=True, output_dir="run"), 8, "gpu")
+
+
 @pytest.mark.parametrize(
     ("devices", "micro_batches", "stage", "flags"),
     [

@@ -75,7 +75,7 @@ def test_steps_in_a_row_without_an_update_are_one_event() -> None:
     assert made.skipped == 4 and made.train.curve().steps.tolist() == [3, 4, 5, 9]
 
 
-def test_memory_is_bounded_however_long_the_run() -> None:
+def test_the_last_hundred_events_are_kept() -> None:
     made = Story()
     made.take([START, *({"event": "removed", "step": step} for step in range(1000))])
     assert len(made.events) == 100 and made.events[-1].step == 999
