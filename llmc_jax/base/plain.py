@@ -57,7 +57,7 @@ def from_json(kind: Any, value: Any, name: str = "") -> Any:
         or (origin is typing.Literal and isinstance(value, str) and value in parts)
     ):
         return value
-    elif kind is float and type(value) in (int, float):
+    elif float in (kind, *parts) and type(value) in (int, float):
         return float(value)
     elif type(value) is kind:
         return value
