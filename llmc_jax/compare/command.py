@@ -5,7 +5,6 @@ import json
 import sys
 from functools import partial
 from types import ModuleType
-from typing import Any
 
 from llmc_jax.base.commands import program_name, typed
 from llmc_jax.base.errors import ExitCode
@@ -14,7 +13,7 @@ from llmc_jax.base.kit import exit_status
 from llmc_jax.base.options import SCREEN, own
 from llmc_jax.base.parsers import Parser, commands_line
 from llmc_jax.base.streams import print_error
-from llmc_jax.compare import checkpoints, debug_state, live, logs
+from llmc_jax.compare import checkpoints, debug_state, logs
 from llmc_jax.machine.jax_setup import settle
 
 JSON = own("--json", "[FILE]", None, "write the result as JSON to FILE (*.json); without FILE to the screen, in place "
@@ -27,26 +26,12 @@ COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "logs": (logs, "losses of several runs, by step"),
     "checkpoints": (checkpoints, "two checkpoints of any format, tensor by tensor"),
     "debug-state": (debug_state, "a debug state of llm.c and our forward and backward"),
-    "run": (live, "run a trainer of llm.c and ours, one after the other"),
 }
-
-
-class _Parser(Parser):
-    """The words behind the first `--` are another program's: they come as `flags`, and are not looked at."""
-
-    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        words = list(sys.argv[1:] if args is None else args)
-        place = words.index("--") if "--" in words else len(words)
-        found = super().parse_args(words[:place], namespace)
-        found.flags = words[place + 1 :]
-        if found.flags and found.command != "run":
-            self.error(f"{found.command} takes no words behind --")
-        return found
 
 
 def make_parser() -> Parser:
     """Return the parser of its commands."""
-    parser = _Parser(
+    parser = Parser(
         prog=typed("compare"),
         usual="logs",
         shown=(("logs runs/a runs/b", "losses by step"), ("checkpoints model.bin runs/a", "tensor by tensor")),
@@ -60,8 +45,6 @@ def make_parser() -> Parser:
         )
         command.add([*module.OPTIONS, JSON])
         command.set_defaults(run=_run)
-    runs = commands.choices["run"]
-    runs.usage = f"{runs.prog} EXECUTABLE [options] [-- FLAG VALUE ...]"
     return parser
 
 
@@ -75,8 +58,8 @@ def run(args: argparse.Namespace) -> int:
     Numbers that are not finite become the strings that metrics.jsonl has for them: nan, inf, -inf.
     """
     on_screen = args.json == SCREEN
-    if args.command in ("debug-state", "run"):  # which compute
-        for note in settle(steps=args.command == "run"):
+    if args.command == "debug-state":  # which computes
+        for note in settle():
             print_error(f"note: {note}")
     module, _ = COMMANDS[args.command]
     agrees, result = module.run(args, (lambda _: None) if on_screen else partial(print, flush=True))

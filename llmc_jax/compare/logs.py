@@ -14,7 +14,7 @@ import numpy as np
 
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.numbers import number, plural, small
-from llmc_jax.base.options import Option, own
+from llmc_jax.base.options import own
 from llmc_jax.base.pictures import PALETTE, short_names
 from llmc_jax.base.text import table, wrapped
 from llmc_jax.compare.tensors import Show
@@ -125,15 +125,14 @@ def figures_of(log: Log) -> dict[str, float | None]:
 # ----- words and tables ---------------------------------------------------------------------------------------------
 
 
-def verdict(each: Difference, name: str = "") -> str:
-    """Return the verdict on a difference, in a sentence or two. name: what is compared, by default the two letters."""
-    name = name or f"{each.log} vs A, {each.curve}"
+def verdict(each: Difference) -> str:
+    """Return the verdict on a difference, in a sentence or two."""
     words = [_verdict(each)] if len(each.steps) or not each.not_compared else []
     if each.not_compared:
         _, first, other = each.not_compared[0]
         why = f"the first log validates over {first:,} batches, the other over {other:,}"
         words.append(f"not compared at {plural(len(each.not_compared), 'common step')}: {why}")
-    return f"{name}: {'; '.join(words)}"
+    return f"{each.log} vs A, {each.curve}: {'; '.join(words)}"
 
 
 def _verdict(each: Difference) -> str:
@@ -178,11 +177,9 @@ def at_step(c: Curve, step: int) -> float | None:
     return float(c.values[place]) if place < len(c.steps) and c.steps[place] == step else None
 
 
-def steps_table(
-    logs: Sequence[Log], steps: Sequence[int], names: Sequence[str] = LETTERS, *, with_times: bool = False
-) -> str:
-    """Return a table of the losses at some steps, and what each log's is more than the first's; then of its times."""
-    names = names[: len(logs)]
+def steps_table(logs: Sequence[Log], steps: Sequence[int]) -> str:
+    """Return a table of the losses at some steps, and what each log's is more than the first's."""
+    names = LETTERS[: len(logs)]
     digits = min([6, *(log.decimals for log in logs if log.decimals is not None)])
     columns = [("step", [str(step) for step in steps])]
     for field in CURVES.values():
@@ -199,10 +196,6 @@ def steps_table(
     # Where a screen is too narrow, the differences go, then the other logs, the last one first.
     others = [f"{field} {name}" for field in CURVES.values() for name in names[1:]]
     optional = [*(f"{name} - {names[0]}" for name in names[1:]), *reversed(others)]
-    if with_times:
-        optional = [f"ms {name}" for name in names]
-        times = ([number(at_step(log.of("ms"), step), 2) for step in steps] for log in logs)
-        columns += zip(optional, times, strict=True)
     headings, cells = zip(*columns, strict=True)
     return table(headings, list(zip(*cells, strict=True)), optional=optional)
 
@@ -290,12 +283,12 @@ def as_json(logs: Sequence[Log], found: Sequence[Difference], rows: int) -> dict
 # ----- the picture --------------------------------------------------------------------------------------------------
 
 
-def draw_logs(logs: Sequence[Log], found: Sequence[Difference], out_png: Path, names: Sequence[str] = ()) -> None:
+def draw_logs(logs: Sequence[Log], found: Sequence[Difference], out_png: Path) -> None:
     """Draw logs over each other, and below what each differs from the first, into a PNG, complete or not at all.
 
-    names: of the logs, in place of their paths. Raises InputError if it cannot be written.
+    Raises InputError if it cannot be written.
     """
-    names = names or short_names([log.path for log in logs])
+    names = short_names([log.path for log in logs])
     named = [log._replace(path=name) for log, name in zip(logs, names, strict=True)]
     draw_curves(named, out_png, below=partial(_draw_differences, found=found))
 
@@ -356,21 +349,15 @@ llm.c's train_gpt2, train_gpt2fp32cu and train_gpt2cu, its train_gpt2.py, nanoGP
 Exit status: 0 compared, and they stay together; 2 bad input; 4 compared, and they part."""
 
 
-def difference_options(windows: str) -> tuple[Option, ...]:
-    """Return the flags that `logs` and `run` have in common. windows: what special values of --window mean."""
-    return (
-        own("--tolerance", "X", TOLERANCE, f"nats per token by which losses may differ [{TOLERANCE}]; two logs part at "
-            "the first step whose averaged difference is larger, if it is at most of the steps behind it too", 0),
-        own("--window", "N", 0, f"training losses: average the differences over N steps, an odd number [{windows}]", 0),
-        own("--picture", "FILE", None, "draw the curves and differences (*.png)", type=Path, writes=".png"),
-    )  # fmt: skip
-
-
 OPTIONS = (
     own("logs", "LOG...", None, "two or more, compared with the first", is_path=True),
-    *difference_options("1 = do not; 0, the default: one part in 50 of the steps"),
+    own("--tolerance", "X", TOLERANCE, f"nats per token by which losses may differ [{TOLERANCE}]; two logs part at the "
+        "first step whose averaged difference is larger, if it is at most of the steps behind it too", 0),
+    own("--window", "N", 0, "training losses: average the differences over N steps, an odd number [1 = do not; 0, the "
+        "default: one part in 50 of the steps]", 0),
+    own("--picture", "FILE", None, "draw the curves and differences (*.png)", type=Path, writes=".png"),
     own("--rows", "N", ROWS, f"steps in the table [{ROWS}]"),
-)
+)  # fmt: skip
 
 
 def run(args: argparse.Namespace, show: Show) -> tuple[bool, dict[str, Any]]:

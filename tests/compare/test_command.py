@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc_jax.base.files import plain
-from llmc_jax.compare import command, logs
+from llmc_jax.compare import logs
 from llmc_jax.compare.command import COMMANDS, main
 from llmc_jax.compare.tensors import Show
 
@@ -44,7 +44,6 @@ def test_it_is_a_program() -> None:
         (["runs/a", "runs/b"], "runs/a: unknown command; did you mean `llmc-jax compare logs "),
         (["checkpoint", "a"], "compare checkpoints`"),
         (["logs"], "required: LOG"),
-        (["logs", "a", "b", "--", "-b", "4"], "logs takes no words behind --"),
         (["logs", "--pict", "x"], "--pict: unknown flag"),
     ],
 )
@@ -55,12 +54,6 @@ def test_wrong_words(
     assert main(words) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("llmc-jax compare: ") and said in line
-
-
-def test_flags_of_another_program() -> None:
-    found = command.make_parser().parse_args(["run", "x", "--json", "--", "-b", "--", "4"])
-    assert (found.executable, found.json, found.flags) == ("x", command.SCREEN, ["-b", "--", "4"])
-    assert command.make_parser().parse_args(["logs", "a"]).flags == []
 
 
 # ----- what all of them print ---------------------------------------------------------------------------------------

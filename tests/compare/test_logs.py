@@ -143,7 +143,7 @@ def test_validations_over_another_number_of_batches_are_not_compared(
     a, b = (log._replace(curves={**log.curves, "val.loss": log.val.at(slice(2))}) for log in (a, b))
     found = logs.differences([a, b])
     assert not any(each.parts for each in found) and not len(found[1].steps)
-    assert logs.verdict(found[1], "v").startswith("v: not compared at 2 common steps")
+    assert logs.verdict(found[1]).startswith("B vs A, validation: not compared at 2 common steps")
 
 
 def test_speed_leaves_the_first_step_out() -> None:
