@@ -61,13 +61,6 @@ def fingerprint(paths: Iterable[Path]) -> str:
     return digest.hexdigest()
 
 
-# The fields of a state that was converted and not trained here, in their order.
-CONVERTED = (
-    "format", "step", "model", "dtype", "master_weights", "options", "val_loss", "progress", "loader", "data",
-    "environment", "origin",
-)  # fmt: skip
-
-
 @dataclass(frozen=True)
 class Metadata:
     """All that a checkpoint holds beside its arrays."""
@@ -104,8 +97,6 @@ class Metadata:
         }
         if self.range_test is not None:
             stored["range_test"] = dict(self.range_test)
-        if self.total_steps is None:
-            stored = {name: stored[name] for name in CONVERTED}
         return stored if self.tokenizer is None else stored | {"tokenizer": self.tokenizer._asdict()}
 
     @staticmethod
@@ -115,26 +106,19 @@ class Metadata:
         The manifest holds the digest of it, so what a program has written is what it was.
         Raises FormatError, which names the folder, if this is no metadata of a training state.
         """
-        step, dtype, progress = stored.get("step"), stored.get("dtype"), stored.get("progress")
-        if dtype not in DTYPES or type(step) is not int:
-            raise FormatError(f"{folder}: run.json has dtype {dtype!r} and step {step!r}; this is not a training state")
-        optional = ("total_steps", "val_data", "loader", "kernels", "range_test")
-        rest = {name: stored[name] for name in optional if name in stored}
-        for name in ("options", "environment", "origin"):
-            found = stored.get(name) or {}
-            if not isinstance(found, Mapping):
-                raise FormatError(f"{folder}: run.json has {name} {found!r:.80}, which is no object")
-            rest |= {name: found} if found else {}
-        master, rounding, data = stored.get("master_weights", True), stored.get("rounding"), stored.get("data")
-        model = shape_of(stored.get("model"))
-        if model is None:
-            raise FormatError(f"{folder}: run.json holds no model's shape; it is not a training state of llmc-jax")
-        identity = Identity(model, dtype, master, rounding, data)
-        counters = (
-            Counters(**{name: progress[name] for name in Counters._fields if name in progress}) if progress else None
+        objects = ("options", "environment", "origin", "loader", "kernels", "range_test")
+        rest = {name: stored[name] for name in (*objects, "total_steps", "val_data") if stored.get(name) is not None}
+        step, dtype, model = stored.get("step"), stored.get("dtype"), shape_of(stored.get("model"))
+        sound = (
+            type(step) is int and dtype in DTYPES and all(isinstance(rest.get(each, {}), Mapping) for each in objects)
         )
+        if model is None or not sound:
+            raise FormatError(f"{folder}: its run.json is not that of a training state of llmc-jax")
+        master, rounding, data = stored.get("master_weights", True), stored.get("rounding"), stored.get("data")
+        known = {name: value for name, value in (stored.get("progress") or {}).items() if name in Counters._fields}
         tokenizer = Named(**stored["tokenizer"]) if stored.get("tokenizer") else None
-        return Metadata(step, identity, counters=counters, tokenizer=tokenizer, **rest)
+        identity = Identity(model, dtype, master, rounding, data)
+        return Metadata(step, identity, counters=Counters(**known) if known else None, tokenizer=tokenizer, **rest)
 
 
 def shape_of(found: Any) -> ModelConfig | None:

@@ -17,11 +17,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
 from llmc_jax.base.errors import FormatError
+from llmc_jax.base.plain import Count, Where, from_json, to_json
 from llmc_jax.checkpoint.contents import FORMAT
 from llmc_jax.models.tensors import BLOCKS, FLAT_MULTIPLE
 
@@ -31,7 +32,8 @@ LARGEST = 1 << 24  # bytes of a manifest; a real one has some 30 KB; more is not
 THREADS = min(4, os.cpu_count() or 1)  # SHA-256 takes about a second for 2 GB, and hashlib lets other threads run
 
 NAME = re.compile(r"[A-Za-z0-9_]+(/[A-Za-z0-9_]+)*")  # of a tensor
-_DIGEST = re.compile(r"[0-9a-f]{64}")
+Digest = Annotated[str, Where(lambda text: re.fullmatch("[0-9a-f]{64}", text) is not None)]
+Length = Annotated[int, Where(lambda length: 0 < length < 1 << 63)]
 
 
 class Tensor(NamedTuple):
@@ -40,9 +42,9 @@ class Tensor(NamedTuple):
     parts: files of equal size that hold its elements one after the other: 1, or BLOCKS where each block has its own.
     """
 
-    shape: tuple[int, ...]
-    dtype: str
-    sha256: tuple[str, ...]
+    shape: tuple[Length, ...]
+    dtype: Annotated[str, Where(DTYPES.__contains__)]
+    sha256: tuple[Digest, ...]
     parts: int = 1
 
     @property
@@ -59,14 +61,14 @@ class Tensor(NamedTuple):
 class File(NamedTuple):
     """What the manifest says of a file."""
 
-    size: int  # bytes
-    sha256: str
+    size: Count  # bytes
+    sha256: Digest
 
 
 class Manifest(NamedTuple):
     """A checked manifest. files: by path relative to the state folder, with /; those of arrays are not among them."""
 
-    step: int
+    step: Count
     tensors: dict[str, Tensor]
     files: dict[str, File]
 
@@ -160,21 +162,8 @@ def dump(data: Mapping[str, Any]) -> bytes:
 
 def dump_manifest(manifest: Manifest) -> bytes:
     """Return JSON whose last field is the digest of the same JSON without that field."""
-    body: dict[str, Any] = {
-        "format": FORMAT,
-        "step": manifest.step,
-        "tensors": {name: _tensor_fields(tensor) for name, tensor in manifest.tensors.items()},
-        "files": {path: file._asdict() for path, file in manifest.files.items()},
-    }
+    body = {"format": FORMAT, **to_json(manifest)}
     return dump({**body, "sha256": hashlib.sha256(dump(body)).hexdigest()})
-
-
-def _tensor_fields(tensor: Tensor) -> dict[str, Any]:
-    """Return what the manifest says of an array; of its parts only where there are several."""
-    fields = tensor._asdict()
-    if tensor.parts == 1:
-        del fields["parts"]
-    return fields
 
 
 def parse_manifest(raw: bytes) -> Manifest:
@@ -195,38 +184,26 @@ def parse_manifest(raw: bytes) -> Manifest:
     if type(form) is not int or form != FORMAT:
         raise FormatError(f"{MANIFEST}: format {form!r:.80}; this program reads format {FORMAT}")
     try:
-        _demand(_is_size(data["step"]))
-        tensors = {name: _tensor_facts(name, facts) for name, facts in data["tensors"].items()}
-        files = {path: _file_facts(path, facts) for path, facts in data["files"].items()}
-        _demand(METADATA in files and MANIFEST not in files)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise FormatError(f"{MANIFEST}: its fields are not those of format {form}") from error
-    return Manifest(data["step"], tensors, files)
+        manifest: Manifest = from_json(Manifest, {name: value for name, value in data.items() if name != "format"})
+    except ValueError:
+        manifest = Manifest(0, {}, {})  # which holds no METADATA
+    names = all(map(NAME.fullmatch, manifest.tensors)) and not any(map(_leads_elsewhere, manifest.files))
+    whole = (
+        METADATA in manifest.files and MANIFEST not in manifest.files and all(map(_is_sound, manifest.tensors.values()))
+    )
+    if not names or not whole:
+        raise FormatError(f"{MANIFEST}: its fields are not those of format {form}")
+    return manifest
 
 
-def _demand(condition: object) -> None:
-    if not condition:
-        raise ValueError
+def _is_sound(tensor: Tensor) -> bool:
+    """Return whether an array has the blocks of its size, and as many parts as such an array can have."""
+    parts = (1, BLOCKS) if len(tensor.sha256) == BLOCKS and len(tensor.shape) == 1 else (1,)
+    return len(tensor.shape) <= 32 and len(tensor.sha256) == blocks_of(tensor.shape) and tensor.parts in parts
 
 
-def _is_size(value: object) -> bool:
-    return type(value) is int and 0 <= value < 2**63
-
-
-def _tensor_facts(name: str, facts: dict[str, Any]) -> Tensor:
-    _demand(NAME.fullmatch(name) and facts["dtype"] in DTYPES)
-    shape, digests, parts = facts["shape"], facts["sha256"], facts.get("parts", 1)
-    _demand(isinstance(shape, list) and len(shape) <= 32 and all(map(_is_size, shape)) and 0 not in shape)
-    _demand(isinstance(digests, list) and len(digests) == blocks_of(tuple(shape)))
-    _demand(all(map(_DIGEST.fullmatch, digests)))
-    _demand("parts" not in facts or (type(parts) is int and parts == len(digests) == BLOCKS and len(shape) == 1))
-    return Tensor(tuple(shape), facts["dtype"], tuple(digests), parts)
-
-
-def _file_facts(path: str, facts: dict[str, Any]) -> File:
-    _demand(not {"", ".", ".."} & set(path.split("/")) and "\0" not in path)
-    _demand(_is_size(facts["size"]) and _DIGEST.fullmatch(facts["sha256"]))
-    return File(facts["size"], facts["sha256"])
+def _leads_elsewhere(path: str) -> bool:
+    return bool({"", ".", ".."} & set(path.split("/"))) or "\0" in path
 
 
 def read_manifest(folder: Path) -> Manifest:

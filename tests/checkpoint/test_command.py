@@ -1,4 +1,4 @@
-"""`llmc-jax checkpoint`: table, exit status, words; and that checking needs neither orbax nor JAX."""
+"""`llmc-jax checkpoint`: table, exit status; and that checking needs neither orbax nor JAX."""
 
 import json
 import os
@@ -49,7 +49,7 @@ def test_all_good(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kilobytes = sum(path.stat().st_size for path in (run / "state_00000100").rglob("*") if path.is_file()) / 1000
     assert first.split() == ["100", f"{kilobytes:.2f}", "kB", "3.5123", "good"]
     assert second.split()[3:] == ["-", "good"]
-    assert verdict == "2 checkpoints, all good"
+    assert verdict == "2 checkpoints, 0 bad"
 
 
 def test_a_flipped_bit_and_a_missing_file(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,11 +59,11 @@ def test_a_flipped_bit_and_a_missing_file(run: Path, capsys: pytest.CaptureFixtu
     _, first, second, verdict = capsys.readouterr().out.splitlines()
     assert first.endswith("  BAD: tensors/copy.wte/c/0/0: damaged: what is read is not what was saved")
     assert second.endswith("  BAD: run.json: is missing")
-    assert verdict == "2 checkpoints, 2 bad; there is no good one"
+    assert verdict == "2 checkpoints, 2 bad"
     assert main(["verify", "--quick", str(run)]) == 2
     _, first, second, verdict = capsys.readouterr().out.splitlines()
     assert first.endswith("  complete, contents not read")
-    assert verdict == "2 checkpoints, 1 bad; the newest complete one is that of step 100"
+    assert verdict == "2 checkpoints, 1 bad"
 
 
 def test_a_missing_done_is_told_and_no_damage(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,11 +75,6 @@ def test_a_missing_done_is_told_and_no_damage(run: Path, capsys: pytest.CaptureF
     assert main(["verify", "--json", str(run)]) == 0
     found = json.loads(capsys.readouterr().out)["checkpoints"]
     assert [(each["done"], each["healthy"]) for each in found] == [(True, True), (False, True)]
-    for folder, done in ((run / "state_00000100", True), (run / "state_00000200", False), (run, False)):
-        assert main(["show", "--json", str(folder)]) == 0
-        assert json.loads(capsys.readouterr().out)["done"] is done
-        assert main(["show", str(folder)]) == 0
-        assert ("DONE_00000200 is missing" in capsys.readouterr().out.splitlines()[0]) is not done
 
 
 def test_json(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,7 +97,7 @@ def test_json(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_one_state_folder(run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["verify", f"{run}/state_00000100/"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "1 checkpoint, all good"
+    assert capsys.readouterr().out.splitlines()[-1] == "1 checkpoint, 0 bad"
     copy = shutil.copytree(run / "state_00000100", run / "best")  # under another name, with no DONE_ file
     assert main(["verify", str(copy)]) == 0
     flip(copy / "MANIFEST.json")
@@ -117,8 +112,6 @@ def test_folders_without_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixtu
         (["verify", f"{tmp_path}/nowhere"], "nowhere: there is no such folder"),
         (["verify", str(tmp_path)], f"{tmp_path}: has no checkpoint"),
         (["verify", "--json", str(tmp_path)], f"{tmp_path}: has no checkpoint"),
-        (["show", f"{tmp_path}/nowhere"], "nowhere: there is no such folder"),
-        (["show", str(tmp_path)], f"{tmp_path}: has no complete checkpoint"),
     ):
         assert main(words) == 2
         error = capsys.readouterr().err
@@ -130,20 +123,6 @@ def test_folders_without_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixtu
         (tmp_path / name).touch()
     assert main(["verify", str(tmp_path)]) == 2
     assert "its state_*.bin files are llm.c's" in capsys.readouterr().err
-
-
-def test_show(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["show", str(run / "state_00000100")]) == 0
-    out = capsys.readouterr().out
-    lines = [line.split() for line in out.splitlines()]
-    assert ["val_loss", "3.51234"] in lines and ["model.channels", "64"] in lines
-    assert "[0, 1, 2, 3, 4, 5, 6, 7, ... 20 items]" in out
-    assert ["params/wte", "float32", "8,192", "(128,", "64)"] in lines and ["step", "int32", "1", "()"] in lines
-    (run / "state_00000200" / "run.json").unlink()  # so the newest complete one is that of step 100
-    assert main(["show", "--json", str(run)]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["facts"]["step"] == 100
-    assert found["tensors"]["copy/wte"] == {"shape": [128, 64], "dtype": "bfloat16"}
 
 
 def test_as_a_program_it_needs_neither_orbax_nor_jax(run: Path) -> None:

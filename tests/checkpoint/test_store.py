@@ -157,7 +157,7 @@ def test_the_folder_is_what_the_documentation_says(template: Path) -> None:
     assert [len(digests) for digests in digests_of(arrays).values()] == [1, 1, 1, 64, 1]
     for name, digests in digests_of(arrays).items():
         shape, dtype = list(arrays[name].shape), arrays[name].dtype.name
-        assert said["tensors"][name] == {"shape": shape, "dtype": dtype, "sha256": digests}
+        assert said["tensors"][name] == {"shape": shape, "dtype": dtype, "sha256": digests, "parts": 1}
     files = {str(p.relative_to(folder)): p for p in folder.rglob("*") if p.is_file() and p.name != "MANIFEST.json"}
     for name, array in arrays.items():
         path = "/".join(("tensors", name.replace("/", "."), "c", *"0" * array.ndim))
