@@ -6,7 +6,6 @@ formats themselves.
 
 import hashlib
 import os
-import re
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
@@ -27,27 +26,18 @@ from llmc_jax.checkpoint.manifest import dtype_of
 from llmc_jax.checkpoint.reading import chunks, not_finite
 from llmc_jax.checkpoint.source import Slice, Source, SpecialTokens, slices, slices_of
 from llmc_jax.checkpoint.sources import open_source
-from llmc_jax.config.model import ModelConfig
 from llmc_jax.data import tables
-from llmc_jax.data.hf_tokenizer import FILES as TOKENIZER_FILES
 from llmc_jax.data.tokenizers import Choice, Tokenizer, drawable, known_eot
-from llmc_jax.models.gpt2.tensors import flat_size, num_parameters, tensor_specs
+from llmc_jax.models.gpt2.tensors import flat_size, tensor_specs
 from llmc_jax.models.tensors import BLOCKS
 
 DIFFERS = "not written: what was read back differs from what was written; is the disk sound?"
-NO_SPECIAL = (
-    "bos_token_id and eos_token_id are null, because this vocabulary does not say which ids begin and end a text; give "
-    "--tokenizer FILE, or set them in config.json and generation_config.json"
-)
-OUR_FILES = frozenset({"config.json", "generation_config.json", "model.safetensors", *TOKENIZER_FILES})
-ORBAX_FILES = re.compile(r"_METADATA|_CHECKPOINT_METADATA|commit_success\.txt|manifest\.ocdbt|ocdbt\.process_0|d")
 
 
 class Outcome(NamedTuple):
-    """What a conversion did, in words: what is there now, how it was checked, what to know; and the weights' digest."""
+    """What a conversion did, in words: what is there now, what to know; and the weights' digest."""
 
     wrote: str
-    checked: str
     warnings: tuple[str, ...]
     digest: str
 
@@ -106,10 +96,10 @@ class Passage:
         parts = (self.digests[piece.tensor, piece.layer] for piece in slices(self.source.config))
         return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
 
-    def words(self) -> str:
-        """Return how the output's values compare with the source's, once they were read back and found right."""
-        equal = self.dtype == "fp32" or self.source.stored_dtype(self.group) == "bf16"
-        return f"all {num_parameters(self.source.config):,} values {'equal' if equal else 'rounded to bf16'}"
+    def outcome(self, out: Path, what: str, drops_padding: bool = False) -> Outcome:
+        """Return what was done, once it was read back and found right."""
+        wrote = f"{out}: {what} ({self.dtype}), {size_of(out):,} bytes"
+        return Outcome(wrote, self.warnings(drops_padding), self.digest)
 
 
 def passed(source: Source) -> Passage:
@@ -145,11 +135,10 @@ def check_written(passage: Passage, back: Source, out: Path, padding: bool) -> N
 # ----- llm.c's model files ------------------------------------------------------------------------------------------
 
 
-def to_model(source: Source, out: Path, version: int, force: bool) -> Outcome:
+def to_model(source: Source, out: Path, dtype: str, force: bool) -> Outcome:
     """Write an llm.c model file, version 3 (fp32) or 5 (bf16)."""
     refuse_existing(out, force)
-    passage = Passage(source, "fp32" if version == 3 else "bf16")
-    header = _header_of(source)
+    passage, version, header = Passage(source, dtype), 3 if dtype == "fp32" else 5, _header_of(source)
     with llmc.new_file(out) as temporary:
         with temporary.open("xb") as file:
             llmc.dump_pieces(file, source.config, map(passage.take, slices(source.config)), version, header)
@@ -157,9 +146,7 @@ def to_model(source: Source, out: Path, version: int, force: bool) -> Outcome:
         if not np.array_equal(back.header, llmc.make_header(source.config, version, header)):
             raise InputError(f"{out}: {DIFFERS}")
         check_written(passage, open_source(temporary), out, padding=True)
-    wrote = f"{out}: version {version} ({llmc.STORAGE[version].words}), {out.stat().st_size:,} bytes"
-    checked = f"{out}: read back, header right, {passage.words()}"
-    return Outcome(wrote, checked, _lost_tokens(source) + passage.warnings(), passage.digest)
+    return passage.outcome(out, f"llm.c model, version {version}")
 
 
 def _header_of(source: Source) -> np.ndarray | None:
@@ -180,34 +167,26 @@ class TokenizerFiles(NamedTuple):
     settings: Mapping[str, Any]
 
 
-def to_hugging_face(source: Source, out: Path, dtype: str, tokenizer: TokenizerFiles | None, force: bool) -> Outcome:
+def to_hugging_face(source: Source, out: Path, dtype: str, tokenizer: TokenizerFiles | None) -> Outcome:
     """Write a folder as transformers does it. tokenizer: None: no files of one, and the ids that the source has."""
     tokenizer = tokenizer or TokenizerFiles({}, special_tokens(source, None), {})
-    passage, special = Passage(source, dtype), tokenizer.special
-    with new_folder(out, force) as temporary:
-        hugging_face.write_folder(temporary, source.config, dtype, passage.take, special, tokenizer.settings)
+    passage = Passage(source, dtype)
+    with new_folder(out) as temporary:
+        hugging_face.write_folder(temporary, source.config, dtype, passage.take, tokenizer.special, tokenizer.settings)
         for name, content in tokenizer.files.items():
             (temporary / name).write_bytes(content)
         check_written(passage, open_source(temporary), out, padding=False)
-        total = sum(path.stat().st_size for path in temporary.iterdir())
-        names = ", ".join(sorted(path.name for path in temporary.iterdir()))
-    wrote = f"{out}: Hugging Face GPT-2 ({dtype}), {total:,} bytes: {names}"
-    checked = f"{out}: read back, {passage.words()}"
-    unknown = (NO_SPECIAL,) if source.special is None and special.eos is None else ()
-    warnings = (*unknown, *passage.warnings(drops_padding=True))
-    return Outcome(wrote, checked, warnings, passage.digest)
+    return passage.outcome(out, "Hugging Face GPT-2", drops_padding=True)
 
 
-def to_orbax(source: Source, out: Path, dtype: str, force: bool) -> Outcome:
+def to_orbax(source: Source, out: Path, dtype: str) -> Outcome:
     """Write a checkpoint that orbax reads, of the model's named tensors. Needs the memory of the weights."""
     passage = Passage(source, dtype)
-    with new_folder(out, force) as temporary:
+    with new_folder(out) as temporary:
         stored = dtype_of("bfloat16" if dtype == "bf16" else "float32")
         exchange.write_folder(temporary, source, stored, passage.take, out)
         check_written(passage, open_source(temporary), out, padding=True)
-        total = sum(path.stat().st_size for path in temporary.rglob("*") if path.is_file())
-    wrote = f"{out}: orbax checkpoint ({dtype}), {total:,} bytes"
-    return Outcome(wrote, f"{out}: read back, {passage.words()}", passage.warnings(), passage.digest)
+    return passage.outcome(out, "orbax checkpoint")
 
 
 def special_tokens(source: Source, tokenizer: Tokenizer | None, named: bool = False) -> SpecialTokens:
@@ -220,66 +199,39 @@ def special_tokens(source: Source, tokenizer: Tokenizer | None, named: bool = Fa
     ids = [token for token in (found.bos, *eos) if token is not None]
     if tokenizer is not None and (named or not ids or max(ids) >= limit):
         return SpecialTokens(tokenizer.eot, tokenizer.eot)
-    return source.special or _by_size(source.config)
+    eot = known_eot(source.config.vocab_size)
+    return source.special or SpecialTokens(eot, eot)
 
 
-def _by_size(config: ModelConfig) -> SpecialTokens:
-    eot = known_eot(config.vocab_size)
-    return SpecialTokens(eot, eot)
-
-
-def _lost_tokens(source: Source) -> tuple[str, ...]:
-    """Say that llm.c's files have no place for the ids that begin and end a text, where the size does not tell them."""
-    if source.special is None or source.special in (SpecialTokens(None, None), _by_size(source.config)):
-        return ()
-    bos, eos = source.special
-    return (f"bos_token_id {bos} and eos_token_id {eos} are left out: llm.c's files have no place for them",)
+def size_of(out: Path) -> int:
+    """Return the bytes of a file, or of all files in a folder."""
+    return sum(path.stat().st_size for path in ([out] if out.is_file() else out.rglob("*")) if path.is_file())
 
 
 @contextmanager
-def new_folder(out: Path, force: bool) -> Iterator[Path]:
-    """Yield a hidden folder beside `out` that takes its place, synced, if the block ends without an error.
+def new_folder(out: Path) -> Iterator[Path]:
+    """Yield a hidden folder beside `out`, which becomes `out`, synced, if the block ends without an error.
 
-    With force, a folder that holds nothing but what a conversion wrote there is replaced. Raises InputError.
+    Raises InputError, also where there is something of that name.
     """
-    refuse_existing(out, force)
     out = out.absolute()
-    hidden = f".{out.name}.{secrets.token_hex(4)}"
-    temporary, aside = out.with_name(f"{hidden}.tmp"), out.with_name(f"{hidden}.old")
     if os.path.lexists(out):
-        _check_replaceable(out)
+        raise InputError(f"{out}: exists already; remove it, or give another name")
     if not out.parent.is_dir():
         raise InputError(f"{out}: cannot be written: there is no folder {out.parent}; make it first")
+    temporary = out.with_name(f".{out.name}.{secrets.token_hex(4)}.tmp")
     try:
         temporary.mkdir()
         try:
             yield temporary
             for path in (*temporary.rglob("*"), temporary):
                 sync(path)
-            if os.path.lexists(out):
-                out.rename(aside)
-            try:
-                temporary.rename(out)
-            except OSError:
-                if aside.exists():
-                    aside.rename(out)
-                raise
+            temporary.rename(out)
             sync(out.parent)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-            shutil.rmtree(aside, ignore_errors=True)
     except OSError as error:
         raise InputError(f"{out}: cannot be written: {reason(error)}") from error
-
-
-def _check_replaceable(out: Path) -> None:
-    if out.is_symlink() or not out.is_dir():
-        raise InputError(f"{out}: is not a folder; remove it, or give another name")
-    names = {path.name for path in out.iterdir()}
-    orbax = names >= exchange.FILES
-    others = sorted(name for name in names - OUR_FILES if not (orbax and ORBAX_FILES.fullmatch(name)))
-    if others:
-        raise InputError(f"{out}: holds {others[0]!r}, which no conversion wrote; remove it, or give another name")
 
 
 # ----- training states ----------------------------------------------------------------------------------------------
@@ -351,8 +303,7 @@ def to_state(source: Source, run: Path, dtype: str, tokenizer: Choice, force: bo
                 run.rmdir()
     final = passed(open_source(entry.folder))
     wrote = f"{entry.folder}: training state of llmc-jax, step {step} ({dtype}), {entry.bytes:,} bytes"
-    checked = f"{entry.folder}: every tensor read back and equal to what was written"
-    return Outcome(wrote, checked, found.warnings + final.warnings(), final.digest)
+    return Outcome(wrote, found.warnings + final.warnings(), final.digest)
 
 
 def stored_as(source: Source, group: str) -> str:
@@ -406,9 +357,7 @@ def to_llmc_state(
     found = state_of(source, dtype)
     paths, warnings = llmc_state.write_llmc_state(folder, found, processes=processes, zero=zero, force=force)
     final = passed(open_source(folder, step=found.metadata.step))
-    back = final.source
-    total, names = sum(path.stat().st_size for path in paths), ", ".join(path.name for path in paths)
-    wrote = f"{folder}: training state of llm.c, step {back.step} ({back.dtype}), {total:,} bytes: {names}"
-    checked = f"{folder}: every file read back and equal to what was written"
-    warnings = (*_lost_tokens(source), *found.warnings, *warnings, *final.warnings())
-    return Outcome(wrote, checked, tuple(dict.fromkeys(warnings)), final.digest)
+    total = sum(path.stat().st_size for path in paths)
+    wrote = f"{folder}: training state of llm.c, step {final.source.step} ({final.source.dtype}), {total:,} bytes"
+    warnings = (*found.warnings, *warnings, *final.warnings())
+    return Outcome(wrote, tuple(dict.fromkeys(warnings)), final.digest)

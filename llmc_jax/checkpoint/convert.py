@@ -15,21 +15,21 @@ import numpy as np
 
 from llmc_jax.base.commands import typed
 from llmc_jax.base.errors import InputError
-from llmc_jax.base.files import quoted, read_json_object, refuse_existing
+from llmc_jax.base.files import read_json_object
 from llmc_jax.base.kit import print_json
 from llmc_jax.base.options import own
 from llmc_jax.base.parsers import JSON, Parser, commands_line
 from llmc_jax.checkpoint import conversion
 from llmc_jax.checkpoint.conversion import Outcome, Passage
 from llmc_jax.checkpoint.hugging_face import LARGEST_CONFIG
-from llmc_jax.checkpoint.llmc import STORAGE, V2_ORDERS, WRITABLE
+from llmc_jax.checkpoint.llmc import STORAGE, V2_ORDERS
 from llmc_jax.checkpoint.reading import chunks
 from llmc_jax.checkpoint.source import Slice, Source, slices_of
 from llmc_jax.checkpoint.sources import open_source
 from llmc_jax.checkpoint.tokenizer import choose_tokenizer, folder_of
 from llmc_jax.data import tables
 from llmc_jax.data.hf_tokenizer import FILES, files_of
-from llmc_jax.data.tokenizers import Choice, load_tokenizer, write_tokenizer_bin
+from llmc_jax.data.tokenizers import Choice, load_tokenizer
 from llmc_jax.models.gpt2.tensors import num_parameters, tensor_specs
 
 FORMATS = """\
@@ -53,12 +53,13 @@ Look into a checkpoint of any format, and convert between them. Needs the memory
 model; nothing is overwritten without --force, and an output has its name only when it is complete and was checked."""
 
 TARGETS = {
-    "llmc": "a model file of llm.c",
+    "llmc": "a model file of llm.c, version 3 (fp32) or 5 (bf16)",
     "llmc-state": "a folder with a training state of llm.c",
     "state": "a run folder with a training state of llmc-jax",
     "hf": "a folder of Hugging Face's transformers",
     "orbax": "a checkpoint of orbax's, for other JAX programs",
 }
+WORDS = {"params": "weights", "m": "m (AdamW's mean)", "v": "v (AdamW's mean square)", "copy": "16-bit weights"}
 KINDS = {
     "llmc-model": "llm.c model",
     "llmc-state": "training state of llm.c",
@@ -113,19 +114,11 @@ def _headline(source: Source) -> str:
     return f"{source.path}: {KINDS[source.kind]}, {precision}, N={num_parameters(source.config):,}"
 
 
-class Row(NamedTuple):
-    """One line of the table. type: of the stored values; byte: where they begin, in llm.c's model files."""
+def _tensors(source: Source, passage: Passage) -> Iterator[tuple[str, str, dict[str, Any], Stats]]:
+    """Yield group, name, shape and place, and figures of each tensor, in the order of the file if it is llm.c's.
 
-    group: str
-    name: str
-    shape: tuple[int, ...]
-    type: str
-    byte: int | None
-    stats: Stats
-
-
-def _rows(source: Source, passage: Passage) -> Iterator[Row]:
-    """Yield a row for each tensor, in the order of the file if it is llm.c's; the weights go through the passage."""
+    The weights go through the passage.
+    """
     in_file = source.opened.tensors if source.kind == "llmc-model" else {}
     specs = {spec.name: spec for spec in tensor_specs(source.config)}
 
@@ -135,93 +128,56 @@ def _rows(source: Source, passage: Passage) -> Iterator[Row]:
     for group in source.groups:
         for name in in_file or specs:
             stored = in_file.get(name)
-            shape, dtype = (stored or specs[name]).shape, stored.dtype if stored else source.stored_dtype(group)
-            rows = shape[0] if name == "wte" else None  # not the padding that an older file lacks
-            stats = tensor_stats(read(group, piece)[:rows] for piece in slices_of(specs[name]))
-            yield Row(group, name, shape, dtype, stored.offset if stored else None, stats)
+            about = {"shape": specs[name].shape, "type": source.stored_dtype(group)}
+            if stored:
+                about = {"shape": stored.shape, "type": stored.dtype, "byte": stored.offset}
+            rows = about["shape"][0] if name == "wte" else None  # not the padding that an older file lacks
+            yield group, name, about, tensor_stats(read(group, piece)[:rows] for piece in slices_of(specs[name]))
 
 
 def inspect(path: Path, v2_order: str, step: int | None, as_json: bool) -> None:
     """Print what a checkpoint holds: its shape and, for each tensor, place and statistics; and a digest of it all."""
     source = open_source(path, v2_order=v2_order, step=step)
     passage = Passage(source, "fp32")
-    rows = _rows(source, passage)
+    found = _tensors(source, passage)
     if as_json:
-        print_json(_inspection(source, passage, list(rows)))
+        print_json(_inspection(source, passage, found))
         return
     print(_headline(source))
-    c, path = source.config, source.path
-    size = f", {path.stat().st_size:,} bytes" if path.is_file() else ""
+    c = source.config
     print(
         f"max_seq_len {c.max_seq_len}, vocab_size {c.vocab_size} (padded {c.padded_vocab_size}), "
-        f"num_layers {c.num_layers}, num_heads {c.num_heads}, channels {c.channels}{size}"
+        f"num_layers {c.num_layers}, num_heads {c.num_heads}, channels {c.channels}"
     )
-    for line in _extra_lines(source):
-        print(line)
-    group = ""
-    for row in rows:
-        if row.group != group:
-            group = row.group
-            _print_head(source, group)
-        numbers = " ".join(f"{value:>11.4g}" for value in row.stats[:4])
-        byte = f"{row.byte:>14,} " if row.byte is not None else ""
-        print(
-            f"{row.name:<9} {row.shape!s:<18} {row.type} {byte}{numbers} {row.stats.nan:>7,} {row.stats.inf:>7,}",
-            flush=True,
-        )
+    place = f"{'byte':>14} " if source.kind == "llmc-model" else ""
+    head = "".join(f"{name:>11} " for name in Stats._fields[:4]) + f"{'NaN':>7} {'inf':>7}"
+    before = ""
+    for group, name, about, stats in found:
+        if group != before:
+            print(f"\n{WORDS[group]}\n{'tensor':<9} {'shape':<18} type {place}{head}")
+            before = group
+        byte = f"{about['byte']:>14,} " if "byte" in about else ""
+        numbers = "".join(f"{value:>11.4g} " for value in stats[:4])
+        line = f"{name:<9} {about['shape']!s:<18} {about['type']} {byte}{numbers}{stats.nan:>7,} {stats.inf:>7,}"
+        print(line, flush=True)
     print()
     _print_warnings((*source.warnings, *passage.warnings()), sys.stdout)
-    if not passage.warnings():
-        print("ok: every weight is finite, and the padding rows of wte are zero")
     print(f"digest of the weights: {passage.digest}")
 
 
-def _print_head(source: Source, group: str) -> None:
-    titles = {"params": "weights", "m": "m (AdamW's mean)", "v": "v (AdamW's mean square)", "copy": "16-bit weights"}
-    byte = f"{'byte':>14} " if source.kind == "llmc-model" else ""
-    print("" if source.groups == ("params",) else f"\n{titles[group]}")
-    print(
-        f"{'tensor':<9} {'shape':<18} type {byte}{'min':>11} {'max':>11} {'mean':>11} {'std':>11} {'NaN':>7} {'inf':>7}"
-    )
-
-
-def _extra_lines(source: Source) -> Iterator[str]:
-    if source.kind == "llmc-model":
-        header = source.opened.header
-        extra = np.flatnonzero(header[8:]) + 8
-        if extra.size:
-            yield f"header ints that llm.c leaves zero: {', '.join(f'[{i}]={header[i]}' for i in extra[:8])}"
-    if source.kind == "llmc-state":
-        ranks = source.opened.ranks
-        shared = ", m, v and master weights shared out (ZeRO-1)" if ranks[0].sharded else ""
-        place = ranks[0].place
-        order = "shuffled" if place["shuffle"] else "not shuffled"
-        yield (
-            f"{len(ranks)} {'process' if len(ranks) == 1 else 'processes'}{shared}; data {order}, rank 0 at shard "
-            f"{place['current_shard_idx']}, sample {place['current_sample_idx']}"
-        )
-    if source.kind == "state":
-        yield f"what else it holds: {typed('checkpoint')} show {quoted(source.path)}"
-
-
-def _inspection(source: Source, passage: Passage, rows: list[Row]) -> dict[str, Any]:
+def _inspection(
+    source: Source, passage: Passage, found: Iterable[tuple[str, str, dict[str, Any], Stats]]
+) -> dict[str, Any]:
     """Return what --json prints. Numbers that are not finite are null."""
-    tensors: dict[str, dict[str, Any]] = {}
-    for row in rows:
-        stats = {name: value if math.isfinite(value) else None for name, value in row.stats._asdict().items()}
-        place = {} if row.byte is None else {"byte": row.byte}
-        tensors.setdefault(row.group, {})[row.name] = {"shape": row.shape, "type": row.type, **place, **stats}
+    tensors: dict[str, dict[str, Any]] = {group: {} for group in source.groups}
+    for group, name, about, stats in found:
+        finite = {each: value if math.isfinite(value) else None for each, value in stats._asdict().items()}
+        tensors[group][name] = about | finite
     return {
-        "path": str(source.path),
-        "kind": source.kind,
-        "model": vars(source.config),
-        "dtype": source.dtype,
-        "step": source.step,
-        "parameters": num_parameters(source.config),
-        "tensors": tensors,
-        "warnings": [*source.warnings, *passage.warnings()],
-        "digest": passage.digest,
-    }
+        "path": str(source.path), "kind": source.kind, "model": vars(source.config), "dtype": source.dtype,
+        "step": source.step, "parameters": num_parameters(source.config), "tensors": tensors,
+        "warnings": [*source.warnings, *passage.warnings()], "digest": passage.digest,
+    }  # fmt: skip
 
 
 def _print_warnings(warnings: Iterable[str], stream: TextIO) -> None:
@@ -233,24 +189,14 @@ def _print_warnings(warnings: Iterable[str], stream: TextIO) -> None:
 
 
 def _target(args: argparse.Namespace) -> str:
-    if args.to:
-        return str(args.to)
-    if args.version is not None or args.out.suffix == ".bin":
-        return "llmc"
+    if args.to or args.out.suffix == ".bin":
+        return str(args.to or "llmc")
     choices = "; ".join(f"--to {name}: {words}" for name, words in TARGETS.items())
     raise InputError(f"{args.out}: its name does not say what it becomes; {choices}")
 
 
-def _output_dtype(source: Source, target: str, args: argparse.Namespace) -> str:
-    """Return fp32 or bf16: as --version or --dtype say, else as the source's weights are; fp16 widens to fp32."""
-    wanted: str | None = args.dtype
-    if args.version is not None:
-        if target != "llmc":
-            raise InputError(f"--version {args.version} is of llm.c's model files; for --to {target} give --dtype")
-        by_version = "fp32" if args.version == 3 else "bf16"
-        if wanted not in (None, by_version):
-            raise InputError(f"--version {args.version} holds {by_version}, not {wanted}; give one of the two")
-        wanted = by_version
+def _output_dtype(source: Source, target: str, wanted: str | None) -> str:
+    """Return fp32 or bf16: as --dtype says, else as the source's weights are; fp16 widens to fp32."""
     if target in ("state", "llmc-state") and "m" in source.groups:
         if wanted not in (None, source.dtype):
             raise InputError(f"{source.path}: a training state stays {source.dtype}; leave out --dtype {wanted}")
@@ -261,45 +207,36 @@ def _output_dtype(source: Source, target: str, args: argparse.Namespace) -> str:
 HOLDS_ONE = ("hf", "state")  # formats that hold a tokenizer; the others are llm.c's
 
 
-def _tokenizer_out(source: Source, target: str, args: argparse.Namespace) -> tuple[Choice, dict[str, bytes]]:
+def _tokenizer_out(source: Source, target: str, asked: str | None) -> tuple[Choice, dict[str, bytes]]:
     """Return the tokenizer that is to be written, and its files for --to hf; say where it comes from.
 
     It is read and checked before anything is written: the checkpoint's own, or what --tokenizer names. Into a folder of
     Hugging Face's goes also the one that the vocabulary suggests, never in the place of an own one.
     """
-    asked, V = args.tokenizer is not None and target in HOLDS_ONE, source.config.vocab_size
-    choice = load_tokenizer(args.tokenizer, V) if asked else choose_tokenizer(source, "auto")
+    if target not in HOLDS_ONE:
+        if asked is not None:
+            raise InputError(f"--tokenizer {asked}: only what --to hf and --to state write holds a tokenizer")
+        return Choice(None, ""), {}
+    choice = load_tokenizer(asked, source.config.vocab_size) if asked else choose_tokenizer(source, "auto")
     if asked and choice.tokenizer is not None:
         choice = choice._replace(named=tables.named(choice.tokenizer))
     files: dict[str, bytes] = {}
-    if target == "hf" and source.kind == "hugging-face" and not asked:
+    if target == "state":
+        choice = Choice(None, "IN brings none along") if choice.named is None else choice
+    elif source.kind == "hugging-face" and not asked:
         files = {name: path.read_bytes() for name in FILES if (path := folder_of(source) / name).is_file()}
-        why = f", which are not read here: {choice.note}" if files and choice.tokenizer is None else ""
-        choice = (
-            choice._replace(note=f"the files of {folder_of(source)}{why}") if files else Choice(None, "IN has none")
-        )
-    elif target == "hf" and choice.tokenizer is not None:
+        why = f", which are not read here: {choice.note}" if choice.tokenizer is None else ""
+        note = f"the files of {folder_of(source)}{why}" if files else "IN has none"
+        choice = choice._replace(note=note) if files else Choice(None, note)
+    elif choice.tokenizer is not None:
         try:
             files = files_of(choice.tokenizer, source.config.max_seq_len)
         except InputError as error:
             choice = choice._replace(note=f"{choice.note}: cannot be written as merges: {error}")
             if asked:
                 raise InputError(choice.note) from None
-    elif target == "state" and choice.named is None:
-        choice = Choice(None, "IN brings none along")
-    if target in HOLDS_ONE:
-        written = bool(files) if target == "hf" else choice.tokenizer is not None
-        print(f"{'read    tokenizer: ' if written else 'note    no tokenizer is written: '}{choice.note}")
-    elif args.tokenizer in (None, "none"):
-        args.tokenizer = None
-        if choice.named is not None:
-            print("note    OUT holds no tokenizer; --tokenizer FILE writes it as llm.c's gpt2_tokenizer.bin")
-    else:
-        refuse_existing(args.tokenizer, args.force)
-        if choice.tokenizer is None or choice.tokenizer.json:
-            why = ": is more than llm.c's table can hold" if choice.tokenizer else ""
-            raise InputError(f"--tokenizer {args.tokenizer}: cannot be written: {choice.note}{why}")
-        print(f"read    tokenizer: {choice.note}")
+    written = bool(files) if target == "hf" else choice.tokenizer is not None
+    print(f"{'read    tokenizer: ' if written else 'note    no tokenizer is written: '}{choice.note}")
     return choice, files
 
 
@@ -309,16 +246,13 @@ def convert(args: argparse.Namespace) -> None:
     source = open_source(args.source, v2_order=args.v2_order, step=args.step)
     if target == "state" and source.kind == "state":
         raise InputError(f"{source.path}: is a training state of llmc-jax already; copy the folder and its DONE_ file")
-    dtype = _output_dtype(source, target, args)
+    dtype = _output_dtype(source, target, args.dtype)
     print(f"read    {_headline(source)}")
     _print_warnings(source.warnings, sys.stderr)
-    choice, files = _tokenizer_out(source, target, args)
+    choice, files = _tokenizer_out(source, target, args.tokenizer)
     outcome = _write(source, target, dtype, choice, files, args)
     print(f"wrote   {outcome.wrote}")
-    if choice.tokenizer is not None and target not in HOLDS_ONE and args.tokenizer is not None:
-        write_tokenizer_bin(args.tokenizer, choice.tokenizer.pieces, choice.tokenizer.eot)
-        print(f"wrote   {args.tokenizer}: llm.c's tokenizer, {choice.tokenizer.vocab_size:,} ids")
-    print(f"checked {outcome.checked}")
+    print("checked read back, and equal to what was written")
     print(f"digest  {outcome.digest} of the weights (`inspect` prints it too)")
     _print_warnings(outcome.warnings, sys.stderr)
 
@@ -327,16 +261,16 @@ def _write(
     source: Source, target: str, dtype: str, choice: Choice, files: dict[str, bytes], args: argparse.Namespace
 ) -> Outcome:
     if target == "llmc":
-        return conversion.to_model(source, args.out, 3 if dtype == "fp32" else 5, args.force)
+        return conversion.to_model(source, args.out, dtype, args.force)
     if target == "hf":
         special = conversion.special_tokens(source, choice.tokenizer, named=args.tokenizer is not None)
         kept = source.kind == "hugging-face" and args.tokenizer is None
         config = read_json_object(folder_of(source) / "config.json", LARGEST_CONFIG) if kept else {}
         settings = {name: config[name] for name in ("tokenizer_class",) if name in config}
         out = conversion.TokenizerFiles(files, special, settings)
-        return conversion.to_hugging_face(source, args.out, dtype, out, args.force)
+        return conversion.to_hugging_face(source, args.out, dtype, out)
     if target == "orbax":
-        return conversion.to_orbax(source, args.out, dtype, args.force)
+        return conversion.to_orbax(source, args.out, dtype)
     if target == "state":
         return conversion.to_state(source, args.out, dtype, choice, args.force)
     zero = None if args.zero is None else bool(args.zero)
@@ -350,22 +284,18 @@ def debug_state(args: argparse.Namespace) -> None:
     """Write the debug state of a model and a batch, computed here."""
     from llmc_jax.checkpoint.debug_state import make_debug_state
 
-    made = make_debug_state(args.model, args.out, args.tokens, args.batch_size, args.sequence_length, args.force)
-    c, dtype = made.source.config, made.source.dtype
-    print(f"read    {args.model}: L={c.num_layers} NH={c.num_heads} C={c.channels} V={c.vocab_size}, {dtype}")
-    print(f"read    tokens: {made.tokens}")
-    print(
-        f"wrote   {args.out}: debug state of B={args.batch_size} T={args.sequence_length}, loss {made.loss:.6f}, "
-        f"{args.out.stat().st_size:,} bytes"
-    )
-    print(f"checked {args.out}: read back, every value equal")
-    _print_warnings(made.warnings, sys.stderr)
+    source = open_source(args.model)
+    loss, warnings = make_debug_state(source, args.out, args.tokens, args.batch_size, args.sequence_length, args.force)
+    print(f"read    {_headline(source)}")
+    print(f"wrote   {args.out}: debug state of B={args.batch_size} T={args.sequence_length}, loss {loss:.6f}")
+    print("checked read back, and equal to what was written")
+    _print_warnings((*source.warnings, *warnings), sys.stderr)
 
 
 # ----- the command line ---------------------------------------------------------------------------------------------
 
 
-FORCE = own("--force", "", False, "replace OUT if it exists")
+FORCE = own("--force", "", False, "replace OUT if it exists: a file, or a training state in a folder")
 OF_SOURCE = (
     own("--step", "N", None, "of a folder with several training states: this one, not the newest", 0),
     own("--v2-order", "|".join(V2_ORDERS), "auto", "where the layernorms of a version 2 file stand; auto tells by "
@@ -376,10 +306,8 @@ OF_CONVERT = (
     own("out", "OUT", None, ""),
     own("--to", "|".join(TARGETS), None, "what OUT becomes (llmc if it ends in .bin). "
         + "; ".join(f"{name}: {text}" for name, text in TARGETS.items())),
-    own("--version", "|".join(map(str, WRITABLE)), None, "of llm.c's model file, 3: fp32; 5: bf16", type=int),
     own("--dtype", "fp32|bf16", None, "of the weights; as they are in IN (default)"),
-    own("--tokenizer", "FILE", None, "for --to hf and --to state: take this tokenizer, not that of IN; else: write the "
-        "tokenizer of IN there, as llm.c's gpt2_tokenizer.bin"),
+    own("--tokenizer", "FILE", None, "for --to hf and --to state: take this tokenizer, not that of IN"),
     own("--processes", "N", None, "--to llmc-state: number of processes (default: as in IN, or 1)"),
     own("--zero", "0|1", None, "--to llmc-state: 1 = shared out as by llm.c's -z 1 (default: as in IN)", 0, type=int),
     FORCE,
@@ -406,8 +334,6 @@ def make_parser() -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    formats = commands.add_parser("formats", help="print what can become what")
-    formats.set_defaults(run=lambda _: print(FORMATS))
     look = commands.add_parser("inspect", help="print shape, tensors and their statistics")
     look.add([own("source", "CHECKPOINT", None, ""), JSON, *OF_SOURCE])
     look.set_defaults(run=lambda args: inspect(args.source, args.v2_order, args.step, args.json))

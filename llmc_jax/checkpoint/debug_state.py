@@ -23,7 +23,7 @@ from llmc_jax.base.files import opened, refuse_existing, stamp_of
 from llmc_jax.checkpoint import llmc
 from llmc_jax.checkpoint.reading import HEADER_BYTES, HEADER_INTS, Stored, Summed, check_size, read_at, read_header_ints
 from llmc_jax.checkpoint.source import Source
-from llmc_jax.checkpoint.sources import flat_parameters, open_source
+from llmc_jax.checkpoint.sources import flat_parameters
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.data.tokenfile import open_token_file
 from llmc_jax.models.gpt2.tensors import num_parameters, padded
@@ -171,38 +171,22 @@ def program(config: ModelConfig, execution: Any = None) -> Callable[..., Any]:
     return compiled
 
 
-class Made(NamedTuple):
-    """What `make_debug_state` did, for a report."""
-
-    source: Source  # the model; whatever its precision, the computation is in fp32
-    tokens: str  # where they came from
-    loss: float
-    warnings: tuple[str, ...]
-
-
 def make_debug_state(
-    model_path: str | Path,
-    out: str | Path,
-    tokens_path: str | Path | None = None,
-    batch_size: int = 4,
-    sequence_length: int = 64,
-    force: bool = False,
-) -> Made:
-    """Write the debug state of a model (any checkpoint that sources.py opens) and one batch, computed here in fp32.
+    source: Source, out: Path, tokens: Path | None, B: int, T: int, force: bool = False
+) -> tuple[float, tuple[str, ...]]:
+    """Write the debug state of a model and one batch, computed here in fp32; return the loss and warnings.
 
-    tokens_path: a token file whose first B T + 1 tokens are the batch; None: random tokens, always the same. llm.c's
+    tokens: a token file whose first B T + 1 tokens are the batch; None: random tokens, always the same. llm.c's
     test_gpt2.c reads it as gpt2_124M_debug_state.bin beside a version 3 model named gpt2_124M.bin.
 
     Raises InputError if an input cannot be read or does not fit, or if `out` is there already (without force) or cannot
     be written.
     """
-    out = Path(out)
-    source = open_source(model_path)
-    config, B, T = source.config, batch_size, sequence_length
+    config = source.config
     if B < 1 or not 1 <= T <= config.max_seq_len:
         raise InputError(f"batch size {B}, length {T}: B must be at least 1, and T from 1 to {config.max_seq_len}")
     refuse_existing(out, force)
-    ids, words = _batch(tokens_path, config.vocab_size, B, T)
+    ids = _batch(tokens, config.vocab_size, B * T + 1)
     x, y = ids[:-1].reshape(B, T), ids[1:].reshape(B, T)
     with llmc.new_file(out) as temporary:  # first: whether it can be written should be known before the work
         temporary.touch()
@@ -211,19 +195,17 @@ def make_debug_state(
             summed = Summed(file)
             dump_debug_state(summed, config, x, y, computed)
             summed.check(out)
-        warnings = (*source.warnings, *read_debug_state(temporary, config).warnings())
-    return Made(source, words, computed.loss, warnings)
+        return computed.loss, tuple(read_debug_state(temporary, config).warnings())
 
 
-def _batch(tokens_path: str | Path | None, V: int, B: int, T: int) -> tuple[np.ndarray, str]:
-    """Return B T + 1 tokens, int32, and where they came from."""
-    count = B * T + 1
-    if tokens_path is None:
-        return np.random.default_rng(SEED).integers(0, V, count, np.int32), f"random, seed {SEED}"
-    with open_token_file(tokens_path) as file:
+def _batch(tokens: Path | None, V: int, count: int) -> np.ndarray:
+    """Return `count` tokens, int32."""
+    if tokens is None:
+        return np.random.default_rng(SEED).integers(0, V, count, np.int32)
+    with open_token_file(tokens) as file:
         if file.num_tokens < count:
-            raise InputError(f"{tokens_path}: holds {file.num_tokens:,} tokens; a batch of B={B} T={T} takes {count:,}")
+            raise InputError(f"{tokens}: holds {file.num_tokens:,} tokens; the batch takes {count:,}")
         ids = file.read(0, count)
         if foreign := file.foreign_id(0, ids, V):
-            raise InputError(f"{tokens_path}: {foreign}; take a file of the model's tokenizer")
-    return ids.astype(np.int32), f"the first {count:,} of {tokens_path}"
+            raise InputError(f"{tokens}: {foreign}; take a file of the model's tokenizer")
+    return ids.astype(np.int32)

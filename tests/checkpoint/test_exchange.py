@@ -27,7 +27,7 @@ SHAPE = "L2-NH2-C8-V31-T16"
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of random weights; not to be changed."""
     out = tmp_path_factory.mktemp("orbax") / "out"
-    conversion.to_orbax(open_source(SHAPE), out, "fp32", force=False)
+    conversion.to_orbax(open_source(SHAPE), out, "fp32")
     return out
 
 
@@ -47,25 +47,12 @@ def test_orbax_alone_reads_the_named_tensors(written: Path) -> None:
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_there_and_back_the_bits_are_the_same(tmp_path: Path, dtype: str) -> None:
     model, back = tmp_path / "a.bin", tmp_path / "b.bin"
-    version = ["--version", "3" if dtype == "fp32" else "5"]
+    version = ["--dtype", dtype]
     assert convert.main(["convert", SHAPE, str(model), *version]) == 0
     assert convert.main(["convert", str(model), str(tmp_path / "out"), "--to", "orbax"]) == 0
     assert open_source(tmp_path / "out").dtype == dtype
     assert convert.main(["convert", str(tmp_path / "out"), str(back), *version]) == 0
     assert model.read_bytes() == back.read_bytes()
-
-
-def test_what_a_conversion_wrote_is_replaced_and_nothing_else(written: Path, tmp_path: Path) -> None:
-    out, source = tmp_path / "out", open_source(SHAPE)
-    conversion.to_orbax(source, out, "fp32", force=False)
-    with pytest.raises(InputError, match="exists already"):
-        conversion.to_orbax(source, out, "fp32", force=False)
-    conversion.to_orbax(source, out, "bf16", force=True)
-    assert open_source(out).dtype == "bf16"
-    (out / "notes.txt").touch()
-    with pytest.raises(InputError, match=r"notes\.txt"):
-        conversion.to_orbax(source, out, "fp32", force=True)
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 def foreign(folder: Path, change: dict[str, Any], about: Any, kind: Any = np.asarray) -> Path:
@@ -109,7 +96,7 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(ocp.PyTreeCheckpointer, "save", full)
     with pytest.raises(InputError, match=r"out: orbax cannot write it: ValueError: NOT_FOUND: no space$"):
-        conversion.to_orbax(open_source(SHAPE), tmp_path / "out", "fp32", force=False)
+        conversion.to_orbax(open_source(SHAPE), tmp_path / "out", "fp32")
     assert not list(tmp_path.iterdir())
 
 
@@ -147,5 +134,5 @@ def test_without_orbax_it_says_what_to_install(tmp_path: Path, monkeypatch: pyte
     exchange._orbax.cache_clear()
     monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
     with pytest.raises(InputError, match="pip install 'orbax-checkpoint"):
-        conversion.to_orbax(open_source(SHAPE), tmp_path / "out", "fp32", force=False)
+        conversion.to_orbax(open_source(SHAPE), tmp_path / "out", "fp32")
     assert not list(tmp_path.iterdir())

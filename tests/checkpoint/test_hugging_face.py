@@ -218,9 +218,9 @@ def test_the_ids_that_begin_and_end_a_text_come_back(folder: Path, tmp_path: Pat
     special = SpecialTokens(*ids)
     set_config(folder, bos_token_id=special.bos, eos_token_id=special.eos)
     assert open_source(folder).special == special
-    conversion.to_hugging_face(open_source(folder), tmp_path / "straight", "bf16", None, force=False)
+    conversion.to_hugging_face(open_source(folder), tmp_path / "straight", "bf16", None)
     conversion.to_state(open_source(folder), tmp_path / "run", "fp32", Choice(None, ""), force=False)
-    conversion.to_hugging_face(open_source(tmp_path / "run"), tmp_path / "back", "fp32", None, force=False)
+    conversion.to_hugging_face(open_source(tmp_path / "run"), tmp_path / "back", "fp32", None)
     for out in (tmp_path / "straight", tmp_path / "back"):
         config = json.loads((out / "config.json").read_text())
         assert SpecialTokens(config["bos_token_id"], config["eos_token_id"]) == special
@@ -229,14 +229,13 @@ def test_the_ids_that_begin_and_end_a_text_come_back(folder: Path, tmp_path: Pat
 
 
 def test_ids_that_llmc_has_no_place_for(folder: Path, tmp_path: Path) -> None:
-    """The way out says so; on the way back the tokenizer has them, and without one a warning says that nothing has."""
+    """On the way back the tokenizer has them, and without one nothing has."""
     set_config(folder, bos_token_id=3, eos_token_id=5)
-    made = conversion.to_model(open_source(folder), tmp_path / "a.bin", 3, force=False)
-    assert any("bos_token_id 3 and eos_token_id 5 are left out" in line for line in made.warnings)
+    conversion.to_model(open_source(folder), tmp_path / "a.bin", "fp32", force=False)
     model = open_source(tmp_path / "a.bin")
     assert model.special is None
-    back = conversion.to_hugging_face(model, tmp_path / "back", "fp32", None, force=False)
-    assert conversion.NO_SPECIAL in back.warnings and open_source(tmp_path / "back").special == NO_IDS
+    conversion.to_hugging_face(model, tmp_path / "back", "fp32", None)
+    assert open_source(tmp_path / "back").special == NO_IDS
     tokenizer = table_tokenizer("some", Table(tuple(b"x%d" % token for token in range(61)), 5), "")
     assert conversion.special_tokens(model, tokenizer) == (5, 5)
     assert conversion.special_tokens(open_source(FIXTURE), tokenizer) == (5, 5)

@@ -76,7 +76,7 @@ def test_commands_take_every_spelling_alike(
     command: Callable[[Run, Path, Path, Any], Any], run: Run, tokens: Any, tmp_path: Path
 ) -> None:
     plain = tmp_path / "plain"
-    conversion.to_hugging_face(open_source("L1-NH2-C16-V257-T16"), plain, "fp32", None, force=False)
+    conversion.to_hugging_face(open_source("L1-NH2-C16-V257-T16"), plain, "fp32", None)
     found = {}
     for number, spelling in enumerate([*PLAIN, *SPELLINGS]):
         out = tmp_path / str(number)
