@@ -247,8 +247,7 @@ def state_of(source: Source, dtype: str) -> OurState:
         return llmc_state.to_state(source)
     if source.kind == "state":
         checkpoint: store.Checkpoint = source.opened
-        updates, has_outliers = int(checkpoint.read("updates")), "outliers/values" in checkpoint.manifest.tensors
-        return OurState(source, checkpoint.metadata, updates, (), has_outliers)
+        return OurState(source, checkpoint.metadata, int(checkpoint.read("updates")))
 
     shapes = {(piece.tensor, piece.layer): piece.shape for piece in slices(source.config)}
 

@@ -36,7 +36,7 @@ import base64
 import math
 import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -46,13 +46,13 @@ import numpy as np
 from llmc_jax.base import magics
 from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.base.files import opened, reason, refuse_existing, stamp_of, write_problem
+from llmc_jax.base.numbers import plural
 from llmc_jax.base.rng import MT_WORDS, seed_words, skip_u32
 from llmc_jax.checkpoint import llmc
 from llmc_jax.checkpoint.contents import Identity, Metadata
 from llmc_jax.checkpoint.reading import HEADER_BYTES, Stored, Summed, read_at, read_header_ints
 from llmc_jax.checkpoint.source import Source, slices
 from llmc_jax.config.model import ModelConfig
-from llmc_jax.data.loader import NOT_IN_LLMC, Rank
 from llmc_jax.models.gpt2.tensors import BY_NAME, num_parameters, tensor_specs
 
 WHAT = "a training state of llm.c"
@@ -87,10 +87,10 @@ class StateFile(NamedTuple):
     place: dict[str, Any]  # of the loader: what `TokenLoader.restore` takes, without what llm.c does not store
     seed: bytes  # the first 8 of the shuffling stream, without a meaning
 
-    def kind(self) -> dict[str, int]:
+    def kind(self) -> tuple[int, ...]:
         """Return what is the same in all ranks of a run."""
         names = ("num_processes", "use_master_weights", "should_shuffle")
-        return {name: int(self.header[name]) for name in names} | {"sharded": int(self.sharded)}
+        return (*(int(self.header[name]) for name in names), int(self.sharded))
 
 
 def _check_header(path: Path, header: np.void) -> None:
@@ -292,10 +292,9 @@ def read_folder(folder: str | Path, step: int | None = None) -> LlmcState:
         if (state.header["step"], state.header["rank"]) != (step, rank):
             found = f"step {state.header['step']}, rank {state.header['rank']}"
             raise FormatError(f"{state.path}: holds {found}, unlike its name; it was renamed or damaged")
-        for (name, value), expected in zip(state.kind().items(), first.kind().values(), strict=True):
-            if value != expected:
-                words = f"{name} is {value}, but {expected} in {first.path.name}; they are of different runs"
-                raise FormatError(f"{state.path}: {words}")
+        if state.kind() != first.kind():
+            words = "other processes, master weights, shuffling or shards"
+            raise FormatError(f"{state.path}: says {words} than {first.path.name}; they are of different runs")
     if first.sharded and (problem := _indivisible(model.config, processes)):
         raise FormatError(f"{first.path}: looks like ZeRO-1 shards of {processes} processes, but {problem}")
     return LlmcState(step, model, tuple(ranks))
@@ -335,7 +334,6 @@ class OurState(NamedTuple):
     metadata: Metadata
     updates: int
     warnings: tuple[str, ...] = ()
-    has_outliers: bool = False
 
 
 def to_state(source: Source) -> OurState:
@@ -353,8 +351,11 @@ def to_state(source: Source) -> OurState:
         loader=loaders[0] if len(loaders) == 1 else {"ranks": loaders},
         origin={"kind": "llm.c", "llmc": _origin(state)},
     )
-    # llm.c corrects AdamW's bias by the step's number
-    return OurState(source, metadata, state.step, tuple(_content_warnings(state)))
+    found = [*state.model.tensors.values()]
+    for rank in state.ranks if state.ranks[0].sharded else state.ranks[:1]:  # else all hold the same
+        found += rank.values.values()
+    warnings = tuple(f"{stored.path.name}: {warning}" for stored in found for warning in stored.warnings())
+    return OurState(source, metadata, state.step, warnings)  # llm.c corrects AdamW's bias by the step's number
 
 
 def _origin(state: LlmcState) -> dict[str, Any]:
@@ -371,26 +372,6 @@ def _origin(state: LlmcState) -> dict[str, Any]:
 
 def _text(raw: bytes) -> str:
     return base64.b64encode(raw).decode("ascii")
-
-
-def _content_warnings(state: LlmcState) -> Iterator[str]:
-    """Yield a warning for each thing that is allowed in the files, but never there in sound ones."""
-    first, *others = state.ranks
-    groups = [values for rank in state.ranks if rank is first or first.sharded for values in rank.values.values()]
-    for stored in (*groups, *state.model.tensors.values()):
-        yield from (f"{stored.path.name}: {warning}" for warning in stored.warnings())
-    for rank in [] if first.sharded else others:  # without ZeRO-1 all hold the same
-        for group, values in rank.values.items():
-            if not values.same_bits(first.values[group]):
-                yield f"{rank.path.name}: {values.name} differs from that of {first.path.name}, which is taken"
-    if state.has_master and state.model.dtype == "fp32":
-        places = [piece[:2] for piece in slices(state.model.config)]
-        pairs = ((state.read("params", *place), state.model.read(*place)) for place in places)
-        if not all(one.tobytes() == other.tobytes() for one, other in pairs):
-            yield (
-                f"{state.model.path.name}: its weights are not the master weights of {first.path.name}; llm.c "
-                "continues from the master weights, and so does this program"
-            )
 
 
 # --- from a checkpoint of ours ---
@@ -456,19 +437,12 @@ def _plan(state: OurState, processes: int | None, zero: bool | None, warnings: l
         raise InputError("the state is in fp16 without master weights, which no file of llm.c can hold")
     if dtype == "fp16":
         warnings.append("fp16: the model file holds the master weights rounded to bf16, and the loss scale is left out")
-    if has_copy and (not origin or step != origin["step"]):
-        warnings.append(
-            "llm.c will round the master weights to bf16 again, with random bits of its own: its 16-bit weights will "
-            "differ from the model file's in their last bit"
-        )
     if updates != step:
         warnings.append(
             f"AdamW has counted {updates:,} updates in {step:,} steps; llm.c counts every step, so its next bias "
             f"correction is that of update {step + 1:,}, here it is that of {updates + 1:,}"
         )
-    if state.has_outliers:
-        warnings.append("the statistics of outliers are left out: llm.c gathers them again after a resume")
-    options, loader = metadata.options, metadata.loader or {"ranks": []}
+    loader = metadata.loader or {"ranks": []}
     places = loader.get("ranks", [loader])
     n = processes if processes is not None else origin.get("processes", len(places) or 1)
     if n < 1:
@@ -478,55 +452,17 @@ def _plan(state: OurState, processes: int | None, zero: bool | None, warnings: l
     if zero and (problem := _indivisible(config, n)):
         raise InputError(f"ZeRO-1 over {n} processes: {problem}; take another number, or no ZeRO-1")
     kept = origin["ranks"] if origin.get("processes") == n else []
-    return Plan(state, master, n, zero, _loaders(places, options, step, n, warnings), origin, kept)
+    if len(places) != n:
+        held = f"the state holds {len(places) or 'no'} positions in the data, and not those of {plural(n, 'process')}"
+        warnings.append(f"{held}: llm.c will read its files from the beginning, unshuffled")
+        places = [_plain_place(rank, n, 0, 0) for rank in range(n)]
+    return Plan(state, master, n, zero, places, origin, kept)
 
 
 def _micro_steps(options: Mapping[str, Any], n: int) -> int:
     """Return the micro-batches of one update in each of n processes; 1 where the options are not known or give none."""
     B, T, total = (options.get(name, 0) for name in ("batch_size", "sequence_length", "total_batch_size"))
     return max(1, total // (B * T * n)) if B and T else 1
-
-
-def _loaders(
-    found: list[Mapping[str, Any]], options: Mapping[str, Any], step: int, n: int, warnings: list[str]
-) -> list[Mapping[str, Any]]:
-    """Return the loader's place of each of n processes, from those that were found."""
-    if not found:
-        warnings.append(
-            "the state holds no position in the data: llm.c will read its files from the beginning, unshuffled"
-        )
-        return [_plain_place(rank, n, 0, 0) for rank in range(n)]
-    if len(found) == n:
-        return found
-    known = found[0]
-    if any(name not in known for name in NOT_IN_LLMC) or not options:
-        n_found = len(found)
-        raise InputError(
-            f"the loader's position is that of {n_found} processes and does not tell others; write it for {n_found}"
-        )
-    old = _micro_steps(options, len(found)) * len(found)
-    batches = step * old // n
-    lost = f", less {step * old % n} batches" if step * old % n else ""
-    warnings.append(
-        f"the position in the data cannot be kept with another number of processes ({len(found)}, now {n}): each rank "
-        f"gets the order that llm.c gives it at the start of a run, and the position after {batches:,} batches (as "
-        f"many tokens in all as were read{lost}); some samples of this epoch will come twice and others not at all"
-    )
-    return [_loader_from_start(known, rank, n, batches, int(options.get("seed", 42))) for rank in range(n)]
-
-
-def _loader_from_start(known: Mapping[str, Any], rank: int, n: int, batches: int, seed: int) -> dict[str, Any]:
-    """Return the state of a rank's loader after so many batches, over the shards of another's state."""
-    sample_tokens = n * known["batch_size"] * known["sequence_length"]
-    samples = [(tokens - 1) // sample_tokens for tokens in known["shard_tokens"]]
-    if min(samples) < 1:
-        raise InputError(f"a shard of {min(known['shard_tokens']):,} tokens is too short for {n} processes")
-    order = Rank(rank, samples, seed if known["shuffle"] else None)
-    while batches > (here := order.position.sample_order.size):
-        batches -= here
-        order.begin_next_shard()
-    place = order.position._replace(sample=batches)
-    return {"process_rank": rank, "num_processes": n, "shuffle": known["shuffle"], **place.plain()}
 
 
 def _header(plan: Plan, rank: int, warnings: list[str]) -> bytes:

@@ -295,7 +295,7 @@ def given_state(arrays: dict[str, np.ndarray], metadata: Metadata) -> OurState:
 
     groups = tuple(group for group in ("params", "m", "v", "copy") if f"{group}/wte" in arrays)
     source = Source(Path("ours"), "state", CONFIG, metadata.identity.dtype, metadata.step, groups, read, ())
-    return OurState(source, metadata, int(arrays["updates"]), (), "outliers/values" in arrays)
+    return OurState(source, metadata, int(arrays["updates"]))
 
 
 def our_metadata(case: Recorded, dtype: str, places: list[TokenLoader], **more: Any) -> Metadata:
@@ -331,19 +331,6 @@ def test_a_run_begun_here_is_handed_over_as_llm_c_would_stand(tmp_path: Path, ca
     assert digests(tmp_path / "out", case) == case.digests
 
 
-@pytest.mark.parametrize("name", ["two ranks", "two ranks, second epoch"])
-def test_one_process_is_spread_over_several(tmp_path: Path, name: str) -> None:
-    """After as many tokens, each rank stands where it would have come by itself."""
-    case = RECORDED[name]
-    places = loaders(tmp_path, case, 1, case.step * case.micro_steps * case.processes)
-    metadata = our_metadata(case, "fp32", places)
-    _, warnings = write_llmc_state(
-        tmp_path / "out", given_state(our_arrays("fp32", case.step), metadata), processes=case.processes, zero=case.zero
-    )
-    assert digests(tmp_path / "out", case) == case.digests
-    assert any("cannot be kept" in line for line in warnings)
-
-
 @pytest.mark.parametrize("begin", [3, 5, 20])
 def test_trained_on_here_it_stands_where_llm_c_would(tmp_path: Path, begin: int) -> None:
     """Taken over at a step, trained on to step 21: as llm.c's own; the loaders continue what was read."""
@@ -362,8 +349,7 @@ def test_trained_on_here_it_stands_where_llm_c_would(tmp_path: Path, begin: int)
         loader.restore(now.loader if rank else now.loader["ranks"][0])  # its own rank's, or out of all of them
         loader.next_batch((21 - begin) * case.micro_steps)
     now = replace(now, loader={"ranks": [loader.state() for loader in places]})
-    _, warnings = write_llmc_state(tmp_path / "out", given_state(our_arrays("bf16", 21), now))
-    assert any("round the master weights" in line for line in warnings)
+    write_llmc_state(tmp_path / "out", given_state(our_arrays("bf16", 21), now))
     for path in (tmp_path / "out").glob("state_*"):
         raw = bytearray(path.read_bytes())
         assert raw[200:204] == b"kept" and raw[-2520:-2512] == b"whatever"
@@ -393,10 +379,9 @@ def test_the_shuffling_stream_both_ways(draws: int) -> None:
 def test_updates_that_were_skipped(tmp_path: Path, counted: int, counters: Counters | None) -> None:
     case = RECORDED["first epoch"]
     metadata = our_metadata(case, "fp32", loaders(tmp_path, case, 1, 21), counters=counters)
-    arrays = our_arrays("fp32", 7) | {"updates": np.array(counted, np.int32), "outliers/values": np.zeros((2, 128))}
+    arrays = our_arrays("fp32", 7) | {"updates": np.array(counted, np.int32)}
     _, warnings = write_llmc_state(tmp_path / "out", given_state(arrays, metadata))
     assert any("of update 8, here it is that of 6" in line for line in warnings) == (counted == 5)
-    assert any("statistics of outliers" in line for line in warnings)
     plain = read_folder(tmp_path / "out").ranks[0]
     states = [13371337]
     for _ in range(7 * 3 + 5 * 16):
@@ -404,13 +389,20 @@ def test_updates_that_were_skipped(tmp_path: Path, counted: int, counters: Count
     assert struct.unpack("<2Q", plain.header.tobytes()[80:96]) == (states[-1], states[-17])
 
 
-def test_no_place_in_the_data(tmp_path: Path) -> None:
+@pytest.mark.parametrize("processes", [1, 2])
+def test_no_place_in_the_data(tmp_path: Path, processes: int) -> None:
+    """Where the state has none, or that of another number of processes."""
     case = RECORDED["-a 1"]
-    metadata = our_metadata(case, "fp32", loaders(tmp_path, case, 1, 0), loader=None)
-    _, warnings = write_llmc_state(tmp_path / "out", given_state(our_arrays("fp32", 12), metadata))
+    more = {"loader": None} if processes == 1 else {}
+    metadata = our_metadata(case, "fp32", loaders(tmp_path, case, 1, 0), **more)
+    ours = given_state(our_arrays("fp32", 12), metadata)
+    _, warnings = write_llmc_state(tmp_path / "out", ours, processes=processes)
     assert any("from the beginning, unshuffled" in line for line in warnings)
-    place = read_folder(tmp_path / "out").ranks[0].place
-    assert (place["shuffle"], place["current_shard_idx"], place["current_sample_idx"]) == (False, 0, 0)
+    ranks = read_folder(tmp_path / "out").ranks
+    assert len(ranks) == processes
+    for rank in ranks:
+        place = rank.place
+        assert (place["shuffle"], place["current_shard_idx"], place["current_sample_idx"]) == (False, 0, 0)
 
 
 def test_what_cannot_be_written(tmp_path: Path) -> None:
@@ -421,14 +413,8 @@ def test_what_cannot_be_written(tmp_path: Path) -> None:
         write_llmc_state(out, given_state(arrays, metadata), processes=3, zero=True)
     with pytest.raises(InputError, match="0 processes"):
         write_llmc_state(out, given_state(arrays, metadata), processes=0)
-    with pytest.raises(InputError, match="a shard of 500 tokens is too short for 16 processes"):
-        write_llmc_state(out, given_state(arrays, metadata), processes=16)
     with pytest.raises(InputError, match="fp16 without master weights"):
         write_llmc_state(out, given_state(arrays, our_metadata(case, "fp16", loaders(tmp_path, case, 1, 21))))
-    make_folder(tmp_path / "theirs", Kind("bf16", 2))
-    ours = to_state(open_llmc_state(tmp_path / "theirs"))
-    with pytest.raises(InputError, match=r"is that of 2 processes .* write it for 2"):
-        write_llmc_state(out, ours, processes=4)
     assert not out.exists()
     write_llmc_state(out, given_state(arrays, metadata))
     with pytest.raises(InputError, match=r"model_00000007.bin: exists already; --force"):
@@ -527,32 +513,24 @@ def test_a_folder_that_is_not_complete(tmp_path: Path) -> None:
 def test_ranks_that_do_not_belong_together(tmp_path: Path) -> None:
     make_folder(tmp_path, Kind("bf16", 2))
     path = tmp_path / "state_00000007_00001.bin"
-    good = path.read_bytes()
     shutil.copy(tmp_path / "state_00000007_00000.bin", path)
     with pytest.raises(FormatError, match="holds step 7, rank 0, unlike its name"):
         read_folder(tmp_path)
     arrays = [random_values(i) for i in range(3)]
     path.write_bytes(encode_state(Kind("bf16", 2, shuffle=False), 1, arrays))
-    with pytest.raises(FormatError, match=r"should_shuffle is 0, but 1 in state_00000007_00000.bin"):
+    with pytest.raises(FormatError, match=r"than state_00000007_00000.bin; they are of different runs"):
         read_folder(tmp_path)
-    path.write_bytes(good[:1024] + bytes(40) + good[1064:])
-    assert any(
-        "m differs from that of state_00000007_00000.bin" in line
-        for line in to_state(open_llmc_state(tmp_path)).warnings
-    )
     path.unlink()
     path.mkdir()
     with pytest.raises(FormatError, match="a folder"):
         read_folder(tmp_path)
 
 
-def test_master_weights_that_are_not_the_model_s(tmp_path: Path) -> None:
+def test_master_weights_are_taken_and_not_the_model_s(tmp_path: Path) -> None:
     _, _, weights = make_folder(tmp_path, Kind())
     path = tmp_path / "model_00000007.bin"
     path.write_bytes(path.read_bytes()[:-4] + bytes(4))
-    ours = to_state(open_llmc_state(tmp_path))
-    assert any("are not the master weights" in line for line in ours.warnings)
-    assert same_bits(ours.source.read("params", "lnfb", 0), tensor(weights, "lnfb"))
+    assert same_bits(open_llmc_state(tmp_path).read("params", "lnfb", 0), tensor(weights, "lnfb"))
 
 
 def test_not_finite_values_are_reported(tmp_path: Path) -> None:
