@@ -126,7 +126,7 @@ def test_token_files(bench: Bench, flag: str) -> None:
 def test_files_that_are_not_there(bench: Bench, flag: str) -> None:
     Path("folder").mkdir()
     os.mkfifo("pipe")  # must not wait for a writer
-    folder = "an empty folder" if flag == "-e" else "is a folder"
+    folder = "without a checkpoint" if flag == "-e" else "is a folder"
     for name, words in (
         ("nowhere/bad.bin", "no such file"), ("./folder", folder), ("./pipe", "not a regular file"), ("", "")
     ):  # fmt: skip
@@ -151,7 +151,7 @@ def test_checkpoints(bench: Bench, model_bytes: bytes) -> None:
         assert message.startswith("train.py: -e bad.bin: ") and words in message
     Path("bare").mkdir()
     Path("bare/config.json").write_text("{}")
-    assert "no weights" in refused(bench, "-e", "bare")
+    assert "without a checkpoint" in refused(bench, "-e", "bare")
 
 
 def unpadded() -> list[Any]:

@@ -152,16 +152,16 @@ def sync_file(path: Path) -> None:
         os.close(descriptor)
 
 
-def describe_arrays(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+def describe_arrays(folder: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any] | None = None) -> None:
     """Make the folders of arrays, with what zarr and orbax say of them, by which orbax alone can read them.
 
-    tensors: all arrays of a checkpoint. Raises OSError.
+    tensors: all arrays of a checkpoint. about: orbax's custom metadata. Raises OSError.
     """
     for name, tensor in tensors.items():
         (folder / array_file(name, tensor)).parent.mkdir(parents=True)
         (folder / TENSORS / name.replace("/", ".") / "zarr.json").write_bytes(_zarr_description(tensor))
     (folder / TENSORS).mkdir(exist_ok=True)
-    (folder / TENSORS / "_METADATA").write_bytes(_orbax_description(tensors))
+    (folder / TENSORS / "_METADATA").write_bytes(_orbax_description(tensors, about))
 
 
 def _zarr_description(tensor: Tensor) -> bytes:
@@ -182,7 +182,7 @@ def _zarr_description(tensor: Tensor) -> bytes:
     return json.dumps(description, sort_keys=True, separators=(",", ":")).encode()
 
 
-def _orbax_description(names: Iterable[str]) -> bytes:
+def _orbax_description(names: Iterable[str], about: Mapping[str, Any] | None) -> bytes:
     """Return what orbax says of a tree of arrays: its _METADATA."""
     tree = {
         str(path): {
@@ -192,4 +192,4 @@ def _orbax_description(names: Iterable[str]) -> bytes:
         for path in sorted(tuple(name.split("/")) for name in names)
     }
     flags = {"use_ocdbt": False, "use_zarr3": True, "store_array_data_equal_to_fill_value": True}
-    return json.dumps({"tree_metadata": tree, **flags, "custom_metadata": None}).encode()
+    return json.dumps({"tree_metadata": tree, **flags, "custom_metadata": about}).encode()

@@ -180,11 +180,10 @@ def to_hugging_face(source: Source, out: Path, dtype: str, tokenizer: TokenizerF
 
 
 def to_orbax(source: Source, out: Path, dtype: str) -> Outcome:
-    """Write a checkpoint that orbax reads, of the model's named tensors. Needs the memory of the weights."""
+    """Write a checkpoint that orbax reads, of the model's named tensors."""
     passage = Passage(source, dtype)
     with new_folder(out) as temporary:
-        stored = dtype_of("bfloat16" if dtype == "bf16" else "float32")
-        exchange.write_folder(temporary, source, stored, passage.take, out)
+        exchange.write_folder(temporary, source, "bfloat16" if dtype == "bf16" else "float32", passage.take)
         check_written(passage, open_source(temporary), out, padding=True)
     return passage.outcome(out, "orbax checkpoint")
 

@@ -1,17 +1,14 @@
 """Checkpoints that orbax writes and reads: a model's named tensors, for exchange with other JAX programs.
 
 The tree is {"wte": (Vp, C), "wpe": (T, C), "ln1w": (L, C), …}, the names and shapes of llm.c's tensors. Orbax's custom
-metadata hold the model's shape, which the tensors alone do not say: how many heads there are. They are written by
-orbax, and read by tensorstore, on which orbax rests: one tensor at a time, and without a device, which a run must not
-have yet when it opens its model. Leaves out our own training states (store.py), which orbax can read too.
+metadata hold the model's shape, which the tensors alone do not say: how many heads there are. They are written as the
+arrays of our own training states are, and read by tensorstore, on which orbax rests: one tensor at a time, and without
+a device, which a run must not have yet when it opens its model. Leaves out our own training states (store.py).
 """
 
-import logging
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,42 +16,38 @@ import numpy as np
 
 from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.base.files import read_json_object
+from llmc_jax.checkpoint.arrays import TENSORS, describe_arrays, write_array
 from llmc_jax.checkpoint.contents import shape_of
 from llmc_jax.checkpoint.llmc import widened
+from llmc_jax.checkpoint.manifest import Tensor, dtype_of
 from llmc_jax.checkpoint.source import Slice, Source, slices_of, stored_special
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.models.gpt2.tensors import BY_NAME, tensor_specs
 
 METADATA = "_METADATA"
-FILES = {METADATA, "_CHECKPOINT_METADATA"}  # both are in each folder of orbax's
 LARGEST = 1 << 24  # bytes of its metadata
 MISSING = "checkpoints of orbax's need the package orbax-checkpoint: pip install 'orbax-checkpoint>=0.12.3'"
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
-def write_folder(folder: Path, source: Source, dtype: np.dtype, take: Callable[[Slice], np.ndarray], out: Path) -> None:
-    """Write a model's tensors into an empty folder. take: returns a slice, float32. Needs the memory of all weights.
+def write_folder(folder: Path, source: Source, dtype: str, take: Callable[[Slice], np.ndarray]) -> None:
+    """Write a model's tensors into an empty folder, one in memory at a time. Raises OSError.
 
-    Raises InputError, which names `out`, where orbax is not installed or cannot write; the folder then holds the rest.
+    dtype: as DTYPES has it. take: returns a slice, float32.
     """
-    ocp = _orbax()
-    tree = {}
-    for spec in tensor_specs(source.config):
-        tensor = tree[spec.name] = np.empty(spec.shape, dtype)
+    specs = tensor_specs(source.config)
+    about = {"model": asdict(source.config)} | ({"special": source.special._asdict()} if source.special else {})
+    described = {spec.name: Tensor(spec.shape, dtype, ("",)) for spec in specs}
+    describe_arrays(folder, described, about)
+    for spec in specs:
+        tensor = np.empty(spec.shape, dtype_of(dtype))
         layers = tensor if BY_NAME[spec.name].layered else tensor[None]
         for values, piece in zip(layers, slices_of(spec), strict=True):
             values[...] = take(piece)
-    about = {"model": asdict(source.config)} | ({"special": source.special._asdict()} if source.special else {})
-    inner = folder.absolute() / "new"  # beside which orbax makes a temporary one
-    try:
-        ocp.PyTreeCheckpointer().save(inner, args=ocp.args.PyTreeSave(tree, custom_metadata=about))
-    except OSError:
-        raise
-    except Exception as error:  # what orbax raises is not documented
-        raise InputError(f"{out}: orbax cannot write it: {type(error).__name__}: {_short(error)}") from error
-    for path in inner.iterdir():
+        write_array(folder, spec.name, described[spec.name], tensor)
+    for path in (folder / TENSORS).iterdir():
         path.rename(folder / path.name)
-    inner.rmdir()
+    (folder / TENSORS).rmdir()
 
 
 def open_folder(folder: Path) -> Source:
@@ -111,19 +104,5 @@ def _naming(folder: Path, name: str) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise FormatError(f"{folder}: {name} cannot be read: {_short(error)}") from error
-
-
-def _short(error: Exception) -> str:
-    return f"{error!s:.200}".partition(" [")[0]
-
-
-@cache
-def _orbax() -> Any:
-    """Import orbax, whose log lines are dropped. Raises InputError where it is not installed."""
-    try:
-        import orbax.checkpoint as ocp
-    except ImportError:
-        raise InputError(MISSING) from None
-    logging.getLogger("absl").addFilter(lambda record: f"{os.sep}orbax{os.sep}" not in record.pathname)
-    return ocp
+        words = f"{error!s:.200}".partition(" [")[0]
+        raise FormatError(f"{folder}: {name} cannot be read: {words}") from error

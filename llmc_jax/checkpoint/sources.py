@@ -24,7 +24,6 @@ from llmc_jax.models.gpt2.init import random_parameters
 from llmc_jax.models.gpt2.tensors import BY_NAME, Params, flat_size, views
 
 OUR_STATE = re.compile(r"state_[0-9]{8,10}")  # a folder
-UNFINISHED = re.compile(r"\.state_[0-9]{8,10}\.[0-9a-f]{8}\.tmp")  # as checkpoint/store.py writes one
 LLMC_STATE = re.compile(r"state_[0-9]{8,10}_[0-9]{5}\.bin")
 LLMC_MODEL = re.compile(r"model_[0-9]{8,10}\.bin")
 NANOGPT = "ckpt.pt"  # in its out_dir
@@ -55,11 +54,13 @@ def open_source(path: str | Path, *, v2_order: str = "auto", step: int | None = 
         return _random_source(path, shape)
     with opened(path) as file:
         start = file.read(1024)
-    if _begins_as_pytorch(start):
+    # PyTorch's zip, whose first member's name ends so, or its old format: a pickle, then a magic number
+    if (start.startswith(b"PK\x03\x04") and b"/data.pkl" in start) or start.startswith(b"\x80\x02\x8a\nl\xfc"):
         from llmc_jax.checkpoint import nanogpt
 
         return nanogpt.open_checkpoint(path)
-    if _begins_as_safetensors(start) or path.suffix == ".safetensors":
+    # a uint64 below 2^32 and JSON; llm.c's files have a version where that number has zeros
+    if start[4:9] == b"\0\0\0\0{" or path.suffix == ".safetensors":
         from llmc_jax.checkpoint import hugging_face
 
         return hugging_face.open_file(path)
@@ -96,23 +97,6 @@ FILES = "llm.c's model_*.bin, .safetensors files beside their config.json, nanoG
 FOLDERS = "those of training states of llm.c or llmc-jax, of Hugging Face's GPT-2, of orbax, and nanoGPT's out_dir"
 
 
-def _names(folder: Path) -> set[str]:
-    try:
-        return set(os.listdir(folder))
-    except OSError as error:
-        raise FormatError(f"{folder}: cannot be read: {reason(error)}") from None
-
-
-def _begins_as_pytorch(start: bytes) -> bool:
-    """Look for PyTorch's zip, whose first member's name ends so, or its old format: a pickle, then a magic number."""
-    return (start.startswith(b"PK\x03\x04") and b"/data.pkl" in start) or start.startswith(b"\x80\x02\x8a\nl\xfc")
-
-
-def _begins_as_safetensors(start: bytes) -> bool:
-    """Look for a uint64 below 2^32 and JSON; llm.c's files have a version where that number has zeros."""
-    return start[4:9] == b"\0\0\0\0{"
-
-
 def flat_parameters(source: Source) -> np.ndarray:
     """Return all weights of a checkpoint as one flat buffer, (flat_size,) float32, as the model takes it."""
     flat = np.zeros(flat_size(source.config), np.float32)
@@ -128,7 +112,10 @@ HUGGING_FACE_WEIGHTS = {"model.safetensors", "model.safetensors.index.json", "py
 
 
 def _open_folder(folder: Path, step: int | None) -> Source:
-    names = _names(folder)
+    try:
+        names = set(os.listdir(folder))
+    except OSError as error:
+        raise FormatError(f"{folder}: cannot be read: {reason(error)}") from None
     if "config.json" in names and names & HUGGING_FACE_WEIGHTS:
         from llmc_jax.checkpoint import hugging_face
 
@@ -145,27 +132,14 @@ def _open_folder(folder: Path, step: int | None) -> Source:
         return open_llmc_state(folder, step)
     if NANOGPT in names:
         return open_source(folder / NANOGPT, step=step)
-    if names >= exchange.FILES:
+    if exchange.METADATA in names:
         return exchange.open_folder(folder)
     models = sorted(name for name in names if LLMC_MODEL.fullmatch(name))
     if models:
         raise InputError(f"{folder}: holds models, but no training state; name one of them: {folder / models[-1]}")
-    if any(UNFINISHED.fullmatch(name) for name in names):
-        raise InputError(
-            f"{folder}: the run has no checkpoint yet; its first one is being written, or was left unfinished"
-        )
     if {"main.log", "config.json"} <= names:
-        raise InputError(
-            f"{folder}: the run has no checkpoint yet; it saves one at its end, and with -n N every N steps"
-        )
-    if "config.json" in names:
-        raise InputError(f"{folder}: holds a config.json, but no weights; put model.safetensors beside it")
-    if not names:
-        raise InputError(f"{folder}: an empty folder; name the one that holds the checkpoint")
-    runs = sorted(name for name in names if (folder / name / "metrics.jsonl").is_file())
-    if runs:
-        raise InputError(f"{folder}: holds runs; name one of them: {folder / runs[-1]}")
-    found = ", ".join(sorted(names)[:5])
+        raise InputError(f"{folder}: the run has no checkpoint yet; -n N saves one every N steps")
+    found = ", ".join(sorted(names)[:5]) or "nothing"
     raise InputError(f"{folder}: a folder without a checkpoint, but with {found}; known are {FOLDERS}")
 
 

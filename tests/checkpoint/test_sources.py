@@ -221,21 +221,17 @@ def test_files_that_are_none(tmp_path: Path, data: bytes, words: str) -> None:
 
 
 def test_places_that_are_none(tmp_path: Path) -> None:
-    empty, models, other, runs, bare = (tmp_path / name for name in ("empty", "models", "other", "runs", "bare"))
-    for folder in (empty, models, other, bare, runs / "first", runs / "second"):
-        folder.mkdir(parents=True)
-    (runs / "first" / "metrics.jsonl").write_text("")
+    empty, models, other = (tmp_path / name for name in ("empty", "models", "other"))
+    for folder in (empty, models, other):
+        folder.mkdir()
     (other / "notes.txt").write_text("a")
-    (bare / "config.json").write_text("{}")
     write_model(models / "model_00000009.bin")
     os.mkfifo(tmp_path / "pipe")
     for path, words in (
         (tmp_path / "none", "no such file"),
         (Path("a\0b"), "cannot be read"),
         (tmp_path / "pipe", "not a regular file"),
-        (empty, "an empty folder"),
-        (bare, "no weights"),
-        (runs, "holds runs; name one of them: .*first$"),
+        (empty, "without a checkpoint, but with nothing; known are"),
         (other, r"without a checkpoint, but with notes\.txt; known are"),
         (models, r"holds models, but no training state; name one of them: .*model_00000009\.bin"),
     ):
