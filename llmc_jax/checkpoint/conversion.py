@@ -24,11 +24,11 @@ from llmc_jax.checkpoint.llmc import bf16_to_fp32, fp32_to_bf16
 from llmc_jax.checkpoint.llmc_state import OurState
 from llmc_jax.checkpoint.manifest import dtype_of
 from llmc_jax.checkpoint.reading import chunks, not_finite
-from llmc_jax.checkpoint.source import Slice, Source, SpecialTokens, slices, slices_of
-from llmc_jax.checkpoint.sources import open_source
+from llmc_jax.checkpoint.source import Slice, Source, SpecialTokens, slices
+from llmc_jax.checkpoint.sources import flat_parameters, open_source
 from llmc_jax.data import tables
 from llmc_jax.data.tokenizers import Choice, Tokenizer, drawable, known_eot
-from llmc_jax.models.gpt2.tensors import flat_size, tensor_specs
+from llmc_jax.models.gpt2.tensors import flat_size
 from llmc_jax.models.tensors import BLOCKS
 
 DIFFERS = "not written: what was read back differs from what was written; is the disk sound?"
@@ -310,42 +310,13 @@ def stored_as(source: Source, group: str) -> str:
 
 
 def write_buffer(folder: Path, group: str, source: Source) -> dict[int, str]:
-    """Write a flat buffer of a state, a block at a time, and read it back; return the digests of its blocks."""
-    digests: dict[int, str] = {}
-    for k, block in enumerate(blocks_of(source, group)):
-        digests |= store.write_blocks(folder, group, {k: block})
-    store.read_back(folder, group, (flat_size(source.config), block.dtype.name), digests)
+    """Write a flat buffer of a state, and read it back; return the digests of its blocks. Takes the buffer's memory."""
+    flat = flat_parameters(source, group)
+    if stored_as(source, group) == "bfloat16":  # on the bits: no payload of a NaN is lost
+        flat = (flat.view(np.uint32) >> 16).astype(np.uint16).view(dtype_of("bfloat16"))
+    digests = store.write_blocks(folder, group, dict(enumerate(flat.reshape(BLOCKS, -1))))
+    store.read_back(folder, group, (flat.size, flat.dtype.name), digests)
     return digests
-
-
-def blocks_of(source: Source, group: str) -> Iterator[np.ndarray]:
-    """Yield the blocks of a flat buffer, each (flat_size / BLOCKS,); the next one overwrites it."""
-    block = np.zeros(flat_size(source.config) // BLOCKS, dtype_of(stored_as(source, group)))
-    filled, count = 0, 0
-    for part in _values(source, group, block.dtype):
-        while part.size:
-            taken = min(part.size, block.size - filled)
-            block[filled : filled + taken], part = part[:taken], part[taken:]
-            filled += taken
-            if filled == block.size:
-                yield block
-                filled, count = 0, count + 1
-    block[filled:] = 0  # the padding
-    for _ in range(count, BLOCKS):
-        yield block
-        block[:] = 0
-
-
-def _values(source: Source, group: str, dtype: np.dtype) -> Iterator[np.ndarray]:
-    """Yield the elements of a group's tensors, a slice at a time, each 1-D, bit for bit as they are stored."""
-    for spec in tensor_specs(source.config):
-        for piece in slices_of(spec):
-            values = np.ascontiguousarray(source.read(group, piece.tensor, piece.layer)).reshape(-1)
-            if dtype.itemsize == 4:
-                yield values
-            else:
-                bits = values.view(np.uint32)
-                yield np.right_shift(bits, 16, out=np.empty(bits.shape, np.uint16), casting="unsafe").view(dtype)
 
 
 def to_llmc_state(

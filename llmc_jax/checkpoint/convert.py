@@ -32,25 +32,13 @@ from llmc_jax.data.hf_tokenizer import FILES, files_of
 from llmc_jax.data.tokenizers import Choice, load_tokenizer
 from llmc_jax.models.gpt2.tensors import num_parameters, tensor_specs
 
-FORMATS = """\
-format                   what it is                                         read            written
-llm.c model              model_%08d.bin, gpt2_124M.bin                      versions 1-5    --to llmc: 3 fp32, 5 bf16
-llm.c training state     a folder: model_*, state_*_* of each rank, DONE_*  yes             --to llmc-state
-llmc-jax training state  a run's folder, or a state_%08d in it              yes             --to state
-Hugging Face GPT-2       config.json, safetensors in one file or more       F32, BF16, F16  --to hf: F32, BF16
-  by name                gpt2, gpt2-medium, -large, -xl, hf:OWNER/NAME      as that         no
-nanoGPT                  ckpt.pt; needs PyTorch, runs no pickle             weights         no
-orbax                    a folder of named tensors, for other JAX programs  yes             --to orbax
-random weights           a model's shape: d12, L4-NH4-C128-V257-T128        yes             no
-llm.c debug state        one batch's logits, loss and gradients             compare         debug-state
-tokenizer                gpt2_tokenizer.bin, a folder of Hugging Face's     --tokenizer     --to hf, --to state
-
-Each that is read becomes each that is written. What has no m and v becomes a training state at step 0, both zero. A
-training state becomes a model: fp32 from its master weights, bf16 from the 16-bit weights that it computed with."""
-
 DESCRIPTION = """\
-Look into a checkpoint of any format, and convert between them. Needs the memory of the largest tensor, not of the
-model; nothing is overwritten without --force, and an output has its name only when it is complete and was checked."""
+Look into a checkpoint of any format, and convert between them: llm.c's model files and training states, training states
+of llmc-jax, GPT-2 of Hugging Face (a folder, gpt2, hf:OWNER/NAME), nanoGPT's ckpt.pt, orbax's folders, random weights
+(d12). An output has its name only when it is complete and was checked.
+
+What has no m and v becomes a training state at step 0, both zero. A training state becomes a model: fp32 from its
+master weights, bf16 from the 16-bit weights that it computed with."""
 
 TARGETS = {
     "llmc": "a model file of llm.c, version 3 (fp32) or 5 (bf16)",
@@ -330,7 +318,6 @@ def make_parser() -> Parser:
         usual="convert",
         shown=(("inspect gpt2_124M.bin", "what is in it"), ("convert runs/plays model.bin", "a model file of llm.c")),
         description=DESCRIPTION,
-        epilog=FORMATS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True)

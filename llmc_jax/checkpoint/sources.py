@@ -97,13 +97,13 @@ FILES = "llm.c's model_*.bin, .safetensors files beside their config.json, nanoG
 FOLDERS = "those of training states of llm.c or llmc-jax, of Hugging Face's GPT-2, of orbax, and nanoGPT's out_dir"
 
 
-def flat_parameters(source: Source) -> np.ndarray:
-    """Return all weights of a checkpoint as one flat buffer, (flat_size,) float32, as the model takes it."""
+def flat_parameters(source: Source, group: str = "params") -> np.ndarray:
+    """Return all weights of a checkpoint as one flat buffer, (flat_size,) float32, as the model takes it; or m, v, …"""
     flat = np.zeros(flat_size(source.config), np.float32)
     start = 0
     for piece in slices(source.config):
         size = math.prod(piece.shape)
-        flat[start : start + size] = source.read("params", piece.tensor, piece.layer).reshape(-1)
+        flat[start : start + size] = source.read(group, piece.tensor, piece.layer).reshape(-1)
         start += size
     return flat
 
