@@ -164,7 +164,7 @@ class TokenizerFiles(NamedTuple):
 
     files: Mapping[str, bytes]
     special: SpecialTokens
-    settings: Mapping[str, Any]
+    settings: dict[str, Any]
 
 
 def to_hugging_face(source: Source, out: Path, dtype: str, tokenizer: TokenizerFiles | None) -> Outcome:

@@ -7,7 +7,6 @@ files (hf_tokenizer.py), PyTorch's own pytorch_model.bin, and models that are no
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from llmc_jax.checkpoint.reading import ITEMSIZE, Stored
 from llmc_jax.checkpoint.safetensors import read_archive, read_index, write_archive
 from llmc_jax.checkpoint.source import Slice, Source, SpecialTokens, slices
 from llmc_jax.config.model import GPT2_VOCAB, ModelConfig, pad_vocab
-from llmc_jax.models.gpt2.tensors import BY_NAME, TENSORS
+from llmc_jax.models.gpt2.tensors import BY_NAME
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -104,24 +103,20 @@ def open_folder(folder: Path) -> Source:
     Raises FormatError if it is not a plain GPT-2, tensors are missing or too many, or have the wrong shape.
     """
     described = read_config(folder / "config.json")
-    path = folder / INDEX if (folder / INDEX).is_file() else folder / WEIGHTS
-    if path.name == WEIGHTS and not path.is_file():
-        if (folder / "pytorch_model.bin").exists():
-            raise FormatError(
-                f"{folder}: its weights are in pytorch_model.bin, a pickle, which this program does not open; load "
-                "it with transformers and call save_pretrained, which writes model.safetensors"
-            )
-        raise FormatError(f"{folder}: has config.json, but neither {WEIGHTS} nor {INDEX}")
-    tensors = read_index(path) if path.name == INDEX else read_archive(path)
-    return _source(folder, path, described, tensors)
+    if (folder / INDEX).is_file():
+        return _source(folder, folder / INDEX, described, read_index(folder / INDEX))
+    if not (folder / WEIGHTS).is_file():
+        pickled = "; transformers' save_pretrained writes it of a pytorch_model.bin, a pickle, which is not opened here"
+        raise FormatError(f"{folder}: has config.json, but neither {WEIGHTS} nor {INDEX}{pickled}")
+    return _source(folder, folder / WEIGHTS, described, read_archive(folder / WEIGHTS))
 
 
 def open_file(path: Path) -> Source:
     """Open a .safetensors file of any name. Its config.json, which says the number of heads, lies beside it."""
+    tensors = read_archive(path)
     if not (path.parent / "config.json").is_file():
-        read_archive(path)  # if it is no such file at all, that is the thing to say
         raise FormatError(f"{path}: there is no config.json beside it, which alone says how many heads the model has")
-    return _source(path, path, read_config(path.parent / "config.json"), read_archive(path))
+    return _source(path, path, read_config(path.parent / "config.json"), tensors)
 
 
 def _source(
@@ -165,7 +160,8 @@ def source_of(
     head = tensors.pop(HEAD, None)
     if head is not None:
         tensors.setdefault(WTE, head)  # where it is alone: safetensors' save_model keeps one name of a tensor with two
-    _check_count(path, config, len(tensors))
+    if config.num_layers > len(tensors):  # before anything is made for each layer
+        raise FormatError(f"{path}: holds {len(tensors):,} tensors, too few for {config.num_layers:,} layers")
     pieces = [piece for piece in slices(config) if biases or not BY_NAME[piece.tensor].bias]
     wanted = {name_in_block(piece.tensor, piece.layer): stored_shape(config, piece, conv1d) for piece in pieces}
     _check_names(path, wanted, tensors, said_by)
@@ -213,34 +209,56 @@ def stored_shape(config: ModelConfig, piece: Slice, conv1d: bool) -> tuple[int, 
     return piece.shape[::-1] if BY_NAME[piece.tensor].transposed and conv1d else piece.shape
 
 
-def _check_count(path: Path, config: ModelConfig, found: int) -> None:
-    """Check that a file holds about as many tensors as the layers take: before anything is made for each layer."""
-    if config.num_layers > found:
-        expected = sum(config.num_layers if tensor.layered else 1 for tensor in TENSORS)
-        raise FormatError(f"{path}: holds {found:,} tensors; a model of {config.num_layers:,} layers has {expected:,}")
-
-
-def _check_names(path: Path, wanted: Iterable[str], found: Iterable[str], said_by: str) -> None:
+def _check_names(path: Path, wanted: Iterable[str], found: Mapping[str, Any], said_by: str) -> None:
     """Check that a file holds the tensors of a GPT-2 of this shape and no others. said_by: what gives the shape."""
-    wanted, found = list(wanted), set(found)
+    wanted = list(wanted)
     missing = [name for name in wanted if name not in found]
+    extra = sorted(name for name in set(found).difference(wanted) if not BUFFERS.fullmatch(name))
     if missing:
-        words = f"{len(missing)} of a GPT-2's {len(wanted)} tensors are missing, {missing[0]} first"
+        words = f"lacks {len(missing)} of a GPT-2's {len(wanted)} tensors, {missing[0]} first"
         raise FormatError(f"{path}: {words}; {said_by} may belong to another model")
-    extra = sorted(name for name in found.difference(wanted) if not BUFFERS.fullmatch(name))
     if extra:
-        words = f"{len(extra)} tensors that a plain GPT-2 with this {said_by} does not have, {extra[0]!r} first"
-        raise FormatError(f"{path}: holds {words}")
+        words = f"holds {len(extra)} tensors that a plain GPT-2 with this {said_by} does not have"
+        raise FormatError(f"{path}: {words}, {extra[0]!r} first")
 
 
 # ----- writing ------------------------------------------------------------------------------------------------------
 
 
-def write_weights(path: Path, config: ModelConfig, dtype: str, read: Callable[[Slice], np.ndarray]) -> None:
-    """Write model.safetensors, one slice at a time. dtype: "fp32", or "bf16" (rounded to nearest, ties to even).
+def config_json(config: ModelConfig, dtype: str, special: SpecialTokens) -> dict[str, Any]:
+    """Return config.json as transformers writes it for such a model."""
+    return {
+        **{key: allowed[0] for key, allowed in EXPECTED.items()},
+        **{theirs: getattr(config, ours) for ours, theirs in SIZES.items()},
+        "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.0, "bos_token_id": special.bos,
+        "dtype": TORCH_NAMES[dtype], "embd_pdrop": 0.0, "eos_token_id": special.eos, "initializer_range": 0.02,
+        "n_inner": None, "pad_token_id": None, "reorder_and_upcast_attn": False, "resid_pdrop": 0.0,
+        "summary_activation": None, "summary_first_dropout": 0.0, "summary_proj_to_labels": True,
+        "summary_type": "cls_index", "summary_use_proj": True, "tie_word_embeddings": True, "use_cache": True,
+    }  # fmt: skip
 
-    read: gives a slice as float32 in llm.c's shape; rows V to Vp-1 of wte are dropped. Raises OSError.
+
+def write_folder(
+    folder: Path,
+    config: ModelConfig,
+    dtype: str,
+    read: Callable[[Slice], np.ndarray],
+    special: SpecialTokens,
+    settings: dict[str, Any],
+) -> None:
+    """Write config.json, generation_config.json and model.safetensors into an empty folder, one slice at a time.
+
+    dtype: "fp32", or "bf16" (rounded to nearest, ties to even). read: gives a slice as float32 in llm.c's shape; rows V
+    to Vp-1 of wte are dropped. settings: more of config.json. Raises OSError.
     """
+    ids = {"bos_token_id": special.bos, "eos_token_id": special.eos}
+    known = {name: value for name, value in ids.items() if value is not None}
+    generation = {"_from_model_config": True, "use_cache": True, **known}
+    for name, written in (
+        ("config", {**config_json(config, dtype, special), **settings}),
+        ("generation_config", generation),
+    ):
+        (folder / f"{name}.json").write_text(json_text(written), encoding="utf-8")
     # by name, as the safetensors package sorts them
     order = sorted(("transformer." + name_in_block(piece.tensor, piece.layer), piece) for piece in slices(config))
 
@@ -253,52 +271,5 @@ def write_weights(path: Path, config: ModelConfig, dtype: str, read: Callable[[S
             yield bits.astype(bits.dtype.newbyteorder("<"), copy=False)
 
     shapes = {name: stored_shape(config, piece, conv1d=True) for name, piece in order}
-    with path.open("xb") as file:
+    with (folder / WEIGHTS).open("xb") as file:
         write_archive(file, {"fp32": "F32", "bf16": "BF16"}[dtype], shapes, values())
-
-
-def config_json(config: ModelConfig, dtype: str, special: SpecialTokens) -> dict[str, Any]:
-    """Return config.json as transformers writes it for such a model."""
-    return {
-        **{key: allowed[0] for key, allowed in EXPECTED.items()},
-        **{theirs: getattr(config, ours) for ours, theirs in SIZES.items()},
-        "architectures": ["GPT2LMHeadModel"],
-        "attn_pdrop": 0.0,
-        "bos_token_id": special.bos,
-        "dtype": TORCH_NAMES[dtype],
-        "embd_pdrop": 0.0,
-        "eos_token_id": special.eos,
-        "initializer_range": 0.02,
-        "n_inner": None,
-        "pad_token_id": None,
-        "reorder_and_upcast_attn": False,
-        "resid_pdrop": 0.0,
-        "summary_activation": None,
-        "summary_first_dropout": 0.0,
-        "summary_proj_to_labels": True,
-        "summary_type": "cls_index",
-        "summary_use_proj": True,
-        "tie_word_embeddings": True,
-        "use_cache": True,
-    }
-
-
-def write_folder(
-    folder: Path,
-    config: ModelConfig,
-    dtype: str,
-    read: Callable[[Slice], np.ndarray],
-    special: SpecialTokens,
-    settings: Mapping[str, Any] = MappingProxyType({}),
-) -> None:
-    """Write config.json, generation_config.json and model.safetensors into an empty folder. See `write_weights`.
-
-    settings: more of config.json.
-    """
-    written = json_text({**config_json(config, dtype, special), **settings})
-    (folder / "config.json").write_text(written, encoding="utf-8")
-    ids = {"bos_token_id": special.bos, "eos_token_id": special.eos}
-    known = {name: value for name, value in ids.items() if value is not None}
-    written = json_text({"_from_model_config": True, "use_cache": True, **known})
-    (folder / "generation_config.json").write_text(written, encoding="utf-8")
-    write_weights(folder / WEIGHTS, config, dtype, read)

@@ -352,7 +352,7 @@ def test_a_full_disk_leaves_nothing(
     def full(*_args: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(conversion.hugging_face, "write_weights", full)
+    monkeypatch.setattr(conversion.hugging_face, "write_archive", full)
     monkeypatch.setattr(conversion.store, "write_blocks", full)
     for target in ("hf", "state"):
         assert main(["convert", str(model), str(tmp_path / "out"), "--to", target]) == 2

@@ -83,7 +83,7 @@ def test_writes_what_transformers_wrote(tmp_path: Path) -> None:
     for dtype, expected in (("fp32", "model.safetensors"), ("bf16", "bf16.safetensors")):
         out = tmp_path / dtype
         out.mkdir()
-        write_folder(out, CONFIG, dtype, reader(source), NO_IDS)
+        write_folder(out, CONFIG, dtype, reader(source), NO_IDS, {})
         assert (out / "model.safetensors").read_bytes() == (FIXTURE / expected).read_bytes()
         assert sorted(path.name for path in out.iterdir()) == [
             "config.json", "generation_config.json", "model.safetensors"
@@ -104,14 +104,14 @@ def test_bf16_in(tmp_path: Path) -> None:
     flat, wide = flat_of(source), flat_of(open_source(FIXTURE))
     assert not (flat.view(np.uint32) & 0xFFFF).any()
     np.testing.assert_allclose(flat, wide, rtol=2.0**-8, atol=0)
-    write_folder(tmp_path, CONFIG, "bf16", reader(source), NO_IDS)
+    write_folder(tmp_path, CONFIG, "bf16", reader(source), NO_IDS, {})
     assert (tmp_path / "model.safetensors").read_bytes() == (FIXTURE / "bf16.safetensors").read_bytes()
 
 
 def test_transformers_loads_what_is_written(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    write_folder(tmp_path, CONFIG, "fp32", reader(open_source(FIXTURE)), NO_IDS)
+    write_folder(tmp_path, CONFIG, "fp32", reader(open_source(FIXTURE)), NO_IDS, {})
     model = transformers.GPT2LMHeadModel.from_pretrained(tmp_path).eval()
     with np.load(FIXTURE / "logits.npz") as golden, torch.no_grad():
         found = model(torch.from_numpy(golden["tokens"])).logits.numpy()
@@ -200,8 +200,8 @@ def test_a_head_of_another_dtype_and_the_same_values_is_tied(
         (None, WTE.astype(np.float64), True, r"lm_head\.weight is F64; expected float32"),
         (None, WTE, False, r"tie_word_embeddings false.* no wte\.weight"),
         (WTE, None, False, r"tie_word_embeddings false.* no lm_head\.weight"),
-        (None, None, True, r"1 of a GPT-2's 28 tensors are missing, wte\.weight first"),
-        (None, None, False, r"1 of a GPT-2's 28 tensors are missing, wte\.weight first"),
+        (None, None, True, r"lacks 1 of a GPT-2's 28 tensors, wte\.weight first"),
+        (None, None, False, r"lacks 1 of a GPT-2's 28 tensors, wte\.weight first"),
     ],
 )
 def test_heads_that_are_refused(
@@ -278,13 +278,13 @@ def test_half_precision_in(folder: Path) -> None:
         ({"n_embd": "absent"}, "n_embd is None; expected"),
         ({"vocab_size": 10**30}, "vocab_size is 1000000000000000000000000000000; expected"),
         ({"n_head": 3}, "n_embd 16 is not a multiple of n_head 3"),
-        ({"n_layer": 3}, "12 of a GPT-2's 40 tensors are missing, h.2.ln_1.weight first"),
+        ({"n_layer": 3}, "lacks 12 of a GPT-2's 40 tensors, h.2.ln_1.weight first"),
         (
             {"n_layer": 1},
             "holds 12 tensors that a plain GPT-2 with this config.json does not have, 'h.1.attn.c_attn.bias'",
         ),
         ({"vocab_size": 60}, r"wte.weight has shape \(61, 16\); by config.json it must be \(60, 16\)"),
-        ({"n_layer": 2**31 - 1}, "holds 28 tensors; a model of 2,147,483,647 layers has 25,769,803,768"),
+        ({"n_layer": 2**31 - 1}, "holds 28 tensors, too few for 2,147,483,647 layers"),
     ],
 )
 def test_other_models_are_refused(folder: Path, values: dict[str, Any], words: str) -> None:
@@ -315,7 +315,7 @@ def test_broken_folders(folder: Path) -> None:
             open_source(folder)
     config.write_text(text)
     weights.rename(folder / "pytorch_model.bin")
-    with pytest.raises(FormatError, match=r"pytorch_model\.bin, a pickle, which this program does not open"):
+    with pytest.raises(FormatError, match=r"pytorch_model\.bin, a pickle"):
         open_source(folder)
     (folder / "pytorch_model.bin").rename(folder / "other.safetensors")
     config.unlink()
