@@ -22,7 +22,7 @@ from llmc_jax.base.parsers import JSON, Parser, commands_line
 from llmc_jax.checkpoint import conversion
 from llmc_jax.checkpoint.conversion import Outcome, Passage
 from llmc_jax.checkpoint.hugging_face import LARGEST_CONFIG
-from llmc_jax.checkpoint.llmc import STORAGE, V2_ORDERS
+from llmc_jax.checkpoint.llmc import V2_ORDERS
 from llmc_jax.checkpoint.reading import chunks
 from llmc_jax.checkpoint.source import Slice, Source, slices_of
 from llmc_jax.checkpoint.sources import open_source
@@ -92,13 +92,11 @@ def tensor_stats(parts: Iterable[np.ndarray]) -> Stats:
 
 
 def _headline(source: Source) -> str:
+    master = " with float32 master weights" if "copy" in source.groups else ""
+    precision = f"{source.dtype}{master}" + ("" if source.step is None else f", step {source.step}")
     if source.kind == "llmc-model":
-        version, order = source.opened.version, source.opened.order
-        at_end = ", layernorms at the end" if order == "end" else ""
-        precision = f"version {version} ({STORAGE[version].words}{at_end})"
-    else:
-        master = " with float32 master weights" if "copy" in source.groups else ""
-        precision = f"{source.dtype}{master}" + ("" if source.step is None else f", step {source.step}")
+        at_end = ", layernorms at the end" if source.opened.order == "end" else ""
+        precision = f"version {source.opened.version} ({source.dtype}{at_end})"
     return f"{source.path}: {KINDS[source.kind]}, {precision}, N={num_parameters(source.config):,}"
 
 
@@ -220,9 +218,7 @@ def _tokenizer_out(source: Source, target: str, asked: str | None) -> tuple[Choi
         try:
             files = files_of(choice.tokenizer, source.config.max_seq_len)
         except InputError as error:
-            choice = choice._replace(note=f"{choice.note}: cannot be written as merges: {error}")
-            if asked:
-                raise InputError(choice.note) from None
+            raise InputError(f"{choice.note}: {error}; --tokenizer none leaves it out") from None
     written = bool(files) if target == "hf" else choice.tokenizer is not None
     print(f"{'read    tokenizer: ' if written else 'note    no tokenizer is written: '}{choice.note}")
     return choice, files

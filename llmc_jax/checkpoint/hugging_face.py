@@ -196,7 +196,7 @@ def _check_tensor(tensor: Any, shape: tuple[int, ...], said_by: str) -> None:
 def _check_head(head: Any, wte: Any, said_by: str) -> None:
     """Check that an output head is the token embedding: equal as float32, in whichever dtype each is kept."""
     _check_tensor(head, wte.shape, said_by)
-    if not head.same_bits(wte):
+    if head.whole().tobytes() != wte.whole().tobytes():
         dtypes = "" if head.dtype == wte.dtype else f" ({head.dtype} and {wte.dtype})"
         words = f"{head.name} differs from {wte.name}{dtypes}: the model is untied, and cannot be used here"
         raise FormatError(f"{head.path}: {words}")

@@ -46,15 +46,14 @@ class Storage(NamedTuple):
     layernorms: str
     others: str
     padded: bool
-    words: str
 
 
 STORAGE = {
-    1: Storage("fp32", "fp32", False, "fp32, vocabulary not padded"),
-    2: Storage("fp32", "bf16", False, "bf16 with fp32 layernorms, vocabulary not padded"),
-    3: Storage("fp32", "fp32", True, "fp32"),
-    4: Storage("fp32", "bf16", True, "bf16 with fp32 layernorms"),
-    5: Storage("bf16", "bf16", True, "bf16"),
+    1: Storage("fp32", "fp32", False),
+    2: Storage("fp32", "bf16", False),
+    3: Storage("fp32", "fp32", True),
+    4: Storage("fp32", "bf16", True),
+    5: Storage("bf16", "bf16", True),
 }
 WRITABLE = (3, 5)
 

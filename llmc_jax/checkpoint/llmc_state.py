@@ -268,13 +268,10 @@ def read_folder(folder: str | Path, step: int | None = None) -> LlmcState:
     """
     folder = Path(folder)
     steps = finished_steps(folder)
-    if step is None and not steps:
-        begun = sorted(path.name for path in folder.glob("state_*_00000.bin"))
-        more = f"; {begun[-1]} is there, but its DONE_ file is not: it was never finished" if begun else ""
-        raise FormatError(f"{folder}: no complete training state of llm.c (DONE_*, model_*.bin, state_*_*.bin){more}")
-    if step is not None and step not in steps:
-        found = ", ".join(map(str, steps[-5:])) or "none"
-        raise FormatError(f"{folder}: no complete training state of step {step}; complete are: {found}")
+    if not steps or step not in (None, *steps):
+        which, found = "" if step is None else f" of step {step}", ", ".join(map(str, steps[-5:])) or "none"
+        words = f"no complete training state of llm.c{which} (DONE_*, model_*.bin, state_*_*.bin)"
+        raise FormatError(f"{folder}: {words}; complete are: {found}")
     step = steps[-1] if step is None else step
     model = llmc.open_model(folder / MODEL_NAME.format(step))
     if model.version not in llmc.WRITABLE:

@@ -64,10 +64,6 @@ class Loaded(NamedTuple):
         """Return all of it, newly made."""
         return np.array(self.values())
 
-    def same_bits(self, other: "Loaded") -> bool:
-        """Return whether another tensor has this shape and these values, bit for bit."""
-        return self.shape == other.shape and self.values().tobytes() == other.values().tobytes()
-
 
 def source_of(path: Path, checkpoint: Any, convert: Callable[[Any], np.ndarray]) -> Source:
     """Return the Source of a loaded checkpoint: {"model": names to tensors, "model_args": sizes, ...}.

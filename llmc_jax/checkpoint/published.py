@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.base.files import cache_folder, json_text, made_folder, read_json_object, refusing, write_bytes
+from llmc_jax.base.plain import from_json, to_json
 from llmc_jax.checkpoint.hugging_face import INDEX, LARGEST_CONFIG, WEIGHTS, read_config
 from llmc_jax.checkpoint.safetensors import files_of_index
 from llmc_jax.data import hub
@@ -37,6 +38,14 @@ class Published(NamedTuple):
     repository: str
     revision: str
     files: tuple[File, ...] = ()
+
+
+class Listing(NamedTuple):
+    """What the server said of a model's files, and of which commit they are."""
+
+    repository: str
+    revision: str
+    files: tuple[File, ...]
 
 
 def _row(name: str, revision: str, *facts: tuple[int | None, str]) -> Published:
@@ -148,15 +157,14 @@ def _files(model: Published, listed: Path, advice: str) -> tuple[str, list[File]
         if re.fullmatch("[0-9a-f]{40}", commit) is None:
             commit = hub.commit_of(model.repository, commit, advice)
         files = _chosen(model, hub.list_files(model.repository, commit, "", advice))
-        found = {"repository": model.repository, "revision": commit, "files": [file._asdict() for file in files]}
         advice = "set LLMC_JAX_CACHE to a folder that can"
         with refusing(f"{listed}: cannot be written", advice), made_folder(listed.parent):
-            write_bytes(listed, json_text(found).encode())
-    kept = read_json_object(listed, LARGEST_CONFIG)
+            write_bytes(listed, json_text(to_json(Listing(model.repository, commit, tuple(files)))).encode())
     try:
-        return str(kept["revision"]), [File(**entry) for entry in kept["files"]]
-    except (KeyError, TypeError):
+        kept: Listing = from_json(Listing, read_json_object(listed, LARGEST_CONFIG))
+    except ValueError:
         raise FormatError(f"{listed}: is no list of files; remove it") from None
+    return kept.revision, list(kept.files)
 
 
 def _chosen(model: Published, files: Sequence[File]) -> list[File]:

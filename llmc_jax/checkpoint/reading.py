@@ -158,11 +158,6 @@ class Stored(NamedTuple):
         for start in range(0, self.size, CHUNK):
             yield self.read(start, min(CHUNK, self.size - start))
 
-    def same_bits(self, other: "Stored") -> bool:
-        """Return whether another array has this shape and these values, bit for bit."""
-        pairs = zip(self.parts(), other.parts(), strict=True)
-        return self.shape == other.shape and all(one.tobytes() == theirs.tobytes() for one, theirs in pairs)
-
     def warnings(self) -> Iterator[str]:
         """Yield a warning if there are NaN or infinities. Reads all of it."""
         if bad := sum(map(not_finite, self.parts())):

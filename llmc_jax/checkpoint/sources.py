@@ -47,11 +47,19 @@ def open_source(path: str | Path, *, v2_order: str = "auto", step: int | None = 
         if model := published.model_named(str(path)):
             path = published.folder_of(model)
     if os.path.isdir(path):
-        return _open_folder(path, step)
-    if step is not None:
-        raise InputError(f"{path}: a step was asked for, but this is not a folder that could hold several")
-    if not os.path.lexists(path) and (shape := described(str(path))):
-        return _random_source(path, shape)
+        source = _open_folder(path, step)
+    elif not os.path.lexists(path) and (shape := described(str(path))):
+        source = _random_source(path, shape)
+    else:
+        source = _open_file(path, v2_order)
+    if step is not None and source.step != step:
+        raise InputError(
+            f"{path}: step {step} was asked for, but this is one {source.kind}, and not a folder of several"
+        )
+    return source
+
+
+def _open_file(path: Path, v2_order: str) -> Source:
     with opened(path) as file:
         start = file.read(1024)
     # PyTorch's zip, whose first member's name ends so, or its old format: a pickle, then a magic number
@@ -65,11 +73,6 @@ def open_source(path: str | Path, *, v2_order: str = "auto", step: int | None = 
 
         return hugging_face.open_file(path)
     magic = int.from_bytes(start[:4], "little")
-    if magic == magics.TRAINING_STATE:
-        raise FormatError(
-            f"{path}: one rank's part of a training state of llm.c; name the folder that it lies in, or to train on "
-            "from its weights the model_*.bin beside it"
-        )
     if magic != magics.MODEL and int.from_bytes(start[:4], "big") != magics.MODEL and magic not in magics.MEANINGS:
         found = f"it begins with {start[:8]!r}" if start else "it is empty"
         raise FormatError(f"{path}: not a checkpoint that is known here: {found}; known are {FILES}")
@@ -119,19 +122,15 @@ def _open_folder(folder: Path, step: int | None) -> Source:
     if "config.json" in names and names & HUGGING_FACE_WEIGHTS:
         from llmc_jax.checkpoint import hugging_face
 
-        if step is not None:
-            raise InputError(f"{folder}: a step was asked for, but this is a folder of Hugging Face's, with one model")
         return hugging_face.open_folder(folder)
     if {"MANIFEST.json", "run.json"} <= names or OUR_STATE.fullmatch(folder.resolve().name):
-        if step is not None:
-            raise InputError(f"{folder}: a step was asked for, but this is one training state; name the run's folder")
         return _state_source(folder)
     if any(OUR_STATE.fullmatch(name) for name in names):
         return _state_source(*_state_of_run(folder, step))
     if any(LLMC_STATE.fullmatch(name) for name in names):
         return open_llmc_state(folder, step)
     if NANOGPT in names:
-        return open_source(folder / NANOGPT, step=step)
+        return open_source(folder / NANOGPT)
     if exchange.METADATA in names:
         return exchange.open_folder(folder)
     models = sorted(name for name in names if LLMC_MODEL.fullmatch(name))

@@ -450,13 +450,10 @@ def _naming(folder: Path) -> Iterator[None]:
 
 
 def _unreadable(folder: Path, error: OSError) -> str:
-    name = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else ""
-    inside = os.path.relpath(name, folder) if name and name != str(folder) else ""
-    if isinstance(error, FileNotFoundError) and folder.exists():
-        return f"{inside}: is missing" if inside else "a file is missing"
+    name = os.path.relpath(os.fsdecode(error.filename), folder) if isinstance(error.filename, str | bytes) else "."
     if isinstance(error, FileNotFoundError):
-        return "there is no such folder"
-    return f"{inside or 'the folder'}: cannot be read: {reason(error)}"
+        return f"{name}: is missing" if folder.exists() else "there is no such folder"
+    return f"{'the folder' if name == '.' else name}: cannot be read: {reason(error)}"
 
 
 @dataclass(frozen=True)
@@ -525,17 +522,14 @@ class Checkpoint:
             check_sizes(self.folder, name, tensor, start, stop)
             found = np.empty(stop - start, dtype_of(tensor.dtype))
             if blocks := damaged_blocks(self.folder, name, tensor, start, stop, found):
-                raise FormatError(f"{name}: {_damage(tensor, blocks)}")
+                raise FormatError(f"{name}: {_damage(tensor, blocks[0])}")
         return found
 
 
-def _damage(tensor: Tensor, blocks: list[int]) -> str:
-    """Return what is wrong with an array of which blocks are not what was saved."""
-    if len(tensor.sha256) == 1:
-        return "damaged: what is read is not what was saved"
-    start = blocks[0] * tensor.block
-    more = f" (nor are {len(blocks) - 1} more of its {len(tensor.sha256)} blocks)" if len(blocks) > 1 else ""
-    return f"damaged: elements {start:,} to {start + tensor.block - 1:,} are not what was saved{more}"
+def _damage(tensor: Tensor, block: int) -> str:
+    """Return what is wrong with an array of which a block is not what was saved."""
+    start = block * tensor.block
+    return f"damaged: elements {start:,} to {start + tensor.block - 1:,} are not what was saved"
 
 
 def open_checkpoint(folder: str | Path) -> Checkpoint:
@@ -566,22 +560,22 @@ def _misfits(folder: Path, written: Mapping[str, int]) -> list[str]:
     return sorted(misfits)
 
 
-def _damages(folder: Path, manifest: Manifest, deep: bool, share: tuple[int, int]) -> list[str]:
-    """Return every file that is missing, not known, or not what it was; share: as `entry` has it."""
-    damages = _misfits(folder, _sizes_of(manifest)) if share[0] == 0 else []
-    if damages or not deep:
-        return damages
-    files = _damaged_files(folder, manifest) if share[0] == 0 else []
-    damages = [f"{path}: damaged: its SHA-256 is not that in the manifest" for path in files]
+def _problem(folder: Path, manifest: Manifest, deep: bool, share: tuple[int, int]) -> str | None:
+    """Return which file is missing, not known, or not what it was, the first of them; share: as `entry` has it.
+
+    Raises FormatError, which says the same, or OSError.
+    """
+    if share[0] == 0:
+        if misfits := _misfits(folder, _sizes_of(manifest)):
+            return misfits[0]
+        if deep and (files := _damaged_files(folder, manifest)):
+            return f"{files[0]}: damaged: its SHA-256 is not that in the manifest"
     own = own_blocks(*share)
-    for name, tensor in manifest.tensors.items():
+    for name, tensor in manifest.tensors.items() if deep else ():
         mine = own if len(tensor.sha256) == BLOCKS else range(int(0 in own))  # who has block 0 reads other arrays too
-        try:
-            if found := damaged_blocks(folder, name, tensor, mine.start * tensor.block, mine.stop * tensor.block):
-                damages.append(f"{file_of_block(name, tensor, found[0])}: {_damage(tensor, found)}")
-        except FormatError as error:
-            damages.append(str(error))
-    return damages
+        if found := damaged_blocks(folder, name, tensor, mine.start * tensor.block, mine.stop * tensor.block):
+            return f"{file_of_block(name, tensor, found[0])}: {_damage(tensor, found[0])}"
+    return None
 
 
 def _damaged_files(folder: Path, manifest: Manifest) -> list[str]:
@@ -649,8 +643,7 @@ def loose_entry(folder: str | Path, *, deep: bool = True, share: tuple[int, int]
             manifest = read_manifest(folder)
             step = manifest.step
             loss = val_loss_of(read_metadata(folder, manifest))
-            if damages := _damages(folder, manifest, deep, share):
-                problem = damages[0] + (f" (and {len(damages) - 1} more)" if len(damages) > 1 else "")
+            problem = _problem(folder, manifest, deep, share)
         else:
             problem = "it is a file, not a folder" if folder.exists() else "there is no such folder"
     except FormatError as error:

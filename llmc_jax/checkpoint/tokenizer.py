@@ -57,15 +57,14 @@ def _of_file(path: Path) -> Choice:
 
 
 def _of_state(source: Source) -> Choice | None:
-    """Return the table that a training state names; of an older one, which names none, the file of its --tokenizer.
+    """Return the table that a training state names.
 
     It lies in the run's folder; a public one may be at hand elsewhere. Raises InputError for a file that is gone.
     """
-    metadata, wanted = source.opened.metadata, source.opened.metadata.tokenizer
+    wanted, problem = source.opened.metadata.tokenizer, ""
     if wanted is None:
-        trained = str(metadata.options.get("tokenizer", "auto"))
-        return None if trained in ("auto", "none", *PUBLIC) else _of_file(Path(trained))
-    folders, problem = (source.path.parent, source.path.resolve().parent, source.path), ""
+        return None
+    folders = (source.path.parent, source.path.resolve().parent, source.path)
     for path in dict.fromkeys(path for folder in folders for path in tables.of_run(folder)):
         try:
             tokenizer = file_tokenizer(path)

@@ -57,7 +57,7 @@ def test_a_flipped_bit_and_a_missing_file(run: Path, capsys: pytest.CaptureFixtu
     (run / "state_00000200" / "run.json").unlink()
     assert main(["verify", str(run)]) == 2
     _, first, second, verdict = capsys.readouterr().out.splitlines()
-    assert first.endswith("  BAD: tensors/copy.wte/c/0/0: damaged: what is read is not what was saved")
+    assert first.endswith("  BAD: tensors/copy.wte/c/0/0: damaged: elements 0 to 8,191 are not what was saved")
     assert second.endswith("  BAD: run.json: is missing")
     assert verdict == "2 checkpoints, 2 bad"
     assert main(["verify", "--quick", str(run)]) == 2
