@@ -4,7 +4,7 @@ Leaves out nanoGPT's optimizer state, which is kept by parameter numbers, and ev
 """
 
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -70,17 +70,16 @@ def source_of(path: Path, checkpoint: Any, convert: Callable[[Any], np.ndarray])
 
     convert: turns a tensor, which need only have a shape and a dtype, into float32.
     """
-    if not isinstance(checkpoint, Mapping) or not {"model", "model_args"} <= set(checkpoint):
-        raise FormatError(f"{path}: has no model and model_args, so it is not a checkpoint of nanoGPT")
-    arguments, model = checkpoint["model_args"], checkpoint["model"]
-    if not isinstance(arguments, Mapping) or not isinstance(model, Mapping):
-        raise FormatError(f"{path}: its model and model_args are not what nanoGPT writes")
-    tensors = {}
-    for name, tensor in model.items():
-        if not isinstance(name, str) or not hasattr(tensor, "shape"):
-            raise FormatError(f"{path}: its model holds {name!r}, which is not a named tensor")
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        tensors[name] = Loaded(path, name, DTYPES.get(dtype, dtype), tuple(tensor.shape), partial(convert, tensor))
+    try:
+        arguments, tensors = {**checkpoint["model_args"]}, {}
+        for name, tensor in checkpoint["model"].items():
+            if not isinstance(name, str):
+                raise TypeError
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            values = partial(convert, tensor)
+            tensors[name] = Loaded(path, name, DTYPES.get(dtype, dtype), tuple(tensor.shape), values)
+    except (TypeError, KeyError, AttributeError, IndexError):
+        raise FormatError(f"{path}: its model and model_args are not what nanoGPT writes") from None
     biases = arguments.get("bias", True)
     if type(biases) is not bool:
         raise FormatError(f"{path}: model_args has bias {biases!r}; expected True or False")

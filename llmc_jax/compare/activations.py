@@ -342,7 +342,7 @@ def read_folder(folder: Path, config: ModelConfig, batch: Batch) -> Folder:
     """Read what a folder has of a model's values; other files are left alone.
 
     Each value is <name>.npy, a plain array of float32, float64 or float16. logits and dlogits may have V or Vp columns,
-    dwte V or Vp rows. index.json, if there, says what model, batch and dtype it is of.
+    dwte V or Vp rows. index.json, if there, says what dtype it is of.
 
     Raises InputError (FormatError for bad bytes) if there is none, or it is of another model or batch.
     """
@@ -350,7 +350,7 @@ def read_folder(folder: Path, config: ModelConfig, batch: Batch) -> Folder:
         raise InputError(f"{folder}: {'a file' if folder.exists() else 'no such folder'}; expected one of .npy files")
     names = sorted(path.stem for path in folder.iterdir() if path.suffix == ".npy")
     B, T = batch.x.shape
-    dtype = _read_index(folder / INDEX, config, B, T)
+    dtype = _read_index(folder / INDEX)
     for name in ("x", "y"):
         path = folder / f"{name}.npy"
         if name in names and not np.array_equal(_read_array(path, [(B, T)], ("i4", "i8")), getattr(batch, name)):
@@ -366,16 +366,11 @@ def read_folder(folder: Path, config: ModelConfig, batch: Batch) -> Folder:
     return Folder(values, dtype, tuple(name for name in names if name not in known))
 
 
-def _read_index(path: Path, config: ModelConfig, B: int, T: int) -> str | None:
-    """Return the dtype that index.json names, having checked that it is of this model and batch; None without it."""
+def _read_index(path: Path) -> str | None:
+    """Return the dtype that index.json names; None without it."""
     if not os.path.lexists(path):
         return None
     index = read_json_object(path, INDEX_BYTES)
-    if index.get("format") != FORMAT:
-        raise FormatError(f"{path}: format {index.get('format')!r:.40}; expected {FORMAT}")
-    for name, expected in (("model", vars(config)), ("B", B), ("T", T)):
-        if name in index and index[name] != expected:
-            raise InputError(f"{path}: {name} is {index[name]!r:.200}, but the debug state's is {expected}")
     dtype = index.get("dtype", "fp32")
     if not isinstance(dtype, str) or dtype not in ALLOWED:
         raise FormatError(f"{path}: dtype {dtype!r:.40}; expected one of {', '.join(ALLOWED)}")

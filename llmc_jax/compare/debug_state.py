@@ -46,7 +46,7 @@ A folder holds NumPy files of float32, float64 or float16; any of them may be mi
   .dresidual2, .datty, .dqkv, .dln1, dencoded; of the weights dwte (Vp, C), dwpe, dlnfw, dlnfb, layer_00.dqkvw, ...
   dresidual2 and dresidual3 are the gradients of the whole stream at that point.
   x.npy and y.npy (B, T), if there, must be the batch of the debug state.
-  index.json, if there: {"format": 1, "dtype": "fp32" | "bf16" | "fp16" | "fp64"}, what the values were computed in.
+  index.json, if there: {"dtype": "fp32" | "bf16" | "fp16" | "fp64"}, what the values were computed in.
 
 Exit status: 0 everything agrees, 2 bad input, 4 compared, and something differs."""
 

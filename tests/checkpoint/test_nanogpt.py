@@ -119,11 +119,11 @@ def with_args(**changes: Any) -> Callable[[], dict[str, Any]]:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: [1], "has no model and model_args"),
-        (lambda: {"model": {}}, "has no model and model_args"),
+        (lambda: [1], "are not what nanoGPT writes"),
+        (lambda: {"model": {}}, "are not what nanoGPT writes"),
         (lambda: checkpoint(model=[1]), "are not what nanoGPT writes"),
-        (lambda: checkpoint(model={1: np.zeros(3)}), "holds 1, which is not a named tensor"),
-        (lambda: checkpoint(model={"a": "b"}), "holds 'a', which is not a named tensor"),
+        (lambda: checkpoint(model={1: np.zeros(3)}), "are not what nanoGPT writes"),
+        (lambda: checkpoint(model={"a": "b"}), "are not what nanoGPT writes"),
         (with_args(n_layer=0), "n_layer is 0; expected a whole number"),
         (with_args(n_layer=None), "n_layer is None"),
         (with_args(n_layer=2**31 - 1), "holds 30 tensors, too few for 2,147,483,647 layers"),

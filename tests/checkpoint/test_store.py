@@ -496,14 +496,13 @@ def test_killed_at_any_moment_of_a_pruning(tmp_path: Path) -> None:
 
 
 def test_one_flipped_bit_in_any_file_is_found(run: Path) -> None:
-    """Of every file, every bit of small ones, 25 random bits of others."""
+    """Of every file 6 random bits, and the first and the last."""
     folder = run / "state_00000100"
     rng = np.random.default_rng(0)
     tried = 0
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         data = path.read_bytes()
-        bits = range(8 * len(data)) if len(data) <= 32 else rng.choice(8 * len(data), 25, replace=False)
-        for bit in map(int, bits):
+        for bit in (0, 8 * len(data) - 1, *map(int, rng.choice(8 * len(data), 6, replace=False))):
             flipped = bytearray(data)
             flipped[bit // 8] ^= 1 << bit % 8
             path.write_bytes(flipped)
@@ -511,7 +510,7 @@ def test_one_flipped_bit_in_any_file_is_found(run: Path) -> None:
             assert problem is not None and path.name in problem and "\n" not in problem, (path, bit)
             tried += 1
         path.write_bytes(data)
-    assert store.check(folder) is None and tried > 250
+    assert store.check(folder) is None and tried > 80
 
 
 def test_every_bit_of_a_manifest_counts(template: Path) -> None:

@@ -63,18 +63,6 @@ def test_other_programs_models_in_a_runs_folder_have_its_table(here: Path, kind:
     assert choose_tokenizer(source("random", Path("d12")), "auto").tokenizer is None
 
 
-def test_a_state_of_an_older_program_names_a_file_or_nothing(here: Path) -> None:
-    write_own(here / "own.bin", 326)
-    state = source("state", here / "run" / "state_00000002", 326, options={"tokenizer": str(here / "own.bin")})
-    found = own_tokenizer(state)
-    assert found is not None and found.tokenizer is not None and found.tokenizer.vocab_size == 326
-    gone = source("state", here / "run" / "state_00000002", 257, options={"tokenizer": str(here / "gone.bin")})
-    missing = choose_tokenizer(gone, "auto")
-    assert missing.tokenizer is None and "gone.bin" in missing.note and missing.named == Named("run", 257, "")
-    suggested = source("state", here / "run" / "state_00000002", 257, options={"tokenizer": "bytes"})
-    assert choose_tokenizer(suggested, "auto").note == "bytes"
-
-
 def test_public_tables_are_found_elsewhere_but_never_by_the_network(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -126,7 +126,7 @@ def test_every_value_agrees_with_the_plain_model_in_float64(theirs: dict[str, np
 @pytest.mark.parametrize("dtype", [jnp.float32, pytest.param(jnp.bfloat16, marks=pytest.mark.slow)])
 def test_the_values_are_those_of_loss_fn(dtype: Any) -> None:
     """Compiled as a user's: the gradients have the bits of jax.grad(loss_fn); the loss may differ in its sum."""
-    config, batch = ModelConfig(7, 13, 16, 2, 2, 8), batch_of()
+    config, batch = ModelConfig(7, 13, 16, 1, 2, 8), batch_of()
     flat = jnp.asarray(plain_model.random_flat(config, flat_size(config), seed=4), dtype)
     model = Model(config, views(flat, config), PLAIN)
     values = activations.own_values(model, batch, gradients=True)
@@ -141,7 +141,7 @@ def test_the_values_are_those_of_loss_fn(dtype: Any) -> None:
             np.testing.assert_array_equal(ours, getattr(expected, name)[layer], err_msg=name)
     # The list of operations makes of the blocks' own inputs what the blocks made of them.
     again = list(activations.steps(model, values, values, 0.0))
-    assert all(step.total.same_bits for step in again) and len(again) == 85
+    assert all(step.total.same_bits for step in again) and len(again) == 50
     assert all(step.local.relative_norm <= (1e-6 if dtype == jnp.float32 else 4e-3) for step in again)
 
 
@@ -622,9 +622,6 @@ BAD_INDEXES = {
     "cut off": ('{"format": 1', "not JSON"),
     "deep": ("[" * 100_000, "nested too deeply"),
     "a list": ("[]", "not a JSON object, but list"),
-    "no format": ("{}", "format None"),
-    "another model": ('{"format": 1, "model": {"channels": 9}}', "model is .*channels.*, but the debug state's is"),
-    "another batch": ('{"format": 1, "B": 3}', "B is 3, but the debug state's is 2"),
     "odd dtype": ('{"format": 1, "dtype": ["fp32"]}', "expected one of fp32, bf16, fp16, fp64"),
 }
 
@@ -656,15 +653,7 @@ def test_mutated_folders_are_read_or_refused(tmp_path: Path, data: st.DataObject
         raw = raw[: data.draw(st.integers(0, len(raw)))]
     (tmp_path / "encoded.npy").write_bytes(raw)
     index = data.draw(
-        st.fixed_dictionaries(
-            {"format": st.just(1) | JSON_VALUES},
-            optional={
-                "model": st.just(vars(CONFIG)) | JSON_VALUES,
-                "B": JSON_VALUES,
-                "dtype": st.just("bf16") | JSON_VALUES,
-            },
-        )
-        | JSON_VALUES
+        st.fixed_dictionaries({}, optional={"B": JSON_VALUES, "dtype": st.just("bf16") | JSON_VALUES}) | JSON_VALUES
     )
     (tmp_path / "index.json").write_text(json.dumps(index))
     try:
