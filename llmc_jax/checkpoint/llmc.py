@@ -181,15 +181,13 @@ def open_model(path: str | Path, *, v2_order: str = "auto") -> ModelFile:
 
     v2_order matters for version 2 alone: "in-place" or "end" says where its layernorms stand, "auto" finds out from
     their values.
-    Raises FormatError as `read_header` does and if a version 2 file's order is unclear; InputError if v2_order is none
-    of the three.
+    Raises FormatError as `read_header` does and if a version 2 file's order is unclear.
     """
-    if v2_order not in V2_ORDERS:
-        raise InputError(f"v2_order {v2_order!r}: expected one of {', '.join(V2_ORDERS)}")
+    assert v2_order in V2_ORDERS, v2_order
     model = read_header(path)
-    if model.version != 2:
-        return model
-    return replace(model, order=_guess_v2_order(model) if v2_order == "auto" else v2_order)
+    if model.version == 2:
+        return replace(model, order=_guess_v2_order(model) if v2_order == "auto" else v2_order)
+    return model
 
 
 def _guess_v2_order(model: ModelFile) -> str:

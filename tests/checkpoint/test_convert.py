@@ -114,17 +114,6 @@ def test_convert_there_and_back(model: Path, tmp_path: Path, capsys: pytest.Capt
     assert sorted(p.name for p in tmp_path.iterdir()) == ["3.bin", "5.bin", "53.bin", "535.bin", "model.bin"]
 
 
-def test_convert_version_2(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    as_version_2_end(model, tmp_path / "v2.bin")
-    for option in ([], ["--v2-order", "end"]):
-        assert main(["convert", str(tmp_path / "v2.bin"), str(tmp_path / "a.bin"), "--dtype", "bf16", *option]) == 0
-        (tmp_path / "a.bin").unlink()
-    assert "layernorms at the end" in capsys.readouterr().out
-    wrong = ["convert", str(tmp_path / "v2.bin"), str(tmp_path / "b.bin"), "--dtype", "bf16", "--v2-order", "in-place"]
-    assert main(wrong) == 0
-    assert not np.allclose(open_source(tmp_path / "b.bin").read("params", "ln1w", 0), 1)
-
-
 def test_never_overwrites_without_force(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = model.read_bytes()
     assert main(["convert", str(model), str(model), "--dtype", "bf16"]) == 2

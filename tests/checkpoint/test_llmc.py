@@ -261,11 +261,6 @@ def test_v2_order_unclear_is_refused(tmp_path: Path, pattern: int) -> None:
     assert open_model(path, v2_order="end").order == "end"
 
 
-def test_v2_order_unknown(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="expected one of auto, in-place, end"):
-        open_model(tmp_path / "m.bin", v2_order="begin")
-
-
 # Bad input
 
 

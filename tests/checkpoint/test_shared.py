@@ -327,13 +327,6 @@ def test_a_block_that_is_read_back_differently(tmp_path: Path, monkeypatch: pyte
     assert writing.folder.is_dir()  # others may be writing
 
 
-def test_where_nothing_can_be_written(tmp_path: Path) -> None:
-    writing = begin(tmp_path)
-    store.abandon(writing)
-    with pytest.raises(InputError, match=rf"^{tmp_path}: the checkpoint of step 7 cannot be written: .*No such file"):
-        store.write_blocks(writing.folder, "m", blocks_of("m", [3]), 64)
-
-
 def test_there_must_be_room_for_all_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     size = sum(BUFFERS[name][0] * ARRAYS[name].itemsize for name in FLAT)
     free = shutil.disk_usage(tmp_path)._replace(free=store.ROOM + size)

@@ -74,17 +74,6 @@ def test_a_model_whose_header_holds_a_brace(tmp_path: Path) -> None:
     assert open_source(tmp_path / "model.bin").config == config
 
 
-@pytest.mark.parametrize("version", [3, 5])
-def test_a_model_of_llmc_under_any_name(tmp_path: Path, version: int) -> None:
-    flat = write_model(tmp_path / "no ending", version)
-    source = open_source(tmp_path / "no ending")
-    assert (source.kind, source.dtype, source.step) == ("llmc-model", {3: "fp32", 5: "bf16"}[version], None)
-    assert source.groups == ("params",) and source.config == CONFIG
-    found = [source.read("params", piece.tensor, piece.layer) for piece in slices(CONFIG)]
-    assert [values.shape for values in found] == [piece.shape for piece in slices(CONFIG)]
-    np.testing.assert_array_equal(np.concatenate([values.reshape(-1) for values in found]), flat)
-
-
 def test_a_descriptor_is_the_random_weights_that_training_begins_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
