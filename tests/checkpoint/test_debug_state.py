@@ -92,6 +92,7 @@ def test_llm_c_s_own_is_reproduced(shared: Path) -> None:
 
 
 @pytest.mark.parametrize("version", [pytest.param(3, marks=pytest.mark.slow), 5])
+@pytest.mark.usefixtures("quick_compilation")
 def test_a_debug_state_of_a_model(tmp_path: Path, version: int) -> None:
     """Loss, logits and gradients against the plain model, of the weights as stored, computed in float32."""
     flat = plain_model.random_flat(TINY, N, seed=1).astype(np.float32)
