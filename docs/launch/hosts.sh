@@ -4,7 +4,8 @@
 #
 #     HOSTS=hosts.txt docs/launch/hosts.sh -e d12 -i "data/train_*.bin" -j "data/val_*.bin" -b 32 -o runs/124M -n 500 -y 1
 #
-#   HOSTS    the file: a host on each line, process 0's first; `node1 slots=8` takes 8 of its GPUs
+#   HOSTS    the file: a host on each line, process 0's first
+#   PORT     at which process 0 waits for the others there (default 12345)
 #   PYTHON   the interpreter there (default .venv/bin/python)
 #   SSH      the program that starts a command on a host: SSH HOST COMMAND (default ssh -tt)
 #   PASS     the variables of the environment that go along (default NCCL_DEBUG NCCL_SOCKET_IFNAME NCCL_IB_HCA XLA_FLAGS)
@@ -23,7 +24,8 @@ pids=() told=
 trap told=1 INT TERM # while there may be one that is not yet known
 for rank in "${!names[@]}"; do
     [ -z "$told" ] || break
-    words=$(printf ' %q' "${PYTHON:-.venv/bin/python}" train.py "$@" --hosts "$hosts" -pr "$rank")
+    words=$(printf ' %q' "${PYTHON:-.venv/bin/python}" train.py "$@" -pn ${#names[@]} -pr "$rank" \
+        -ps "${names[0]}:${PORT:-12345}")
     ${SSH:-ssh -tt} "${names[rank]}" "cd $(printf %q "$PWD") && exec env$variables$words" </dev/null &
     pids+=($!)
 done

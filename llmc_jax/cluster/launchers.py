@@ -1,18 +1,16 @@
-"""Which process of a run this is: by flags, by a file of hosts, or by what a launcher has put into the environment.
+"""Which process of a run this is: by flags, or by what a launcher has put into the environment.
 
 Flags take precedence. Leaves out how the processes meet. Opens no connection and looks up no name.
 """
 
-import ipaddress
 import re
 import socket
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from llmc_jax.base.errors import InputError
-from llmc_jax.base.files import reason
 from llmc_jax.base.options import parse_address
 from llmc_jax.config.train import BY_NAME, TrainConfig
 
@@ -33,7 +31,7 @@ class Member(NamedTuple):
     size: int  # processes of the run
     host: str  # where the parent of rank 0 listens
     port: int
-    launcher: str  # mpirun, mpiexec, srun, torchrun, Kubernetes, -pi tcp, -pi fs, --hosts
+    launcher: str  # mpirun, mpiexec, srun, torchrun, Kubernetes, -pi tcp, -pi fs
     job: str = ""  # tells the processes of this run from those of another at the same port
     folder: Path | None = None  # -pi fs: where rank 0 writes its address, which is not known here ("", 0)
 
@@ -44,8 +42,6 @@ def member_of(config: TrainConfig, environ: Environ, hostname: str) -> Member | 
     hostname: as `host_name` gives it. Raises InputError where flags and launcher contradict each other, or do not say
     enough.
     """
-    if config.hosts:
-        return _by_hosts(config, hostname)
     told = _told(config, environ, hostname)
     size = config.num_processes or (told.size if told else 1)
     if size == 1 and config.process_rank > 0:
@@ -77,7 +73,7 @@ def host_name(environ: Environ) -> str:
 
 def notes_on(config: TrainConfig, member: Member | None) -> list[str]:
     """Return what has no effect on a run of one process."""
-    names = ["init_method", "fs_path" if config.init_method == "fs" else "server_ip", "hosts", "peer_timeout"]
+    names = ["init_method", "fs_path" if config.init_method == "fs" else "server_ip", "peer_timeout"]
     given = [
         f"{BY_NAME[name].flags[0]} {getattr(config, name)}"
         for name in names
@@ -255,106 +251,3 @@ def _number(environ: Environ, name: str) -> int:
     if not re.fullmatch("[0-9]{1,9}", value):
         raise InputError(f"{name}={value}: the environment of a launcher, but this is no number; unset it")
     return int(value)
-
-
-# ----- a file of hosts ------------------------------------------------------------------------------------------------
-
-
-class Host(NamedTuple):
-    """A line of a file of hosts."""
-
-    name: str
-    slots: int = 0  # GPUs that the run takes there; 0: it does not say
-    line: int = 0
-
-
-def read_hosts(path: str) -> list[Host]:
-    """Return the hosts of a file, in its order. A line is HOST or HOST slots=N; # begins a comment.
-
-    Raises InputError for a file that cannot be read, a bad line, and hosts with different slots.
-    """
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise InputError(f"--hosts {path}: {reason(error)}") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"--hosts {path}: is not a text file") from error
-    contents = ((number, line.partition("#")[0].split()) for number, line in enumerate(lines, 1))
-    hosts = [_host(path, number, words) for number, words in contents if words]
-    if not hosts:
-        raise InputError(f"--hosts {path}: names no host; write one on each line")
-    if other := next((host for host in hosts if host.slots != hosts[0].slots), None):
-        said = " and ".join(f"line {each.line} says {each.slots or 'nothing'}" for each in (hosts[0], other))
-        raise InputError(f"--hosts {path}: slots must be the same for every host, but {said}")
-    return hosts
-
-
-def _host(path: str, number: int, words: Sequence[str]) -> Host:
-    match = re.fullmatch(r"([\w.:-]+)(?: slots=([1-9][0-9]{0,3}))?", " ".join(words))
-    if match is None:
-        raise InputError(f"--hosts {path}, line {number}: {' '.join(words)!r}: write HOST or HOST slots=N")
-    return Host(match[1], int(match[2] or 0), number)
-
-
-def devices_asked(config: TrainConfig) -> int:
-    """Return the devices that a run shall take in all: --devices, or what the slots of --hosts add up to; 0: all.
-
-    Raises InputError where both say a number, and not the same.
-    """
-    hosts = read_hosts(config.hosts) if config.hosts else []
-    total = sum(host.slots for host in hosts)
-    if total and config.devices not in (0, total):
-        raise InputError(
-            f"--devices {config.devices}: {config.hosts} says slots={hosts[0].slots} on {len(hosts)} hosts, {total} in "
-            f"all; write --devices {total}, or leave the slots out"
-        )
-    return total or config.devices
-
-
-def _by_hosts(config: TrainConfig, hostname: str) -> Member | None:
-    """Return the member whose line is this host's; process 0 is on the first one."""
-    hosts, path = read_hosts(config.hosts), config.hosts
-    if config.num_processes not in (0, len(hosts)):
-        raise InputError(f"-pn {config.num_processes}: {path} names {len(hosts)} hosts; leave -pn out")
-    ours = [rank for rank, host in enumerate(hosts) if _is_this(host.name, hostname)]
-    rank = config.process_rank
-    if rank < 0 and not ours:
-        raise InputError(
-            f"--hosts {path}: this host, {hostname}, is not in it; if it goes by another name there, write -pr"
-        )
-    if rank < 0 and len(ours) > 1:
-        lines = ", ".join(str(hosts[rank].line) for rank in ours)
-        numbers = " or ".join(f"-pr {rank}" for rank in ours)
-        raise InputError(f"--hosts {path}: lines {lines} are all this host, {hostname}; write {numbers}")
-    if rank >= len(hosts):
-        raise InputError(f"-pr {rank}: {path} names {len(hosts)} hosts; ranks count from 0")
-    if rank >= 0 and ours and rank not in ours:
-        raise InputError(
-            f"-pr {rank}: in {path} that is {hosts[rank].name}, and this host, {hostname}, is "
-            f"{' or '.join(map(str, ours))}; leave -pr out"
-        )
-    if len(hosts) == 1:
-        return None
-    host, port = parse_address(config.server_ip) or (hosts[0].name, 0)
-    return Member(ours[0] if rank < 0 else rank, len(hosts), host, port or PORT, "--hosts")
-
-
-def _is_this(name: str, hostname: str) -> bool:
-    """Return whether a name of the file is this host's; without a domain if one of both has none."""
-    name, hostname = (each.lower().removesuffix(".") for each in (name, hostname))
-    if name == "localhost" or _is_own_address(name):
-        return True
-    if "." in name and "." in hostname:
-        return name == hostname
-    return name.partition(".")[0] == hostname.partition(".")[0]
-
-
-def _is_own_address(name: str) -> bool:
-    """Return whether a name is an IP address of this host: only to those a socket can be bound."""
-    try:
-        family = socket.AF_INET if ipaddress.ip_address(name).version == 4 else socket.AF_INET6
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.bind((name, 0))
-    except (OSError, ValueError):
-        return False
-    return True

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, Self
 
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.options import show_value
-from llmc_jax.cluster.launchers import devices_asked
 from llmc_jax.config.checks import devices_of_each
 from llmc_jax.config.train import BY_NAME, OPTIONS, PROCESSES, TrainConfig
 from llmc_jax.machine.versions import git_state, installed, versions
@@ -28,7 +27,7 @@ class Facts(NamedTuple):
     versions: Mapping[str, str] = {}  # of Python and of packages
     commit: str = ""  # of the source, and whether files differ from it
     device: str = ""  # NVIDIA H200 (gpu)
-    asked: int = 0  # devices for each process, as --devices or --hosts say; 0: all
+    asked: int = 0  # devices for each process, as --devices says; 0: all
     gpus: Sequence[str] = ()  # the uuid of each that it sees, as CUDA counts them; none: it computes on its CPU
     files: Mapping[str, str] = {}  # fingerprints of what is read, by flag
 
@@ -53,7 +52,7 @@ def facts(
         versions=versions() | python | (installed(*GPU_PACKAGES) if gpus else {}),
         commit=commit or "unknown",
         device=device,
-        asked=devices_of_each(devices_asked(config), processes),
+        asked=devices_of_each(config.devices, processes),
         gpus=list(gpus),
         files=dict(files or {}),
     )

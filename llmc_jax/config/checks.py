@@ -45,10 +45,6 @@ CONTRADICTIONS = (
         "{process_rank}: process rank must be below the number of processes ({num_processes}); ranks count from 0",
     ),
     Rule(
-        lambda c: bool(c.hosts) and c.init_method != "mpi",
-        "{hosts}: says how the processes find each other; leave {init_method} out",
-    ),
-    Rule(
         lambda c: c.num_processes > 1 and c.devices % c.num_processes != 0,
         "{devices}: is over all processes, so it must be a multiple of {num_processes}",
     ),

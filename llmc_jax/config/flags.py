@@ -51,7 +51,6 @@ ELSEWHERE = {
     "--precision": "--dtype",
     "-np": "--num-processes",
     "--nproc": "--num-processes",
-    "--hostfile": "--hosts",
     "--device": "--devices N (a GPU is used if JAX finds one; JAX_PLATFORMS=cpu for the CPU)",
     "--epochs": "-x N (steps; -1, the default, is one epoch)",
     "--gpu": "--devices N (plan has --gpu NAME; profile has --calculate --device NAME)",

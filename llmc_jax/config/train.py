@@ -481,12 +481,6 @@ class TrainConfig:
         "with -pi fs: a folder that all processes share, for the address of process 0",
         value="DIR", of_this_start=True, is_path=True,
     )
-    hosts: str = option(
-        "", "--hosts", PROCESSES, {"process"}, "free",
-        "a file with a host on each line: starts one process on each, process 0 on the first. slots=N after every "
-        "host: use N of its GPUs",
-        value="FILE", of_this_start=True, is_path=True,
-    )
     peer_timeout: int = option(
         120, "--peer-timeout", PROCESSES, {"process"}, "free",
         "a process that is silent for so long counts as lost, and all others exit", value="SECONDS",

@@ -17,7 +17,6 @@ from llmc_jax.checkpoint.published import model_named
 from llmc_jax.checkpoint.source import Source
 from llmc_jax.checkpoint.store import Checkpoint, check
 from llmc_jax.cluster.agreement import alike
-from llmc_jax.cluster.launchers import devices_asked
 from llmc_jax.config.checks import check_model_fit, with_devices
 from llmc_jax.config.flags import models_not_asked_for
 from llmc_jax.config.model import ModelConfig, described, parse_descriptor
@@ -94,8 +93,7 @@ def inputs(asked: TrainConfig, available: Callable[[], tuple[int, str]]) -> Inpu
     with alike("files"):
         model = resolve_model(config, earlier)
         notes = check_model_fit(config, model.config)
-        counted = replace(with_batch_of(earlier, config), devices=devices_asked(config))
-        config = with_devices(counted, *available(), cluster.here().size)
+        config = with_devices(with_batch_of(earlier, config), *available(), cluster.here().size)
         data = open_data(replace(config, batch_size=max(1, config.batch_size)), model.config)
         tokenizer, doubts = tokenizer_of(config, model, data, earlier)
         questions, missing = open_questions(config, model.config, tokenizer)

@@ -23,7 +23,6 @@ from llmc_jax import cluster
 from llmc_jax.base.commands import program_name
 from llmc_jax.base.errors import ExitCode, InputError
 from llmc_jax.base.streams import Output, print_error
-from llmc_jax.cluster.launchers import devices_asked
 from llmc_jax.config.checks import devices_of_each
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.machine import compiling, jax_setup
@@ -57,7 +56,7 @@ def run(config: TrainConfig, notes: list[str]) -> ExitCode:
     what breaks during the run.
     """
     group = cluster.here()
-    fixed, devices = config.reduction == "fixed", devices_of_each(devices_asked(config), group.size)
+    fixed, devices = config.reduction == "fixed", devices_of_each(config.devices, group.size)
     devices = max(devices, min(group.size - 1, 1))  # of several processes each has one on a CPU, if none are asked for
     notes = [*notes, *jax_setup.settle(steps=True)]
     notes += jax_setup.configure(tf32=config.tf32, devices=devices, fixed_threads=fixed)

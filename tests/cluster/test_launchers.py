@@ -1,4 +1,4 @@
-"""Which process of a run this is, by flags, hosts files and the environments of launchers."""
+"""Which process of a run this is, by flags and the environments of launchers."""
 
 import shutil
 import socket
@@ -16,15 +16,12 @@ from llmc_jax.base.options import parse_address
 from llmc_jax.cluster.launchers import (
     JOB_PORTS,
     PORT,
-    Host,
     Member,
-    devices_asked,
     first_host,
     host_name,
     member_of,
     notes_on,
     port_of,
-    read_hosts,
 )
 from llmc_jax.config.train import TrainConfig
 
@@ -308,95 +305,3 @@ def test_addresses(host: str, port: int) -> None:
 )  # fmt: skip
 def test_forms_of_addresses(text: str, address: tuple[str, int] | None) -> None:
     assert parse_address(text) == address
-
-
-# ----- hosts files ----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def hosts(tmp_path: Path) -> Path:
-    path = tmp_path / "hosts.txt"
-    path.write_text("# eight each\nnode1.cluster slots=8\n\n  node2.cluster   slots=8 # new\nnode3.other slots=8\n")
-    return path
-
-
-@pytest.mark.parametrize(
-    ("hostname", "rank"),
-    [("node1", 0), ("node2.cluster", 1), ("NODE2.cluster.", 1), ("node3", 2)],
-)
-def test_the_line_of_this_host(hosts: Path, hostname: str, rank: int) -> None:
-    expected = Member(rank, 3, "node1.cluster", PORT, "--hosts")
-    assert member({}, hostname, hosts=str(hosts)) == expected
-    assert member(SRUN, hostname, hosts=str(hosts), num_processes=3, process_rank=rank) == expected
-    at = member({}, hostname, hosts=str(hosts), server_ip="10.0.0.1:99")
-    assert at == expected._replace(host="10.0.0.1", port=99)
-    assert member({}, "elsewhere", hosts=str(hosts), process_rank=rank) == expected  # by its name on another network
-
-
-@pytest.mark.parametrize(
-    ("hostname", "options", "words"),
-    [
-        ("node4", {}, "this host, node4, is not in it; if it goes by another name there, write -pr"),
-        ("node2.other", {}, "this host, node2.other, is not in it"),
-        ("node2", {"process_rank": 0}, "-pr 0: in {} that is node1.cluster, and this host, node2, is 1; leave -pr out"),
-        ("node2", {"process_rank": 3}, "-pr 3: {} names 3 hosts; ranks count from 0"),
-        ("node2", {"num_processes": 2}, "-pn 2: {} names 3 hosts; leave -pn out"),
-    ],
-)
-def test_a_host_that_is_not_there(hosts: Path, hostname: str, options: dict[str, Any], words: str) -> None:
-    assert words.format(hosts) in problem({}, hostname, hosts=str(hosts), **options)
-
-
-def test_several_processes_on_one_host(hosts: Path) -> None:
-    """As in a test: each is told its line."""
-    hosts.write_text("localhost\nlocalhost\n127.0.0.1\n192.0.2.7\n")
-    assert "lines 1, 2, 3 are all this host, node1; write -pr 0 or -pr 1 or -pr 2" in problem({}, hosts=str(hosts))
-    assert member({}, hosts=str(hosts), process_rank=2) == Member(2, 4, "localhost", PORT, "--hosts")
-    assert problem({}, hosts=str(hosts), process_rank=3).startswith("-pr 3: ")
-    hosts.write_text("node1\n")
-    assert member({}, hosts=str(hosts)) is None
-
-
-@pytest.mark.parametrize(
-    ("contents", "words"),
-    [
-        (None, "No such file"),
-        (b"", "names no host"),
-        (b"# node1\n", "names no host"),
-        (b"node1\nnode2 slots=2\n", "slots must be the same for every host, but line 1 says nothing and line 2 says 2"),
-        (b"node1 slots=2\n\nnode2 slots=4\n", "line 1 says 2 and line 3 says 4"),
-        (b"node1 slots=0\n", "line 1: 'node1 slots=0': write HOST or HOST slots=N"),
-        (b"node1\nnode2 4\n", "line 2: 'node2 4': "),
-        (b"node1,node2\n", "line 1: "),
-        (b"\xff\xfe\n", "not a text file"),
-    ],
-)
-def test_bad_hosts_files(hosts: Path, contents: bytes | None, words: str) -> None:
-    hosts.unlink() if contents is None else hosts.write_bytes(contents)
-    said = problem({}, hosts=str(hosts))
-    assert said.startswith(f"--hosts {hosts}") and words in said
-
-
-lines = st.tuples(st.from_regex(r"[a-z][a-z0-9.-]{0,9}", fullmatch=True), st.sampled_from(["", "  ", "# c", "\t#"]))
-
-
-@given(st.lists(lines, min_size=1, max_size=9), st.integers(0, 16))
-def test_any_hosts_file(lines: list[tuple[str, str]], slots: int) -> None:
-    import tempfile
-
-    said = f" slots={slots}" if slots else ""
-    with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
-        file.write("\n".join(f"{name}{said} {rest}\n" for name, rest in lines))
-        file.flush()
-        found = read_hosts(file.name)
-        assert [host[:2] for host in found] == [(name, slots) for name, _ in lines]
-        assert devices_asked(TrainConfig(hosts=file.name)) == slots * len(lines)
-        assert found[-1] == Host(lines[-1][0], slots, 2 * len(lines) - 1)
-
-
-def test_slots_are_devices(hosts: Path) -> None:
-    assert devices_asked(TrainConfig()) == 0
-    assert devices_asked(TrainConfig(devices=5)) == 5
-    assert devices_asked(TrainConfig(hosts=str(hosts), devices=24)) == 24
-    with pytest.raises(InputError, match=r"^--devices 16: .* says slots=8 on 3 hosts, 24 in all; write --devices 24"):
-        devices_asked(TrainConfig(hosts=str(hosts), devices=16))

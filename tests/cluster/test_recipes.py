@@ -151,7 +151,7 @@ def test_a_file_of_hosts(place: Place, expected: dict[int, float]) -> None:
     hosts.write_text("# this machine, twice\nlocalhost  # the first\n\nlocalhost\n")
     ssh = place.program("ssh", SSH.format(folder=place.folder))
     losses = place.losses(
-        [str(LAUNCH / "hosts.sh")], "hosts", f"--no-save -ps localhost:{free_port()}",
+        [str(LAUNCH / "hosts.sh")], "hosts", "--no-save", PORT=str(free_port()),
         HOSTS=str(hosts), SSH=str(ssh), PASS="JAX_PLATFORMS UNKNOWN",
     )  # fmt: skip
     assert losses == expected

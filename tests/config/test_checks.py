@@ -39,7 +39,6 @@ def problems_of(**changes: Any) -> list[str]:
         ({"dtype": "fp16", "rounding": "stochastic"}, "--rounding stochastic", "--dtype fp16"),  # noise for bf16's bits
         ({"num_processes": 2, "process_rank": 2}, "-pr 2", "-pn 2"),
         ({"num_processes": 4, "devices": 6}, "--devices 6", "-pn 4"),
-        ({"hosts": "hosts.txt", "init_method": "tcp"}, "--hosts hosts.txt", "leave -pi tcp out"),
         ({"schedule": "step", "step_every": 0}, "--step-every 0", "-k constant"),
         ({"gelu_fusion": 1, "recompute": 1}, "-ge 1", "write -r 0"),
         ({"gelu_fusion": 1, "recompute": 2}, "-ge 1", "-r 2"),
@@ -150,7 +149,6 @@ def test_a_note_in_full() -> None:
         {"batch_order": "llmc", "devices": 8},
         {"num_processes": 2, "process_rank": 1, "init_method": "tcp", "server_ip": "node1:4000", "devices": 4},
         {"num_processes": 2, "process_rank": 0, "init_method": "fs", "fs_path": "/shared", "peer_timeout": 9},
-        {"hosts": "hosts.txt", "process_rank": 5, "server_ip": "[::1]:4000"},
     ],
 )
 def test_what_has_an_effect_is_not_noted(changes: dict[str, Any]) -> None:

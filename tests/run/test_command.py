@@ -109,14 +109,12 @@ def test_a_config_of_another_version(run_folder: Path) -> None:
 
 
 def test_who_a_process_is_is_never_taken_from_the_run(tmp_path: Path) -> None:
-    before = options_of(
-        "-x 9 -pn 2 -pr 1 -pi tcp -ps node1 -pf /shared -pg 4 --peer-timeout 9 --hosts hosts.txt"
-    ).config
+    before = options_of("-x 9 -pn 2 -pr 1 -pi tcp -ps node1 -pf /shared -pg 4 --peer-timeout 9").config
     (tmp_path / "config.json").write_text(json.dumps({"options": before.to_json()}))
     config, _ = continued(options_of(f"-y 1 -o {tmp_path}"))
     assert config == TrainConfig(max_steps=9, output_dir=str(tmp_path), reuse=True)
     config, notes = continued(options_of(f"-y 1 -o {tmp_path} -x 9 -pn 4 -pr 3 --peer-timeout 7"))
-    assert (config.num_processes, config.process_rank, config.peer_timeout, config.hosts) == (4, 3, 7, "")
+    assert (config.num_processes, config.process_rank, config.peer_timeout) == (4, 3, 7)
     assert all("changed by flags" not in note for note in notes)
 
 
@@ -139,15 +137,12 @@ def options_of(line: str) -> Given:
         ("-pi tcp -pn 2 -pr 0", "-pi tcp: write -ps ADDRESS too, the host of process 0"),
         ("-pi fs -pn 2 -pr 0", "-pi fs: write -pf DIR too, a folder that all processes share"),
         ("-ps node1:port", "-ps node1:port: server ip must be a host, and a port from 1 to 65535 if need be: "),
-        ("--hosts /none", "--hosts /none: No such file or directory"),
-        ("--hosts /none -pi tcp", "--hosts /none: says how the processes find each other; leave -pi tcp out"),
         ("-pn 4 -pr 1 -ps node1 --devices 6", "--devices 6: is over all processes, so it must be a multiple of -pn 4"),
         ("--peer-timeout 0", "--peer-timeout 0: peer timeout must be at least 1"),
         ("-np 4", "-np: unknown flag; did you mean --num-processes? "),
         ("--device cuda", "--device: unknown flag; did you mean --devices N (a GPU is used if "),
         ("--epochs 3", "--epochs: unknown flag; did you mean -x N (steps; "),
         ("--gpu h100", "--gpu: unknown flag; did you mean --devices N (plan has --gpu "),
-        ("--hostfile x", "--hostfile: unknown flag; did you mean --hosts? "),
     ],
 )
 def test_one_line_says_what_to_write(line: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
