@@ -1,7 +1,6 @@
 """The events of a running run, as they are written. Leaves out what they mean."""
 
 import os
-import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from llmc_jax.base.files import reason
 from llmc_jax.logs.files import event_in, events_in
 
 AT_ONCE = 1 << 22  # bytes that one reading takes, about 14,000 steps; a longer line is left out
-LONG = 1 << 23  # bytes; of a longer file `thin` reads one step in ten, of one ten times as long one in a hundred, …
 ANCHOR = 256  # bytes before the place that was read up to: where they have changed, it is another file
 
 
@@ -22,14 +20,13 @@ class Follower:
     begins again with its first line. It holds no file open between two readings.
     """
 
-    def __init__(self, path: str | Path, start: int = 0, *, thin: bool = False, piece: int = 0) -> None:
+    def __init__(self, path: str | Path, start: int = 0, *, piece: int = 0) -> None:
         """Follow a file that need not be there yet. start: bytes to pass over, at whose end a line begins.
 
         piece: bytes of a reading, for less memory; AT_ONCE is what a longer line may have.
         """
         self.path = Path(path)
         self.piece = piece or AT_ONCE
-        self.thin, self.every = thin, 1  # of a long file's steps, but for its end, leave out all but each `every`th
         self.place = start  # bytes read so far, whole lines
         self.begun = 1  # times that it began with the first line: who keeps what was read drops it when this grows
         self.lines = 0  # read since then
@@ -67,8 +64,6 @@ class Follower:
             if file.read(len(self._anchor)) != self._anchor or file.seek(0, 2) < self.place:
                 self.place, self._anchor, self._inside = 0, b"", False
                 self.begun, self.lines, self.damaged, self.first_damaged = self.begun + 1, 0, 0, None
-            if self.thin and not self.place:
-                self.every = 10 ** len(str(file.seek(0, 2) // LONG).lstrip("0"))
             file.seek(self.place)
             data, most = _read_up_to(file, self.piece), self.piece
             if len(data) == self.piece < AT_ONCE and b"\n" not in data:
@@ -96,22 +91,13 @@ class Follower:
         self._anchor = (self._anchor + data[-ANCHOR:])[-ANCHOR:]
 
     def _events(self, lines: bytes) -> list[dict[str, Any]]:
-        thin = lines and self.behind and self.every > 1
-        found = events_in(_thinned(lines, self.every) if thin else lines.split(b"\n")[:-1])
+        found = events_in(lines.split(b"\n")[:-1])
         events = [event for event in found if event is not None]
         self.damaged += len(found) - len(events)
         if self.damaged and self.first_damaged is None:
             self.first_damaged = self.lines + found.index(None) + 1
         self.lines += len(found)
         return events
-
-
-def _thinned(lines: bytes, every: int) -> list[bytes]:
-    """Return the first line, and of the others all but those of steps with an update that are no multiples."""
-    zeros, odd = len(str(every)) - 1, rb'"(?:skipped": true|loss": -?[^-\d])'  # no update, or a loss that is no number
-    updated = rb"(?![^\n]*%s)" % odd if re.search(odd, lines) else b""
-    left_out = rb'\{"event": "train", "step": \d*(?!0{%d})\d{%d},%s' % (zeros, zeros, updated)
-    return [lines[: lines.find(b"\n")], *re.findall(rb"\n(?!%s)[^\n]+" % left_out, lines)]
 
 
 def _open_at_once(path: str, flags: int) -> int:
@@ -129,58 +115,35 @@ def _read_up_to(file: Any, count: int) -> bytes:
 
 # ----- the newest events of a long file -----------------------------------------------------------------------------
 
-TAIL = 1 << 16  # bytes at the end that are read as they stand, about 200 steps
+TAIL = 1 << 16  # bytes at the end whose events are all read, about 200 steps
 STARTS = ("start", "resume")
 
 
 def recent(path: str | Path, kinds: Iterable[str] = ()) -> list[dict[str, Any]]:
     """Return the last start or resume, the last event of each kind since then, and the last TAIL bytes' events.
 
-    In order; nothing where there is no file. Other lines are passed over and not parsed, so that a long file takes
-    little time. Raises InputError where it cannot be read.
+    In order; nothing where there is no file. Other lines are not parsed, so that a long file takes little time. Raises
+    InputError where it cannot be read.
     """
     try:
         with open(path, "rb", buffering=0, opener=_open_at_once) as file:
-            lines = _lines_backwards(file, file.seek(0, 2))
-            next(lines)  # which has no end
-            events = [event_in(line) for line in _chosen(lines, kinds)]
+            file.seek(0)  # a pipe has no place
+            data = b"\n" + file.readall()
     except FileNotFoundError:
         return []
     except OSError as error:
         raise InputError(f"{path}: cannot read it: {reason(error)}") from error
-    return [event for event in reversed(events) if event is not None]
+    end = data.rfind(b"\n")  # behind the last whole line
+    start = max(_last(data, kind, 0, end) for kind in STARTS)
+    begin = max(0, start)
+    tail = data.find(b"\n", max(begin, end - TAIL), end)
+    before = sorted(each for each in (start, *(_last(data, kind, begin, end) for kind in kinds)) if 0 <= each < tail)
+    lines = [data[each + 1 : data.index(b"\n", each + 1)] for each in before]
+    if tail >= 0:
+        lines += data[tail + 1 : end].split(b"\n")
+    return [event for event in map(event_in, lines) if event is not None]
 
 
-def _chosen(lines: Iterable[bytes], kinds: Iterable[str]) -> Iterator[bytes]:
-    """Yield of the lines, the last one first, those that `recent` returns."""
-    starts = {_beginning(kind) for kind in STARTS}
-    missing, room = {_beginning(kind) for kind in kinds} | starts, TAIL
-    heads = tuple(missing)
-    for line in lines:
-        if room > 0 or line.startswith(heads):
-            yield line
-            head = line[: line.find(b",")]
-            if head in starts:
-                return
-            missing.discard(head)
-            heads = tuple(missing)
-            room -= len(line)
-
-
-def _beginning(kind: str) -> bytes:
-    """Return how the line of an event of a kind begins, as run/folder.py writes it."""
-    return b'{"event": "%s"' % kind.encode()
-
-
-def _lines_backwards(file: Any, place: int) -> Iterator[bytes]:
-    """Yield the lines of a file, the last one first: it has no end, and is often empty. Of one that is longer than
-    AT_ONCE, the end.
-    """
-    rest = b""  # the end of a line whose beginning is in the piece before
-    while place:
-        begin = max(0, place - TAIL)
-        file.seek(begin)
-        first, *lines = (_read_up_to(file, place - begin) + rest).split(b"\n")
-        yield from reversed(lines)
-        rest, place = first[-AT_ONCE:], begin
-    yield rest
+def _last(data: bytes, kind: str, begin: int, end: int) -> int:
+    """Return where the last line of an event of a kind begins, as run/folder.py writes it; -1 without one."""
+    return data.rfind(b'\n{"event": "%s"' % kind.encode(), begin, end)

@@ -30,34 +30,16 @@ LINES = "\n\t"  # the control characters that are shown
 # ---- plain functions: numbers and text in, text out
 
 
-class Column(NamedTuple):
-    """A figure of the step line or of the bar. Where a terminal is too narrow, the highest importance goes first."""
-
-    text: str  # empty: there is nothing to show
-    importance: int
-    cells: int = 0  # kept for it at least, so that a short first line shows no column for which later ones have no room
-    style: str = ""
-
-    @property
-    def width(self) -> int:
-        return max(self.cells, len(self.text))
+def fitting[Words: (str, Text)](words: Iterable[Words], width: int, gap: int) -> list[Words]:
+    """Return as many words as stand together in `width` cells, from the first on; the empty ones left out."""
+    filled = [each for each in words if each]
+    ends = itertools.accumulate(len(each) + gap for each in filled)
+    return filled[: sum(end <= width + gap for end in ends)]
 
 
-def fitting(columns: Iterable[Column], width: int, gap: int) -> list[Column]:
-    """Return the columns that stand together in `width` cells, in their order: the lowest importance is taken first.
-
-    Those without a text are never among them; one that does not fit keeps out all that are less important.
-    """
-    filled = [column for column in columns if column.text]
-    by_importance = sorted(filled, key=lambda column: column.importance)
-    ends = itertools.accumulate(column.width + gap for column in by_importance)
-    room = sum(end <= width + gap for end in ends)
-    return [column for column in filled if column in by_importance[:room]]
-
-
-def step_columns(
+def step_words(
     figures: StepFigures, total_steps: int, tokens_per_second: float, utilization: str, scores: bool = False
-) -> list[Column]:
+) -> list[str]:
     """Return the figures of the step line, without the last one llm.c's.
 
     tokens_per_second: averaged; utilization: as `utilization_text` gives it; scores: with z-scores, which are NaN, as
@@ -68,24 +50,20 @@ def step_columns(
         return f" ({math.nan if z is None else z:+.2f}z)" if scores else ""
 
     return [
-        Column(f"step {figures.step + 1:4d}/{total_steps}", 0, 12),
-        Column(f"loss {figures.loss:7.6f}{z_text(figures.z_loss)}", 1, 13),
-        Column(f"norm {figures.norm:6.4f}{z_text(figures.z_norm)}", 3, 12),
-        Column(f"lr {figures.lr:.2e}", 5, 11),
-        Column(f"{figures.ms:.2f} ms", 4, 10),
-        Column(utilization, 7, 14),
-        Column(f"{tokens_per_second:.0f} tok/s", 6, 12),
-        Column("skipped" if figures.skipped else "", 2, 7),
+        f"step {figures.step + 1:4d}/{total_steps}",
+        f"loss {figures.loss:7.6f}{z_text(figures.z_loss)}",
+        f"norm {figures.norm:6.4f}{z_text(figures.z_norm)}",
+        f"lr {figures.lr:.2e}",
+        f"{figures.ms:.2f} ms",
+        utilization,
+        f"{tokens_per_second:.0f} tok/s",
+        "skipped" if figures.skipped else "",
     ]
 
 
-def step_line(columns: Iterable[Column]) -> str:
-    """Return one step in llm.c's words; columns without a text are left out.
-
-    Behind a z-score llm.c has no space. Without z-scores what follows stands further left than there.
-    """
-    texts = (column.text for column in columns if column.text)
-    return "".join(f"{text}| " if text.endswith("z)") else f"{text} | " for text in texts).rstrip("| ")
+def step_line(words: Iterable[str]) -> str:
+    """Return one step in llm.c's words. Behind a z-score llm.c has no space."""
+    return "".join(f"{each}| " if each.endswith("z)") else f"{each} | " for each in words if each).rstrip("| ")
 
 
 SHORT_RUN = 100  # steps of which all are printed
@@ -174,34 +152,26 @@ class BarState(NamedTuple):
     doing: str = ""  # what takes long between two steps, in place of the time left
 
 
-# rich.progress has a bar too. On a narrow terminal it cuts all columns short, where here the least important go and the
-# others stay whole; and its time left knows of no validations and samples between the steps. With columns of our own
-# for both, the bar's three lines would be all that it saves.
+# rich.progress has a bar too. Its time left knows of no validations and samples between the steps, and on a narrow
+# terminal it cuts all columns short. With columns of our own for both, it would save the bar's three lines.
 def bar(state: BarState, width: int, ascii_only: bool = False) -> Text:
-    """Return the bar as a text that takes at most `width` cells on one line.
-
-    What fits is shown, in this order of importance: steps, loss, time left, percentage, a bar of at least 8 cells,
-    validation loss, time so far, speed.
-    """
+    """Return the bar as a text that takes at most `width` cells on one line: what matters most, first."""
     left = "" if state.left is None else f"{duration(state.left)} left"
-    columns = [
-        Column(f"{state.done}/{state.total}", 0),
-        Column("bar", 4, cells=8),
-        Column(f"{100 * state.done // max(1, state.total)}%", 3, style="dim"),
-        Column("" if state.loss is None else f"loss {state.loss:.4f}", 1, style="bold"),
-        Column("" if state.val_loss is None else f"val {state.val_loss:.4f}", 5, style="magenta"),
-        Column("" if state.tokens_per_second is None else f"{state.tokens_per_second:,.0f} tok/s", 7, style="dim"),
-        Column(duration(state.elapsed), 6, style="dim"),
-        Column(state.doing or ("compiling" if state.loss is None else left), 2, style="cyan"),
-    ]
-    shown = fitting(columns, width, gap=1)
-    free = width + 1 - sum(column.width + 1 for column in shown)
-    cells = min(40, 8 + free)
+    cells = min(40, width // 4)
     full = cells * state.done // max(1, state.total)
     done, rest = ("#", ".") if ascii_only else ("━", "─")
-    line = Text.assemble((done * full, "green"), (rest * (cells - full), "dim"))
-    pieces = [line if column.text == "bar" else Text(column.text, column.style) for column in shown]
-    return Text(" ", no_wrap=True, overflow="crop").join(pieces or [Text(f"{state.done}"[:width])])
+    words = [
+        Text(f"{state.done}/{state.total}"),
+        Text("" if state.loss is None else f"loss {state.loss:.4f}", "bold"),
+        Text.assemble((done * full, "green"), (rest * (cells - full), "dim")),
+        Text(state.doing or ("compiling" if state.loss is None else left), "cyan"),
+        Text("" if state.val_loss is None else f"val {state.val_loss:.4f}", "magenta"),
+        Text(f"{100 * state.done // max(1, state.total)}%", "dim"),
+        Text(duration(state.elapsed), "dim"),
+        Text("" if state.tokens_per_second is None else f"{state.tokens_per_second:,.0f} tok/s", "dim"),
+    ]
+    shown = fitting(words, width, gap=1) or [Text(f"{state.done}"[:width])]
+    return Text(" ", no_wrap=True, overflow="crop").join(shown)
 
 
 # ---- the screen
@@ -230,7 +200,6 @@ class Console:
         self._ascii = takes_ascii_only(getattr(self.file, "encoding", None))
         self._automatic = self.print_every == -1
         self._every = automatic_every(self.total_steps) if self._automatic else self.print_every
-        self._widest: list[int] = []  # cells of each column so far
         self._began = self._last_line = self.clock()
         self._pace, self._speed = Pace(), Average()
         self._state = BarState(done=self.first_step, total=self.total_steps, elapsed=0.0)
@@ -282,8 +251,10 @@ class Console:
         if self._is_due(figures.step, now) or figures.skipped:
             self._last_line = now
             utilization = self.utilization(figures.tokens_per_second)
-            columns = step_columns(figures, self._state.total, shown, utilization, self.scores)
-            self._print(step_line(self._fitted(columns)), "yellow" if figures.skipped else "")
+            words = step_words(figures, self._state.total, shown, utilization, self.scores)
+            if self._live is not None:
+                words = fitting(words, self._live.console.width, gap=len(" | ")) or words[:1]
+            self._print(step_line(words), "yellow" if figures.skipped else "")
         else:
             self.file.flush()  # notices a reader that went away: streams.Output
 
@@ -294,14 +265,6 @@ class Console:
         if self._automatic and (step - self.first_step < FIRST_STEPS or now - self._last_line >= LONGEST_SILENCE):
             return True
         return step == self.first_step or (step + 1) % every == 0 or step + 1 == self._state.total
-
-    def _fitted(self, columns: list[Column]) -> list[Column]:
-        """Return the columns; on a terminal those that it has room for, the same in every line."""
-        if self._live is None:
-            return columns
-        self._widest = [*map(max, self._widest or [0] * len(columns), (column.width for column in columns))]
-        wide = [column._replace(cells=cells) for column, cells in zip(columns, self._widest, strict=True)]
-        return fitting(wide, self._live.console.width, gap=len(" | ")) or wide[:1]
 
     def val(self, loss: float) -> None:
         """Show a validation loss, as llm.c prints it."""

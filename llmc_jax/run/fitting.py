@@ -4,7 +4,7 @@ Leaves out which sizes there are (plan/search.py), the estimate that says where 
 resumed run keeps what it had (resume.py).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -25,81 +25,39 @@ from llmc_jax.training.step import train_step
 NEAR = 1.1  # times what it may take: up to which estimate a size is compiled, because estimates err
 
 
-class Tried(NamedTuple):
-    """A size whose step was compiled."""
-
-    batch_size: int
-    bytes: int | None  # that it takes on one device, its state included; None: more than there was for compiling it
-
-    def fits(self, limit: int) -> bool:
-        """Return whether it takes at most so many bytes."""
-        return self.bytes is not None and self.bytes <= limit
-
-
 class Fitted(NamedTuple):
     """How -b auto came to a number."""
 
     plan: Plan  # with that number
-    taken: Tried
-    limit: int  # bytes that a step may take on one device
-    tried: tuple[Tried, ...]  # in the order in which they were compiled
+    bytes: int  # that its compiled step takes on one device, the state included
+    limit: int  # bytes that it may take
 
     def to_json(self) -> dict[str, Any]:
         """Return it as a run records it."""
-        tried = [each._asdict() for each in self.tried]
-        return {"asked": "auto", "taken": self.taken.batch_size, "limit_bytes": self.limit, "compiled": tried}
+        size = self.plan.config.batch_size
+        return {"asked": "auto", "taken": size, "bytes": self.bytes, "limit_bytes": self.limit}
 
 
 def fitted(config: TrainConfig, most: int, limit: int, plan_with: Callable[[int], Plan]) -> Fitted:
-    """Return the number that -b auto stands for. most: rows that the data has; limit: bytes that a step may take.
+    """Return the number that -b auto stands for: the largest that fits by estimate, or nearly, and once compiled too.
 
-    plan_with: makes the plan of a size. Raises InputError where nothing fits.
+    most: rows that the data has; limit: bytes that a step may take; plan_with: makes the plan of a size. Raises
+    InputError where nothing fits.
     """
 
-    def estimates() -> list[Tried]:
+    def likely() -> list[int]:
         plans = {size: plan_with(size) for size in sizes_up_to(most, config)}  # the largest first
         check_fits(plans[min(plans)])
-        return [Tried(size, computed(plan).program) for size, plan in plans.items()]
+        return [size for size, plan in plans.items() if computed(plan).program <= NEAR * limit] or [min(plans)]
 
-    estimated = of_first("estimates", estimates)
-    return largest([Tried(*each) for each in estimated], limit, plan_with, compiled_bytes)
-
-
-def largest(
-    estimated: Sequence[Tried], limit: int, plan_with: Callable[[int], Plan], bytes_of: Callable[[Plan], int | None]
-) -> Fitted:
-    """Return the largest size whose compiled step fits: from the one that does by estimate, or nearly, up or down.
-
-    estimated: the largest first. bytes_of: compiles a plan's step and returns what it takes. Raises DoesNotFit where
-    none fits.
-    """
-    tried, plans = list[Tried](), dict[int, Plan]()
-
-    def fits(place: int) -> bool:
-        size = estimated[place].batch_size
-        plans[size] = plan_with(size)
-        tried.append(Tried(size, bytes_of(plans[size])))
-        return tried[-1].fits(limit)
-
-    def is_near(place: int) -> bool:  # by an estimate that is scaled by the last compilation
-        scale = (tried[-1].bytes or 0) / max(1, estimated[place + 1].bytes or 0)
-        return scale * (estimated[place].bytes or 0) <= NEAR * limit
-
-    last = len(estimated) - 1
-    place = next((k for k, each in enumerate(estimated) if each.fits(int(NEAR * limit))), last)
-    if fits(place):
-        while place > 0 and is_near(place - 1) and fits(place - 1):
-            place -= 1
-    else:
-        while place < last and not fits(place + 1):
-            place += 1
-    if fitting := [each for each in tried if each.fits(limit)]:
-        taken = max(fitting)
-        return Fitted(plans[taken.batch_size], taken, limit, tuple(tried))
-    smallest = tried[-1]
-    takes = "more than there is" if smallest.bytes is None else gib(smallest.bytes)
-    words = f"-b auto: not even -b {smallest.batch_size} fits: its step takes {takes}, and may take {gib(limit)}"
-    raise refusal(plans[smallest.batch_size], words, limit, smallest.bytes)
+    for size in of_first("sizes", likely):
+        plan = plan_with(size)
+        needed = compiled_bytes(plan)
+        if needed is not None and needed <= limit:
+            return Fitted(plan, needed, limit)
+    takes = "more than there is" if needed is None else gib(needed)
+    words = f"-b auto: not even -b {size} fits: its step takes {takes}, and may take {gib(limit)}"
+    raise refusal(plan, words, limit, needed)
 
 
 def compiled_bytes(plan: Plan) -> int | None:

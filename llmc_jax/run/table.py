@@ -97,7 +97,7 @@ def batch_text(setup: Setup) -> str:
     size, fitted = setup.config.batch_size, setup.fitted
     if fitted is None:
         return str(size)
-    return f"{size} (auto: {gib(fitted.taken.bytes or 0)} of {gib(fitted.limit)})"
+    return f"{size} (auto: {gib(fitted.bytes)} of {gib(fitted.limit)})"
 
 
 def batch_order_rows(setup: Setup) -> list[tuple[str, str]]:

@@ -18,14 +18,13 @@ A pipe, a file and a terminal without control sequences get the view once; so do
 """
 OPTIONS = (
     own("path", "RUN", None, "a run folder, or a folder of them: a table, the newest first"),
-    own("which", "[WHICH]", None, "of a folder of runs: this one, by its name or its number in the table"),
     own("--once", "", False, "print the view once, as plain lines"),
     own("--wait", "", False, "wait for a run that has not started"),
     own("--every", "SECONDS", 1.0, "between two looks (default 1)",
         check=Check(lambda value: 0.1 <= value <= 3600, "from 0.1 to 3600")),
     JSON,
 )  # fmt: skip
-KEYS = "Keys: q quits, or returns to the table; 1 to 9 open a run of the table."
+KEYS = "Keys: q quits."
 
 
 def make_parser() -> Parser:
@@ -44,7 +43,7 @@ def main(words: list[str]) -> int:
 
     if options.wait:
         live.wait_for(options.path, options.every)
-    page = live.page_of(options.path, options.which)
+    page = live.page_of(options.path)
     if options.json:
         print_json(live.as_json(page))
         return 0

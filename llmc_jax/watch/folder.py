@@ -1,4 +1,4 @@
-"""Runs on the disk: which one is meant, and a table of those in a folder. Leaves out the view of one (view.py)."""
+"""Runs on the disk: where they are, and a table of those in a folder. Leaves out the view of one (view.py)."""
 
 import time
 from pathlib import Path
@@ -10,7 +10,6 @@ from llmc_jax.base import text
 from llmc_jax.base.commands import typed
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.numbers import number
-from llmc_jax.base.options import show_value
 from llmc_jax.base.streams import escaped
 from llmc_jax.logs.files import MAIN_LOG, METRICS, runs_in
 from llmc_jax.logs.follow import recent
@@ -21,7 +20,7 @@ from llmc_jax.watch.story import Story, value_of
 from llmc_jax.watch.view import BAD, STYLES, Room
 
 LONGEST_NAME = 32  # characters of a run's name in the table
-HEADINGS = ("#", "run", "state", "last event", "step", "loss", "val loss", "tok/s", "time left")
+HEADINGS = ("run", "state", "last event", "step", "loss", "val loss", "tok/s", "time left")
 WORDS = ("run", "state")
 OPTIONAL = ("tok/s", "time left", "last event", "val loss")  # the first one goes first where there is no room
 
@@ -89,21 +88,10 @@ class ShelfPage:
         return self._read[path][1]
 
 
-def chosen(rows: list[Row], which: str, folder: Path) -> Path:
-    """Return the run that a word names: its name, or its number in the table. Raises InputError."""
-    named = [row.path for row in rows if row.path.name == which]
-    if not named and which.isdecimal() and 0 < int(which) <= len(rows):
-        named = [rows[int(which) - 1].path]
-    if not named:
-        names = ", ".join(row.path.name for row in rows[:5]) or "none"
-        raise InputError(f"{show_value(which)}: no run in {folder} has this name or number; the newest are {names}")
-    return named[0]
-
-
 def table(rows: list[Row], room: Room, now: float) -> list[Text]:
     """Return the table of runs as lines: as many runs as there is room for."""
     most = len(rows) if room.height is None else max(1, room.height - 4)
-    cells = [_cells(place, row, now) for place, row in enumerate(rows[:most], start=1)]
+    cells = [_cells(row, now) for row in rows[:most]]
     lines = [
         Text(line) for line in text.table(HEADINGS, cells, left=WORDS, optional=OPTIONAL, width=room.width).split("\n")
     ]
@@ -112,14 +100,13 @@ def table(rows: list[Row], room: Room, now: float) -> list[Text]:
     return [*lines, *([Text(f"and {len(rows) - most} more", "dim")] if len(rows) > most else [])]
 
 
-def _cells(place: int, row: Row, now: float) -> list[str]:
+def _cells(row: Row, now: float) -> list[str]:
     story, state = row.story, row.state
     name = escaped(row.path.name)
     train, val = story.latest.get("train", {}), story.latest.get("val", {})
     running = state.state == RUNNING
     left, speed = story.left(state, now), story.tokens_per_second() if running else None
     return [
-        str(place),
         name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…",
         escaped(state_words(state.state))[:12],
         "" if state.silent is None else f"{duration(state.silent)} ago",

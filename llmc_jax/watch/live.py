@@ -17,10 +17,10 @@ from rich.text import Text
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import plain
 from llmc_jax.base.streams import escaped, print_error, takes_ascii_only
-from llmc_jax.logs.files import METRICS, runs_in
+from llmc_jax.logs.files import runs_in
 from llmc_jax.logs.follow import Follower
 from llmc_jax.logs.state import read_state, run_state
-from llmc_jax.watch.folder import ShelfPage, absent, chosen, metrics_of
+from llmc_jax.watch.folder import ShelfPage, absent, metrics_of
 from llmc_jax.watch.load import Machine
 from llmc_jax.watch.story import Story
 from llmc_jax.watch.view import Moment, Room, view
@@ -36,7 +36,7 @@ class RunPage:
 
     def __init__(self, name: str, metrics: Path) -> None:
         self.name = name
-        self._follower = Follower(metrics, thin=True)
+        self._follower = Follower(metrics)
         self._story, self._begun = Story(), 1
         self._problem: str | None = None
         self._machine: Machine | None = None
@@ -51,7 +51,7 @@ class RunPage:
             return False
         if self._follower.begun != self._begun:  # a resume has cut the file: what it dropped is forgotten
             self._story, self._begun = Story(), self._follower.begun
-        self._story.take(events, self._follower.every, more=self._follower.behind)
+        self._story.take(events)
         return self._follower.behind
 
     def ended(self) -> bool:
@@ -89,23 +89,14 @@ def _has_gpu(story: Story) -> bool:
     return isinstance(device, dict) and device.get("platform") == "gpu"
 
 
-def page_of(path: Path, which: str | None) -> Page:
-    """Return the page of a path: a run's, also of one that is named in a folder, or a folder's. Raises InputError."""
+def page_of(path: Path) -> Page:
+    """Return the page of a path: a run's, or that of a folder of them. Raises InputError."""
     metrics = metrics_of(path)
-    if metrics is None:
-        if not path.is_dir() or not runs_in(path):
-            raise absent(path)
-        shelf = ShelfPage(path)
-        shelf.look()
-        if which is None:
-            return shelf
-        path = chosen(shelf.rows, which, path)
-        metrics = metrics_of(path)
-    elif which is not None:
-        raise InputError(f"{path}: is one run; leave {which!r} out, or give the folder that holds several")
-    if metrics is None:  # it was removed just now
+    if metrics is not None:
+        return RunPage(path.resolve().name if path.is_dir() else str(path), metrics)
+    if not path.is_dir() or not runs_in(path):
         raise absent(path)
-    return RunPage(path.resolve().name if path.is_dir() else str(path), metrics)
+    return ShelfPage(path)
 
 
 def wait_for(path: Path, every: float) -> None:
@@ -140,15 +131,12 @@ def show_once(page: Page) -> None:
 # ----- live ---------------------------------------------------------------------------------------------------------
 
 
-class Suspended(Exception):
-    """Ctrl-Z has come."""
-
-
 @contextmanager
 def keys() -> Iterator[Callable[[float], str]]:
     """Yield what waits for a key or a change of the window's size, so many seconds, and returns the key.
 
-    Keys come without Enter. A signal raises SystemExit or Suspended there. In the end the terminal is as it was.
+    Keys come without Enter. A signal raises SystemExit there, but for Ctrl-Z, which would leave the terminal as the
+    view has it and does nothing. In the end the terminal is as it was.
     """
     with ExitStack() as closing:
         descriptor = _unbuffered(closing)
@@ -184,59 +172,28 @@ def _wait(descriptor: int | None, heard: int, seconds: float) -> str:
     for number in numbers:
         if number in (signal.SIGTERM, signal.SIGHUP):
             raise SystemExit(128 + number)
-    if signal.SIGTSTP in numbers:
-        raise Suspended
     return key.decode(errors="replace")
 
 
-def show_live(first: Page, every: float = EVERY) -> int:
-    """Show a page until `q`, `Esc` or a signal; return the exit status.
-
-    From a table a number opens a run, and `q` leads back. In the end the last view stays on the terminal.
-    """
-    pages: list[Page] = [first]
-    while pages:
-        try:
-            with keys() as wait:
-                _show(pages, wait, every)
-        except Suspended:  # the terminal is as it was; the shell has it until the program goes on
-            os.kill(os.getpid(), signal.SIGSTOP)
-    show_once(first)
+def show_live(page: Page, every: float = EVERY) -> int:
+    """Show a page until `q`, `Esc` or a signal; return the exit status. Its last view stays on the terminal."""
+    console = Console(file=sys.stdout, highlight=False, force_jupyter=False)
+    with keys() as wait, Live(console=console, screen=True, auto_refresh=False) as live:
+        more = True
+        while wait(0.0 if more else every) not in QUIT:
+            more = page.look()
+            live.update(_screen(page, console), refresh=True)
+    show_once(page)
     return 0
 
 
-def _show(pages: list[Page], wait: Callable[[float], str], every: float) -> None:
-    """Show the last page until there is none. Keys change the pages."""
-    console = Console(file=sys.stdout, highlight=False, force_jupyter=False)
-    with Live(console=console, screen=True, auto_refresh=False) as live:
-        while pages:
-            more = pages[-1].look()
-            live.update(_screen(pages, console), refresh=True)
-            _obey(wait(0.0 if more else every), pages)
-
-
-def _screen(pages: list[Page], console: Console) -> Group:
+def _screen(page: Page, console: Console) -> Group:
     width, height = console.size
     ascii_only = takes_ascii_only(console.encoding)
-    lines = pages[-1].lines(Room(width, height - 1, ascii_only))[: height - 1]
+    lines = page.lines(Room(width, height - 1, ascii_only))[: height - 1]
     for line in lines:
         line.no_wrap, line.overflow = True, "crop"
-    return Group(*lines, *[Text("")] * (height - 1 - len(lines)), Text(_help(pages)[:width], "dim", no_wrap=True))
-
-
-def _help(pages: list[Page]) -> str:
-    if len(pages) > 1:
-        return "q: back to the table"
-    return "1-9: open a run   q: quit" if isinstance(pages[-1], ShelfPage) else "q: quit"
-
-
-def _obey(key: str, pages: list[Page]) -> None:
-    page = pages[-1]
-    if key in QUIT:
-        pages.pop()
-    elif isinstance(page, ShelfPage) and key.isdecimal() and 0 < int(key) <= len(page.rows):
-        path = page.rows[int(key) - 1].path
-        pages.append(RunPage(path.name, path / METRICS))
+    return Group(*lines, *[Text("")] * (height - 1 - len(lines)), Text("q: quit"[:width], "dim", no_wrap=True))
 
 
 def as_json(page: Page) -> object:

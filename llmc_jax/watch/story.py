@@ -1,6 +1,5 @@
 """What is known of a run from its events so far. Leaves out how it is shown."""
 
-import math
 from array import array
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -25,7 +24,7 @@ LARGEST = 10**15  # of whole numbers
 
 
 class Series:
-    """Values over steps: 16 bytes each, and a long run is read thinned."""
+    """Values over steps: 16 bytes each."""
 
     def __init__(self) -> None:
         self._steps, self._values = array("q"), array("d")
@@ -70,11 +69,9 @@ class Story:
     skipped: int = 0  # steps that updated nothing
     pace: Pace = field(default_factory=Pace)
     speed: Average = field(default_factory=Average)
-    every: int = 1  # the training curve has the steps that are multiples of it
 
-    def take(self, events: Iterable[Mapping[str, Any]], every: int = 1, *, more: bool = False) -> None:
-        """Take some more events. every: as `Follower` has it, which leaves steps out where there is more to read."""
-        self.every = every
+    def take(self, events: Iterable[Mapping[str, Any]]) -> None:
+        """Take some more events."""
         for event in events:
             self.seen = after(self.seen, (event,))
             kind = event["event"]
@@ -88,12 +85,10 @@ class Story:
                 self._take_step(event)
             elif kind == "val":
                 self._take_val(event)
-        if more and every > 1:  # the times between these events say nothing
-            self.pace, self.speed, self.seen = Pace(), Average(), self.seen._replace(time=None, longest=0.0)
 
     def _take_step(self, event: Mapping[str, Any]) -> None:
         step, loss = step_of(event), value_of(event, "loss")
-        if step is not None and loss is not None and not (step % self.every and math.isfinite(loss)):
+        if step is not None and loss is not None:
             self.train.add(step, loss)
         if event.get("skipped"):
             self._take_skipped(event)

@@ -18,7 +18,7 @@ from llmc_jax.logs.state import DIED, RUNNING, UNKNOWN, RunState
 from llmc_jax.logs.words import event_words, state_words
 from llmc_jax.machine.device import gib
 from llmc_jax.machine.nvml import GpuReading, gpu_line
-from llmc_jax.run.console import BarState, Column, bar, duration, fitting
+from llmc_jax.run.console import BarState, bar, duration, fitting
 from llmc_jax.watch.load import Load
 from llmc_jax.watch.plot import LABEL, LOWEST, NARROWEST, plot
 from llmc_jax.watch.story import Entry, Story, value_of
@@ -156,7 +156,7 @@ def _plot(story: Story, room: Room, width: int, rows: int) -> list[Text]:
     drawn = plot(train, val, shown, cells, rows, room.ascii_only)
     line, mark, edge, corner = ("..", "o", "|", "+") if room.ascii_only else ("⠤⠤", "●", "│", "└")
     means = f", mean of {window:,}" if window > 1 else ""
-    named = [(f"{line} training{means}{f', one step in {story.every:,}' if story.every > 1 else ''}", TRAIN)]
+    named = [(f"{line} training{means}", TRAIN)]
     named += [(f"  {mark} validation", VAL)] if len(val.steps) else []
     title = Text.assemble(("loss", "bold"), (" (log scale)  " if shown.log else "  ", "dim"), *named, *odd)
     lines = [title]
@@ -183,19 +183,19 @@ def _figures(moment: Moment, width: int) -> list[Text]:
     train, evaluated = story.latest.get("train", {}), story.latest.get("eval", {})
     best = story.best
     tokens = value_of(train, "tokens")
-    columns = [
-        Column("" if best is None else f"best val {best.loss:.4f} at step {best.step}", 0, style=VAL),
-        Column(_named("norm {:.2f}", train, "norm"), 1),
-        Column(_named("lr {:.2e}", train, "lr"), 2),
-        Column(_named("{:.1f} ms", train, "ms"), 3),
-        Column(_named("HellaSwag {:.4f}", evaluated, "accuracy_norm"), 4, style=VAL),
-        Column(f"{story.skipped:,} skipped" if story.skipped else "", 5, style="yellow"),
-        Column(story.utilization(), 6),
-        Column("" if tokens is None else f"{short_count(tokens)} tokens", 7),
-        Column(_memory(train), 8),
+    words = [
+        Text("" if best is None else f"best val {best.loss:.4f} at step {best.step}", VAL),
+        Text(_named("norm {:.2f}", train, "norm")),
+        Text(_named("lr {:.2e}", train, "lr")),
+        Text(_named("{:.1f} ms", train, "ms")),
+        Text(_named("HellaSwag {:.4f}", evaluated, "accuracy_norm"), VAL),
+        Text(f"{story.skipped:,} skipped" if story.skipped else "", "yellow"),
+        Text(story.utilization()),
+        Text("" if tokens is None else f"{short_count(tokens)} tokens"),
+        Text(_memory(train)),
     ]
-    shown = fitting(columns, width, gap=3)
-    return [Text(" | ").join(Text(each.text, each.style) for each in shown)] if shown else []
+    shown = fitting(words, width, gap=3)
+    return [Text(" | ").join(shown)] if shown else []
 
 
 def _named(form: str, event: Mapping[str, Any], name: str) -> str:

@@ -145,24 +145,6 @@ def test_what_cannot_be_read_is_bad_input_and_nothing_is_waited_for(path: Path) 
 # ---- the newest events
 
 
-def test_of_a_long_file_each_so_many_th_step_is_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is no step, what made no update, damage and the end are read as ever."""
-    rows = [json.dumps({"event": "train", "step": step, "loss": 4.5, "skipped": step == 57}) for step in range(1000)]
-    rows.insert(30, '{"event": "val", "step": 30, "loss": 4.5}')
-    rows.insert(40, "rubbish")
-    rows[21] = rows[21].replace("4.5", "NaN")
-    path.write_text("\n".join(rows) + "\n")
-    monkeypatch.setattr(follow, "AT_ONCE", 5000)
-    monkeypatch.setattr(follow, "LONG", path.stat().st_size // 20)
-    follower, found = Follower(path, thin=True), []
-    while not found or follower.behind:
-        found += follower.new()
-    steps = [event["step"] for event in found if event["event"] == "train"]
-    assert follower.every == 100 and follower.damaged == 1 and {21, 57, *range(0, 1000, 100)} <= set(steps)
-    assert steps[-20:] == list(range(980, 1000)) and len(steps) < 150
-    assert [event["step"] for event in found if event["event"] == "val"] == [30]
-
-
 def start(kind: str = "start", step: int = 0) -> bytes:
     return json.dumps({"event": kind, "step": step}).encode() + b"\n"
 

@@ -30,8 +30,8 @@ STEP: dict[str, Any] = {
 
 
 def line_of(step: int, total: int, *, scores: bool = False, **figures: Any) -> str:
-    columns = console.step_columns(StepFigures(step, **figures), total, 3.74e6, "38.0% bf16 MFU", scores)
-    return console.step_line(columns)
+    words = console.step_words(StepFigures(step, **figures), total, 3.74e6, "38.0% bf16 MFU", scores)
+    return console.step_line(words)
 
 
 def test_step_line_is_llmcs() -> None:
@@ -54,28 +54,6 @@ def test_step_line_with_z_scores_is_llmcs_to_the_column() -> None:
     line = line_of(149, 18865, loss=6.1, z_loss=-0.004, z_norm=11.2694, **STEP, skipped=True, scores=True)
     assert line.startswith("step  150/18865 | loss 6.100000 (-0.00z)| norm 15.3666 (+11.27z)| lr 6.00e-04 | ")
     assert line.endswith(" tok/s | skipped")
-
-
-columns = st.lists(
-    st.builds(console.Column, st.sampled_from(["", "a", "loss 1.0"]), st.integers(0, 99), st.integers(0, 20)),
-    max_size=9, unique_by=lambda column: column.importance,
-)  # fmt: skip
-
-
-@given(columns, st.integers(0, 80), st.integers(0, 3))
-def test_what_fits_is_as_much_of_the_most_important_as_there_is_room_for(
-    columns: list[console.Column], width: int, gap: int
-) -> None:
-    def cells(columns: list[console.Column]) -> int:
-        return sum(max(len(each.text), each.cells) for each in columns) + gap * max(0, len(columns) - 1)
-
-    shown = console.fitting(columns, width, gap)
-    assert shown == [each for each in columns if each in shown] and cells(shown) <= width
-    left_out = [each for each in columns if each.text and each not in shown]
-    if left_out:
-        first = min(left_out, key=lambda each: each.importance)
-        assert cells([*shown, first]) > width
-        assert all(each.text and each.importance < first.importance for each in shown)
 
 
 @given(st.integers(1, 10**9))
@@ -192,15 +170,14 @@ def test_bar_shows_what_matters_most_first() -> None:
     def bar(width: int) -> str:
         return console.bar(state, width, ascii_only=True).plain
 
-    assert bar(80) == "30/120 ####............. 25% loss 3.2500 val 3.5000 12,345 tok/s 1:05 12:34 left"
-    assert bar(42) == "30/120 ##...... 25% loss 3.2500 12:34 left"
-    assert bar(36) == "30/120 25% loss 3.2500 12:34 left"
+    assert bar(80) == "30/120 loss 3.2500 #####............... 12:34 left val 3.5000 25% 1:05"
+    assert bar(42) == "30/120 loss 3.2500 ##........ 12:34 left"
     assert bar(20) == "30/120 loss 3.2500"
     assert bar(8) == "30/120"
     assert bar(2) == "30"
     assert "compiling" in console.bar(BarState(0, 9, 1.0), 60).plain
     assert (
-        bar(42).replace("12:34 left", "HellaSwag 7%")
+        bar(44).replace("12:34 left", "HellaSwag 7%")
         == console.bar(state._replace(doing="HellaSwag 7%"), 44, True).plain
     )
 
@@ -298,28 +275,16 @@ def test_the_bar_shows_steps_that_are_not_printed(terminal: Terminal) -> None:
     assert terminal.getvalue().endswith("\x1b[2K")
 
 
-@pytest.mark.parametrize("columns", [1, 7, 28, 30, 40, 60, 80, 100])
-def test_a_narrow_terminal_shows_the_same_columns_in_every_line(
-    terminal: Terminal, monkeypatch: pytest.MonkeyPatch, columns: int
+@pytest.mark.parametrize(("columns", "figures"), [(1, 1), (30, 2), (80, 5), (120, 7)])
+def test_a_narrow_terminal_shows_the_first_figures(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch, columns: int, figures: int
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     _run(terminal)
     assert all(line in shown(terminal.getvalue()) for line in EXPECTED if not line.startswith("step"))
-    lines = [line for line in shown(terminal.getvalue()) if line.startswith("step ")]
-    assert len(lines) == 5 and all(len(line) <= max(columns, 12) for line in lines)
-    counts = {line.count(" | ") + 1 for line in lines if "skipped" not in line}
-    assert counts == {{1: 1, 7: 1, 28: 2, 30: 2, 40: 2, 60: 4, 80: 5, 100: 6}[columns]}
-
-
-def test_a_slow_first_step_shows_no_more_than_those_after_it(
-    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "84")
-    with new_screen(2, 1, terminal) as screen:
-        screen.step(StepFigures(0, loss=5.0, **STEP | {"tokens_per_second": 183}))
-        screen.step(StepFigures(1, loss=5.0, **STEP))
-    lines = [line for line in shown(terminal.getvalue()) if line.startswith("step")]
-    assert [line.count(" | ") for line in lines] == [4, 4]
+    lines = [line for line in shown(terminal.getvalue()) if line.startswith("step ") and "skipped" not in line]
+    assert len(lines) >= 4 and all(len(line) <= max(columns, 12) for line in lines)
+    assert {line.count(" | ") + 1 for line in lines} == {figures}
 
 
 def test_a_narrow_terminal_gets_a_narrow_table(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:

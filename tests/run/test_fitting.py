@@ -3,8 +3,9 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import accumulate, count
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -25,7 +26,6 @@ from llmc_jax.plan.plan import Plan, make_plan
 from llmc_jax.plan.search import MOST_ROWS, limit_of
 from llmc_jax.run import fitting, inputs
 from llmc_jax.run.command import main
-from llmc_jax.run.fitting import Tried
 from llmc_jax.trials import here
 from tests.metrics import read_metrics
 from tests.same_run import check_same
@@ -77,55 +77,33 @@ def test_without_a_total_sizes_are_round() -> None:
 # ----- the search -----------------------------------------------------------------------------------------------------
 
 
-def found(compiled: dict[int, int | None], estimated: dict[int, int], limit: int = 100) -> fitting.Fitted:
-    """Return what is taken where the compiler and the estimates say so many bytes by size."""
-    given = [Tried(size, estimated[size]) for size in sorted(estimated, reverse=True)]
-    return fitting.largest(given, limit, plan_with, lambda plan: compiled[plan.config.batch_size])
-
-
 @pytest.mark.parametrize(
-    ("compiled", "estimated", "tried"),
+    ("compiled", "tried"),
     [
-        ({8: 100}, {8: 90, 4: 50}, [8]),
-        ({8: 101, 4: 60}, {16: 180, 8: 90, 4: 50, 2: 30}, [8, 4]),
-        ({8: 101, 4: 60}, {8: 109, 4: 50}, [8, 4]),  # nearly fits by estimate
-        ({8: None, 4: 101, 2: 40}, {8: 90, 4: 50, 2: 20}, [8, 4, 2]),  # the compiler had too little memory
-        ({16: 400, 8: 200, 4: 120, 2: 80}, {16: 90, 8: 50, 4: 30, 2: 20, 1: 15}, [16, 8, 4, 2]),  # far too low
-        ({1: 10, 4: 40, 8: 80}, {8: 800, 4: 400, 1: 120}, [1, 4, 8]),  # or far too high
-        ({1: 90, 2: 120}, {4: 160, 2: 140, 1: 130}, [1, 2]),
+        ({8: 100}, [8]),
+        ({8: 101, 4: 60}, [8, 4]),
+        ({8: None, 4: 101, 2: 40}, [8, 4, 2]),  # the compiler had too little memory
+        ({8: 200, 4: 120, 2: 101, 1: None}, [8, 4, 2, 1]),
     ],
 )
-def test_sizes_are_compiled_until_the_largest_that_fits_is_known(
-    compiled: dict[int, int | None], estimated: dict[int, int], tried: list[int]
+def test_sizes_are_compiled_until_one_fits(
+    compiled: dict[int, int | None], tried: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    result = found(compiled, estimated)
-    assert [each.batch_size for each in result.tried] == tried
-    assert result.taken == max(each for each in result.tried if each.fits(100))
-    assert result.plan.config.batch_size == result.taken.batch_size
-
-
-@given(
-    program=st.lists(st.integers(1, 50), min_size=1, max_size=7), state=st.integers(0, 200),
-    factor=st.floats(0.1, 10), limit=st.integers(50, 400),
-)  # fmt: skip
-def test_what_is_taken_fits_and_the_next_does_not(program: list[int], state: int, factor: float, limit: int) -> None:
-    """Whatever the estimates are worth; larger sizes take more."""
-    compiled: dict[int, int | None] = {2**k: state + taken for k, taken in enumerate(accumulate(program))}
-    estimated = {size: max(1, int(factor * (taken or 0))) for size, taken in compiled.items()}
-    fitting_sizes = [size for size, taken in compiled.items() if taken is not None and taken <= limit]
-    if not fitting_sizes:
-        with pytest.raises(DoesNotFit):
-            found(compiled, estimated, limit)
-        return
-    result = found(compiled, estimated, limit)
-    assert len({each.batch_size for each in result.tried}) == len(result.tried)
-    assert result.taken.batch_size == max(fitting_sizes)
-
-
-@pytest.mark.parametrize("needed", [2**30, None])
-def test_where_none_fits_it_says_what_would(needed: int | None) -> None:
-    with pytest.raises(DoesNotFit, match=r"^-b auto: not even -b 1 fits"):
-        found({1: needed, 2: needed}, {2: 20, 1: 10}, 2**20)
+    """16 is estimated at far more than there is, 8 at a little more."""
+    estimated, seen = {16: 180, 8: 109, 4: 50, 2: 30, 1: 20}, list[int]()
+    monkeypatch.setattr(fitting, "sizes_up_to", lambda *_: list(estimated))
+    monkeypatch.setattr(fitting, "check_fits", lambda plan: None)
+    monkeypatch.setattr(fitting, "computed", lambda plan: SimpleNamespace(program=estimated[plan.config.batch_size]))
+    monkeypatch.setattr(
+        fitting, "compiled_bytes", lambda plan: seen.append(plan.config.batch_size) or compiled[plan.config.batch_size]
+    )
+    if not any(taken is not None and taken <= 100 for taken in compiled.values()):
+        with pytest.raises(DoesNotFit, match=r"^-b auto: not even -b 1 fits"):
+            fitting.fitted(TrainConfig(), 16, 100, plan_with)
+    else:
+        result = fitting.fitted(TrainConfig(), 16, 100, plan_with)
+        assert (result.plan.config.batch_size, result.bytes) == (tried[-1], compiled[tried[-1]])
+    assert seen == tried
 
 
 class Two(Group):
@@ -201,10 +179,10 @@ def test_a_run_with_auto_is_the_run_with_its_number_and_keeps_it(
     check_same(auto, plain)
     record = record_of(auto)
     assert record["options"]["batch_size"] == record["batch_size"]["taken"] == 8
-    assert record["batch_size"]["compiled"][-1]["bytes"] == record["batch_size"]["limit_bytes"]
+    assert record["batch_size"]["bytes"] == record["batch_size"]["limit_bytes"]
     assert read_metrics(auto / "metrics.jsonl")[0]["config"] == record
 
-    monkeypatch.setattr(fitting, "largest", None)  # nothing is looked for where a run goes on
+    monkeypatch.setattr(fitting, "fitted", None)  # nothing is looked for where a run goes on
     train("plain", "-b 8 -d 512 -x 4 -y 1")
     (auto / "config.json").unlink()  # the checkpoint says it too
     train("auto", "-b auto -d 512 -x 4 -y 1", 2**40)
