@@ -1,5 +1,6 @@
 """The events and the state of a run in words, a line each. Leaves out where they are shown."""
 
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -11,26 +12,19 @@ LONGEST = 500  # characters of such a line
 COMMON = ("event", "step", "time")  # what each event has
 # A run's state, and the outcome that its `end` has; another outcome stands as it is.
 STATES = {UNKNOWN: "silent", "done": "finished", "bad_input": "failed"}
-# An event's words, by its kind: its own fields in braces, and what `_parts` makes of them.
+# An event's words, by its kind, with its own fields in braces; of another kind its fields by name.
 WORDS = {
-    "start": "started{_place}",
-    "resume": "resumed{_place}",
-    "compiled": "{_how} in {seconds:.1f} s",
-    "train": "loss {loss:.4f}, norm {norm:.2f}{_skipped}",
+    "start": "started on {host}, pid {pid}",
+    "resume": "resumed on {host}, pid {pid}",
+    "train": "loss {loss:.4f}, norm {norm:.2f}",
     "val": "validation loss {loss:.4f}",
-    "eval": "HellaSwag: accuracy norm {accuracy_norm:.4f}",
     "sample": "sample of {tokens} tokens",
-    "gpu": "GPU clock {clock_mhz} MHz{_held}",
     "checkpoint": "saved {path} in {ms:,.0f} ms",
     "save_failed": "saving a checkpoint failed: {problem}",
     "removed": "checkpoint deleted",
     "data": "{file}: {what}",
-    "warnings": "{_warnings}",
-    "early_stop": "early stop: {stale} validations without improvement, {_lowest}",
-    "find_lr": "learning-rate range test: suggests {_suggestion}",
-    "tracker": "{name}: {sent} sent, {dropped} dropped{_problem}",
-    "lost": "lost rank {rank}{_place}, in phase {phase}: {_cause}",
-    "end": "{_end}",
+    "lost": "lost rank {rank} on {host}, pid {pid}, in phase {phase}: {cause} {words}",
+    "end": "ended: {outcome}",
 }
 Event = Mapping[str, Any]
 
@@ -38,11 +32,12 @@ Event = Mapping[str, Any]
 def event_words(event: Event) -> str:
     """Return an event in words, without its step and time: one line, with nothing that a terminal would obey.
 
-    Of a kind that is not known here, its fields. Values may be of any type, as in a damaged file.
+    Values may be of any type, as in a damaged file.
     """
     kind = event.get("event")
     words = WORDS.get(kind) if isinstance(kind, str) else None
-    text = escaped(_all_of(event) if words is None else words.format_map(_Fields(event))) or escaped(str(kind))
+    fields = defaultdict(lambda: _Value(None), {name: _Value(value) for name, value in event.items()})
+    text = escaped(_all_of(event) if words is None else words.format_map(fields)) or escaped(str(kind))
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
@@ -61,37 +56,6 @@ class _Value(NamedTuple):
             return "?"
         number = finite_number(self.value) if form else None
         return str(self.value) if number is None else format(float(number), form)
-
-
-class _Fields(dict[str, Any]):
-    """The fields of an event, and the parts that are made of them, for words that may name one which it lacks."""
-
-    def __init__(self, event: Event) -> None:
-        super().__init__({name: _Value(value) for name, value in event.items()})
-        self.update(_parts(event, self))
-
-    def __missing__(self, name: str) -> _Value:
-        return _Value(None)
-
-
-def _parts(event: Event, shown: _Fields) -> dict[str, str]:
-    """Return the parts of words that depend on whether an event has a field."""
-    has = event.get
-    warnings = has("words")
-    return {
-        "_place": f" on {has('host')}, pid {shown['pid']}" if has("host") else "",
-        "_how": "loaded compiled programs from the cache" if has("from_cache") else "compiled",
-        "_skipped": ", skipped" if has("skipped") else "",
-        "_held": "" if has("cap") in (None, "no") else f", {has('cap')} cap",
-        "_warnings": "; ".join(map(str, warnings)) if isinstance(warnings, list) else str(warnings),
-        "_lowest": "no finite loss"
-        if has("best_loss") is None
-        else f"lowest loss {shown['best_loss']:.4f} at step {shown['best_step']}",
-        "_suggestion": "none" if has("suggestion") is None else f"{shown['suggestion']:.3g}",
-        "_problem": f": {has('problem')}" if has("problem") else "",
-        "_cause": ": ".join(str(has(name)) for name in ("cause", "words") if has(name)) or "?",
-        "_end": state_words(f"{shown['outcome']}"),
-    }
 
 
 def _all_of(event: Event) -> str:

@@ -30,7 +30,7 @@ MOST_SAMPLES = 100  # of a run, spread over its steps
 LONGEST_SAMPLE = 10_000  # characters
 MOST_EVENTS = 400  # of a run that a page lists
 OF_STEP = ("skipped", "gpu_cap")  # events that come with a step's figures
-SAME = ("start", "resume", "compiled", "end")  # what all processes log, shown for the first alone
+SAME = ("start", "resume", "end")  # what all processes log, shown for the first alone
 RECENT = 200  # steps that the time left is reckoned from
 
 

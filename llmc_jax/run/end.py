@@ -7,7 +7,6 @@ from llmc_jax.base.commands import typed
 from llmc_jax.base.errors import ExitCode, InputError
 from llmc_jax.base.files import quoted
 from llmc_jax.checkpoint import store
-from llmc_jax.checkpoint.contents import Counters
 from llmc_jax.cluster.agreement import Agreed
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.logs.files import CURVES, REPORT
@@ -77,7 +76,7 @@ def finish(run: Run, outcome: Outcome) -> Outcome:
 
 
 def summary(run: Run, outcome: Outcome) -> Iterator[str]:
-    """Yield the last lines on the screen: how it went, where everything is, what to try next."""
+    """Yield the last lines on the screen: how it went, where everything is, and how to try the model."""
     config, (code, progress, _) = run.setup.config, outcome
     timed = progress.step - progress.begun_at - 1
     if timed > 0:
@@ -97,23 +96,9 @@ def summary(run: Run, outcome: Outcome) -> Iterator[str]:
     if run.held.is_there():
         yield from best_words(run, progress)
         yield from places(run, outcome)
-    for words, command, meaning in to_try(run, outcome):
-        yield f"{words:<13} {command:<54} ({meaning})"
-
-
-def to_try(run: Run, outcome: Outcome) -> Iterator[tuple[str, str, str]]:
-    """Yield commands for what a run has left, and of the demo what may follow it: heading, command, meaning."""
-    config, folder, val = run.setup.config, quoted(run.held.folder), run.setup.data.val
-    if outcome.progress.saved is not None and outcome.code != ExitCode.DIVERGED and run.held.is_there():
-        prompt = "--prompt 'def read' --temperature 0.8" if run.setup.data.corpus else "--interactive"
-        yield "generate:", f"{typed('generate')} {folder} {prompt}", "docs/generate.md"
-        if val is not None:
-            text = quoted(val.paths[0] if config.val_data == "stdlib" else config.val_data)
-            yield "evaluate it:", f"{typed('evaluate')} {folder} --data {text}", "docs/evaluate.md"
-    if config.preset == "demo" and outcome.code == ExitCode.DONE and not config.find_lr:
-        yield "try next:", f"{typed('train')} --preset demo -x 5000", "the same, longer"
-        yield "", f"{typed('train')} --help", "every option"
-        yield "", f"{typed('data')} tinyshakespeare", "then --preset tinyshakespeare"
+        if progress.saved is not None and code != ExitCode.DIVERGED:
+            prompt = "--prompt 'def read' --temperature 0.8" if run.setup.data.corpus else "--interactive"
+            yield f"generate:     {typed('generate')} {quoted(run.held.folder)} {prompt}"
 
 
 def places(run: Run, outcome: Outcome) -> Iterator[str]:
@@ -146,27 +131,14 @@ def early_words(run: Run, progress: Progress) -> str:
 
 
 def best_words(run: Run, progress: Progress) -> Iterator[str]:
-    """Yield the lowest validation loss and the checkpoint of it, or the nearest one, where --patience looks for it."""
+    """Yield the lowest validation loss, and a checkpoint that has it, where --patience looks for it."""
     counters = progress.counters
     if run.setup.config.patience == 0 or counters.best_loss is None or cluster.here().rank:
         return
-    good = [each for each in store.entries(run.held.folder, deep=False) if each.problem is None]
-    nearest = best_checkpoint(good, counters)
-    how = "nearest " if nearest is not None and nearest.step != counters.best_step else ""
-    place = "" if nearest is None else f", {how}checkpoint: {nearest.folder}"
+    good = (each for each in store.entries(run.held.folder, deep=False) if each.problem is None)
+    found = next((each.folder for each in good if each.val_loss == counters.best_loss), None)
+    place = "" if found is None else f", checkpoint: {found}"
     yield f"best loss:    {counters.best_loss:.6f} at step {counters.best_step}{place}"
-
-
-def best_checkpoint(good: list[store.Entry], counters: Counters) -> store.Entry | None:
-    """Return the checkpoint of the lowest validation loss; else the first after it, which -nk keeps; else the nearest.
-
-    None where there is none.
-    """
-
-    def distance(each: store.Entry) -> tuple[bool, int, int]:
-        return each.val_loss != counters.best_loss, abs(each.step - counters.best_step), each.step
-
-    return min(good, key=distance, default=None)
 
 
 def divergence_advice(config: TrainConfig, progress: Progress) -> Iterator[str]:

@@ -6,25 +6,20 @@ rates (training/schedule.py) and the configuration (`of_test`, config/train.py).
 
 import json
 import math
-import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from llmc_jax.base.commands import typed
 from llmc_jax.base.files import plain, write_atomic
 from llmc_jax.base.pictures import PALETTE, save_figure
-from llmc_jax.config.flags import given_options
-from llmc_jax.config.train import OPTIONS, TrainConfig
 from llmc_jax.logs.curves import Curve, finite, loss_range
 from llmc_jax.logs.picture import show_range
 from llmc_jax.run.setup import Setup
 
 FIND_LR, PICTURE = "find_lr.json", "find_lr.png"
 EACH, CHOSEN = PALETTE[:2]
-REPLACED = ("preset", "learning_rate", "find_lr", "find_lr_range", "find_lr_steps")  # in the command that uses a rate
 SMOOTHING = 0.9  # share of the mean before in the mean of the losses
 WINDOW = 20  # a slope is taken over a tenth of the test, 1 / WINDOW on either side: noise makes single steps steep
 
@@ -152,16 +147,3 @@ def words_on_test(setup: Setup, test: RangeTest, steps: int) -> Iterator[str]:
         yield "suggestion:   none: the loss did not fall; try another --find-lr-range, or other weights"
         return
     yield f"suggestion:   -l {test.suggestion:g}, where the loss fell fastest"
-    yield f"to use it:    {typed('train')} {flags_with_rate(setup.asked, f'{test.suggestion:g}')}"
-
-
-def flags_with_rate(asked: TrainConfig, learning_rate: str) -> str:
-    """Return the flags of the run that a test was made for, with a learning rate."""
-    base = given_options(["--preset", asked.preset]).config if asked.preset else TrainConfig()
-    words = ["--preset", asked.preset] if asked.preset else []
-    for about in OPTIONS:
-        value = getattr(asked, about.name)
-        if value != getattr(base, about.name) and about.name not in REPLACED and not about.of_this_start:
-            shown = value if about.type is str else about.show(value)
-            words += [about.flags[0]] if about.switch else [about.flags[0], shown]
-    return shlex.join([*words, "-l", learning_rate])

@@ -40,11 +40,11 @@ from llmc_jax.run.end import exit_code, finish, last_save
 from llmc_jax.run.figures import StepFigures
 from llmc_jax.run.fitting import step_bytes
 from llmc_jax.run.prepare import prepare
-from llmc_jax.run.processes import Votes, cache_hits, disconnect, in_turn
+from llmc_jax.run.processes import Votes, disconnect, in_turn
 from llmc_jax.run.programs import lower_step
 from llmc_jax.run.record import profile_slice, slice_trace
 from llmc_jax.run.setup import Setup
-from llmc_jax.run.state import Outcome, Progress, Run, diverged, first_progress, first_step
+from llmc_jax.run.state import Outcome, Progress, Run, diverged, first_progress
 from llmc_jax.training.outliers import skip_message
 from llmc_jax.training.state import TrainState
 
@@ -170,13 +170,10 @@ def compile_step(run: Run, state: TrainState) -> Step:
     tokens = setup.place.tokens(shape)
     with setup.place.context():
         found = lower_step((state, tokens, tokens, numbers), setup.model, options, run.programs.step)
-    with in_turn(), cache_hits() as hits:
-        began = time.perf_counter()
+    with in_turn():
         compiled = traced = compiling.compiled(found.lowered, setup.plan.execution.compiler_options)
         if config.profile and (without := compiling.without_graphs(setup.device.platform, setup.plan.xla_flags)):
             traced = compiling.compiled(found.lowered, (*setup.plan.execution.compiler_options, *without))
-    if cluster.here().size > 1:
-        run.log.event("compiled", step=first_step(setup), seconds=time.perf_counter() - began, from_cache=bool(hits))
     needed, put = step_bytes(compiled), setup.place.batch
     check_program(setup.plan, needed)
 

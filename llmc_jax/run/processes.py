@@ -211,23 +211,6 @@ def in_turn() -> Iterator[None]:
         group.meet("compiled")
 
 
-@contextmanager
-def cache_hits() -> Iterator[list[str]]:
-    """Yield a list that within the block gets an entry for each program that this thread finds in JAX's cache."""
-    found: list[str] = []
-    thread = threading.get_ident()
-
-    def listen(event: str, **_: Any) -> None:
-        if event == "/jax/compilation_cache/cache_hits" and threading.get_ident() == thread:
-            found.append(event)
-
-    jax.monitoring.register_event_listener(listen)
-    try:
-        yield found
-    finally:
-        jax.monitoring.unregister_event_listener(listen)
-
-
 def disconnect(step: int) -> None:
     """End the connection, once all processes have come here, after so many steps."""
     if cluster.here().size > 1:

@@ -12,12 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc_jax.checkpoint.contents import Counters, Identity, Metadata
-from llmc_jax.checkpoint.store import Entry, open_checkpoint
+from llmc_jax.checkpoint.store import open_checkpoint
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.run.command import main
 from llmc_jax.run.early import judged, stops_early
-from llmc_jax.run.end import best_checkpoint
 from tests.same_run import Result, check_same, steps_of, write_shards
 
 pytestmark = pytest.mark.usefixtures("nothing_lasts", "quick_compilation")
@@ -65,25 +64,6 @@ def test_a_checkpoint_keeps_all_that_is_counted(losses: list[float], at: int, de
 def test_without_patience_nothing_stops() -> None:
     assert not stops_early(TrainConfig(), Counters(stale=99))
     assert [stops_early(TrainConfig(patience=3), Counters(stale=n)) for n in (2, 3, 4)] == [False, True, True]
-
-
-def entry_at(step: int, val_loss: float | None) -> Entry:
-    return Entry(step, Path(f"state_{step:08d}"), 0, val_loss, None)
-
-
-@pytest.mark.parametrize(
-    ("entries", "step"),
-    [
-        ([(5, 3.0), (10, 2.0), (15, 2.5)], 10),
-        ([(9, 3.0), (12, 2.0), (14, 2.0)], 12),  # the loss of step 10 was the last one when they were saved
-        ([(9, 3.0), (15, 2.5)], 9),
-        ([(20, None)], 20),
-    ],
-)
-def test_which_checkpoint_is_that_of_the_best_loss(entries: list[tuple[int, float | None]], step: int) -> None:
-    found = best_checkpoint([entry_at(*each) for each in entries], Counters(best_loss=2.0, best_step=10))
-    assert found is not None and found.step == step
-    assert best_checkpoint([], Counters(best_loss=2.0, best_step=10)) is None
 
 
 # ----- whole runs -----------------------------------------------------------------------------------------------------

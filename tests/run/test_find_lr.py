@@ -20,7 +20,7 @@ from llmc_jax.config.train import of_test
 from llmc_jax.plan.plan import Plan
 from llmc_jax.run.beside import Beside
 from llmc_jax.run.command import main
-from llmc_jax.run.find_lr import RangeTest, draw_test, flags_with_rate, test_of
+from llmc_jax.run.find_lr import RangeTest, draw_test, test_of
 from tests.same_run import Result, events, leftovers, steps_of, write_shards
 
 pytestmark = pytest.mark.usefixtures("nothing_lasts", "quick_compilation")
@@ -134,20 +134,6 @@ def test_a_test_does_without_what_it_has_no_use_for() -> None:
         )
     )
     assert of_test(replace(asked, find_lr=False)) == replace(asked, find_lr=False)
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [
-        "--preset demo",
-        "--preset demo -v 0 -x 100 --beta2 0.99 --devices 1",
-        "-e d12 -i 'data/train *.bin' -j data/val.bin -b 8 -d 65536 -a 1 --export-llmc -sl 3",
-    ],
-)
-def test_the_command_that_uses_a_suggestion_is_that_of_the_run(flags: str) -> None:
-    asked = parse_args([*shlex.split(flags), *shlex.split("--find-lr --find-lr-range 1e-5:1 --find-lr-steps 50")])
-    used = parse_args(shlex.split(flags_with_rate(asked, "0.0022")))
-    assert used == parse_args([*shlex.split(flags), "-l", "0.0022"])
 
 
 # ----- whole tests ----------------------------------------------------------------------------------------------------
