@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.options import parse_address
-from llmc_jax.config.train import BY_NAME, TrainConfig
+from llmc_jax.config.train import TrainConfig
 
 PORT = 12345  # llm.c's
 # Where process 0 listens if the launcher names the job: below the ports that Kubernetes (from 30000) and Linux (from
@@ -69,19 +69,6 @@ def host_name(environ: Environ) -> str:
     Not elsewhere, since asking for a domain can take long where nothing answers.
     """
     return socket.getfqdn() if KUBERNETES.rank in environ else socket.gethostname()
-
-
-def notes_on(config: TrainConfig, member: Member | None) -> list[str]:
-    """Return what has no effect on a run of one process."""
-    names = ["init_method", "fs_path" if config.init_method == "fs" else "server_ip", "peer_timeout"]
-    given = [
-        f"{BY_NAME[name].flags[0]} {getattr(config, name)}"
-        for name in names
-        if getattr(config, name) != BY_NAME[name].default
-    ]
-    if member is not None or not given:
-        return []
-    return [f"{', '.join(given)}: no effect: this run has one process"]
 
 
 # ----- flags ----------------------------------------------------------------------------------------------------------
@@ -235,14 +222,12 @@ def _told(config: TrainConfig, environ: Environ, hostname: str) -> LaunchInfo | 
     if rank >= size:
         said = f"{size_from}={size}" if size_from else f"-pn {size}"
         raise InputError(f"{launcher.name}: {launcher.rank}={rank}, but {said}; ranks count from 0")
-    if config.num_processes not in (0, size):
-        raise InputError(
-            f"-pn {config.num_processes}: {launcher.name} has started {size} processes ({size_from}); leave -pn out"
-        )
-    if config.process_rank not in (-1, rank):
-        raise InputError(
-            f"-pr {config.process_rank}: to {launcher.name} this is process {rank} ({launcher.rank}); leave -pr out"
-        )
+    for flag, given, told, where in (
+        ("-pn", config.num_processes or size, size, size_from),
+        ("-pr", rank if config.process_rank < 0 else config.process_rank, rank, launcher.rank),
+    ):
+        if given != told:
+            raise InputError(f"{flag} {given}: {launcher.name} says {where}={told}; leave {flag} out")
     return LaunchInfo(launcher.name, rank, size, launcher.place(environ, rank, size, hostname))
 
 

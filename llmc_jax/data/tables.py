@@ -2,7 +2,7 @@
 
 It is llm.c's gpt2_tokenizer.bin where the table is all that there is to know, else Hugging Face's tokenizer.json. So a
 model can be asked years later, in another place, by the table that it was trained with. Leaves out reading the two
-formats (tokenizers.py, hf_tokenizer.py), and which of several counts (checkpoint/tokenizer.py, run/tokenizer.py).
+formats (tokenizers.py, hf_tokenizer.py), and which of several counts (checkpoint/tokenizer.py, run/inputs.py).
 """
 
 import hashlib

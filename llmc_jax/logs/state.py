@@ -133,9 +133,7 @@ def _state(runs: bool | None, silent: float | None, seen: Seen) -> str:
         return RUNNING if runs else DIED
     if silent is None or seen.time is None:
         return UNKNOWN
-    if silent <= usual_silence(seen):
-        return RUNNING
-    return DIED if _was_before_boot(seen.start or {}, seen.time) else UNKNOWN
+    return RUNNING if silent <= usual_silence(seen) else UNKNOWN
 
 
 def read_state(path: str | Path, now: float | None = None) -> RunState:
@@ -181,14 +179,6 @@ def _is_hidden(pid: int) -> bool:
     except OSError:
         pass
     return False
-
-
-def _was_before_boot(start: Mapping[str, Any], last: float) -> bool:
-    """Return whether a run's last event came before a machine of this name was started, outside of any container."""
-    import psutil
-
-    places = [str(each).rpartition("/")[2] for each in (start.get("machine"), machine())]
-    return start.get("host") == platform.node() and places[0] == places[1] and last < psutil.boot_time()
 
 
 ProcessRuns = Callable[[Mapping[str, Any], float], bool | None]

@@ -47,8 +47,7 @@ from llmc_jax.run.folder import (
 from llmc_jax.run.processes import Votes
 from llmc_jax.run.programs import Programs
 from llmc_jax.run.saver import Saver
-from llmc_jax.run.setup import Setup
-from llmc_jax.run.state import Run, first_step
+from llmc_jax.run.state import Run, Setup, first_step
 from llmc_jax.run.stopping import stop_on_signals
 from llmc_jax.run.table import table
 from llmc_jax.run.trackers import Trackers

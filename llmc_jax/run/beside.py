@@ -4,9 +4,7 @@ Leaves out when they are due and what is in them (report/).
 """
 
 import json
-import math
 import os
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +16,6 @@ from llmc_jax.machine.jax_setup import ONE_THREAD, child_environment
 MODULE = "llmc_jax.report.beside"
 SWITCH = "LLMC_JAX_REPORT"  # of the environment: 0 writes no page in any run
 AT_END = 30.0  # seconds that the run waits for both in the end, most of them only where others take the cores
-AGAIN = 300.0  # seconds after which a process that died is started again
 
 
 class Beside:
@@ -42,7 +39,7 @@ class Beside:
         self.written: set[str] = set()  # names, at least once by this run
         self._warned: set[str] = set()
         self._goes_on = ", training continues"
-        self._again = math.inf  # when the next process is started
+        self._died = False  # the process did: `finish` begins another
         self._child = self._begun() if writing else None
 
     def _begun(self) -> Child | None:
@@ -55,9 +52,6 @@ class Beside:
     def refresh(self) -> None:
         """Look after the process: show what goes wrong, once for each file."""
         if self._child is None:
-            if time.monotonic() >= self._again and self._is_there():
-                self._again = math.inf  # where it cannot be started, this is not tried at each step
-                self._child = self._begun()
             return
         status = self._child.status()
         for name, problem in self._child.said().items():
@@ -67,14 +61,14 @@ class Beside:
                 self.written.add(name)
         if status:
             self._failed(self._both, f"the process ended with status {status}: {self._child.last_words()}")
-        if status is not None:
+        if status is not None:  # 0: the run's folder is gone
             self.close()
-            self._again = time.monotonic() + AGAIN if status else math.inf  # 0: the run's folder is gone
+            self._died = status != 0
 
     def finish(self) -> None:
         """Have both written a last time, after the one in work."""
         self._goes_on = ""
-        if self._child is None and self._again < math.inf and self._is_there():
+        if self._died and self._is_there():
             self._child = self._begun()
         if self._child is not None and self._is_there():
             self._child.tell("end\n")

@@ -47,7 +47,7 @@ def main(words: Sequence[str], others: Sequence[tuple[str, str]] = ()) -> int | 
         print(texts[shown]())
         return None
     # here, because --help does without them
-    from llmc_jax.cluster.launchers import host_name, member_of, notes_on
+    from llmc_jax.cluster.launchers import host_name, member_of
     from llmc_jax.run.place import begin
 
     config, notes = continued(given_options(words))
@@ -56,7 +56,6 @@ def main(words: Sequence[str], others: Sequence[tuple[str, str]] = ()) -> int | 
         member = member_of(config, os.environ, host_name(os.environ))
     except InputError as error:  # with the notes so far: what is wrong may come from a config.json
         raise InputError("\n  ".join([str(error), *notes])) from error
-    notes += notes_on(config, member)
     return begin(config, notes, member)
 
 

@@ -14,8 +14,7 @@ from llmc_jax.run.early import stops_early
 from llmc_jax.run.hellaswag import evaluate
 from llmc_jax.run.record import profile_slice
 from llmc_jax.run.saver import Saved
-from llmc_jax.run.setup import Setup
-from llmc_jax.run.state import Progress, Run
+from llmc_jax.run.state import Progress, Run, Setup
 
 
 def run_due(run: Run, progress: Progress, batches: Batches, step_bytes: int | None) -> Progress:

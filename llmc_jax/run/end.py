@@ -58,10 +58,10 @@ def finish(run: Run, outcome: Outcome) -> Outcome:
             limits = {"patience": config.patience, "delta": config.patience_delta, "steps": run.setup.steps}
             run.log.event("early_stop", step=progress.step, **figures, **limits)
         if code == ExitCode.DONE and run.setup.config.find_lr:
-            run.log.event("find_lr", step=progress.step, **find_lr.figures(run.setup, progress.test))
+            run.log.event("find_lr", step=progress.step, **find_lr.figures(run.setup.config, progress.test))
             if cluster.here().rank == 0:
                 run.held.check()
-                find_lr.write_found(run.setup, progress.test, run.held.folder)
+                find_lr.write_found(run.setup.config, progress.test, run.held.folder)
         run.log.event("end", step=progress.step, outcome=code.name.lower(), skipped=progress.counters.skipped)
     except InputError as error:
         outcome = Outcome(ExitCode.BAD_INPUT, progress, problem or error)
@@ -86,7 +86,7 @@ def summary(run: Run, outcome: Outcome) -> Iterator[str]:
     if code == ExitCode.DONE and ended_early(run, progress):
         yield early_words(run, progress)
     elif code == ExitCode.DONE and config.find_lr:
-        yield from find_lr.words_on_test(run.setup, progress.test, progress.read)
+        yield from find_lr.words_on_test(config, progress.test, progress.read)
     elif progress.step < run.setup.steps:
         elsewhere = run.stop.is_set() and not run.votes.request.is_set()
         why = ", because another process was asked to stop" if elsewhere else ""
@@ -145,8 +145,6 @@ def divergence_advice(config: TrainConfig, progress: Progress) -> Iterator[str]:
     """Yield what to try after a run that diverged."""
     yield f"diverged:     the loss or the gradient was not finite {progress.counters.skipped_in_a_row} times in a row"
     if progress.counters.skipped == progress.step:
-        yield f"              no step was finite: check the weights that the run started from (-e {config.model})"
+        yield f"try:          other weights (-e {config.model}): no step was finite"
     else:
-        yield "              the model is as the last finite step left it, and is probably damaged already"
-        yield f"try:          a lower -l (it was {config.learning_rate:g}), a longer warm-up -u, a smaller --grad-clip,"
-        yield "              or an earlier checkpoint (-n); main.log shows where the norm began to grow"
+        yield f"try:          a lower -l (it was {config.learning_rate:g}), or an earlier checkpoint (-n)"

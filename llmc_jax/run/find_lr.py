@@ -14,9 +14,9 @@ import numpy as np
 
 from llmc_jax.base.files import plain, write_atomic
 from llmc_jax.base.pictures import PALETTE, save_figure
+from llmc_jax.config.train import TrainConfig
 from llmc_jax.logs.curves import Curve, finite, loss_range
 from llmc_jax.logs.picture import show_range
-from llmc_jax.run.setup import Setup
 
 FIND_LR, PICTURE = "find_lr.json", "find_lr.png"
 EACH, CHOSEN = PALETTE[:2]
@@ -88,7 +88,7 @@ def test_of(stored: Mapping[str, Any] | None) -> RangeTest:
     return test
 
 
-def figures(setup: Setup, test: RangeTest) -> dict[str, Any]:
+def figures(config: TrainConfig, test: RangeTest) -> dict[str, Any]:
     """Return what a test found: the fields of its event."""
     at = test.lowest
     return {
@@ -96,16 +96,16 @@ def figures(setup: Setup, test: RangeTest) -> dict[str, Any]:
         "lowest_loss": None if at is None else test.means[at],  # smoothed
         "lowest_at": None if at is None else test.rates[at],
         "exploded_at": test.rates[-1] if test.exploded else None,
-        "steps": setup.steps,
-        "range": setup.config.find_lr_range,
+        "steps": config.max_steps,
+        "range": config.find_lr_range,
     }
 
 
-def write_found(setup: Setup, test: RangeTest, folder: Path) -> None:
+def write_found(config: TrainConfig, test: RangeTest, folder: Path) -> None:
     """Write what a test found into the run's folder. Raises InputError."""
-    record = {**figures(setup, test), **test.to_json(), "smoothed": list(test.means)}
+    record = {**figures(config, test), **test.to_json(), "smoothed": list(test.means)}
     write_atomic(folder / FIND_LR, (json.dumps(plain(record), indent=1, allow_nan=False) + "\n").encode())
-    draw_test(test, folder / PICTURE, f"{setup.name}: learning-rate range test")
+    draw_test(test, folder / PICTURE, f"{folder.name}: learning-rate range test")
 
 
 def draw_test(test: RangeTest, out_png: Path, title: str = "") -> None:
@@ -135,10 +135,10 @@ def draw_test(test: RangeTest, out_png: Path, title: str = "") -> None:
     save_figure(figure, out_png)
 
 
-def words_on_test(setup: Setup, test: RangeTest, steps: int) -> Iterator[str]:
+def words_on_test(config: TrainConfig, test: RangeTest, steps: int) -> Iterator[str]:
     """Yield the lines on a test that is done, after so many steps: what it found, and the command to use it."""
-    found = figures(setup, test)
-    yield f"range test:   {steps} of {setup.steps} steps, rates from {test.rates[0]:.1e} to {test.rates[-1]:.1e}"
+    found = figures(config, test)
+    yield f"range test:   {steps} of {config.max_steps} steps, rates from {test.rates[0]:.1e} to {test.rates[-1]:.1e}"
     if found["exploded_at"] is not None:
         yield f"exploded:     at {found['exploded_at']:.1e}, where the loss was {test.losses[-1]:.4g}"
     if found["lowest_loss"] is not None:

@@ -9,8 +9,7 @@ from llmc_jax.evaluate.choices import answers, rows_of_items
 from llmc_jax.generate.model import RELU
 from llmc_jax.generate.scorer import TOKENS_ON_CPU, TOKENS_ON_GPU, Scored, Scorer, score
 from llmc_jax.models.gpt2.model import PLAIN
-from llmc_jax.run.setup import Setup
-from llmc_jax.run.state import Progress, Run
+from llmc_jax.run.state import Progress, Run, Setup
 
 
 def evaluate(run: Run, progress: Progress) -> Progress:

@@ -5,6 +5,7 @@ Files only; the processes of a run come together for the search of the newest ch
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from llmc_jax.checkpoint import sources
 from llmc_jax.checkpoint.published import model_named
 from llmc_jax.checkpoint.source import Source
 from llmc_jax.checkpoint.store import Checkpoint, check
+from llmc_jax.checkpoint.tokenizer import own_tokenizer
 from llmc_jax.cluster.agreement import alike
 from llmc_jax.config.checks import check_model_fit, with_devices
 from llmc_jax.config.flags import models_not_asked_for
@@ -26,10 +28,9 @@ from llmc_jax.data.corpora import Corpus, stdlib_corpus
 from llmc_jax.data.items import Item, check_fit
 from llmc_jax.data.loader import TokenLoader, continued, of_processes
 from llmc_jax.data.tasks import read_items
-from llmc_jax.data.tokenizers import Choice
+from llmc_jax.data.tokenizers import Choice, Tokenizer, bytes_tokenizer, fitted, load_tokenizer
 from llmc_jax.plan.plan import Repeat
 from llmc_jax.run.resume import find_earlier, repeated, with_batch_of
-from llmc_jax.run.tokenizer import choose as choose_tokenizer
 
 CHECKED_TOKENS = 1 << 20  # of each data set, before the run begins: takes a tenth of a second
 
@@ -255,14 +256,60 @@ def tokenizer_of(config: TrainConfig, model: Model, data: Data, earlier: Checkpo
     """Return the tokenizer of a run, as its checkpoints name it, and warnings."""
     source = model.source if earlier is None else sources.open_source(earlier.folder)
     as_before = earlier is not None and earlier.metadata.options.get("tokenizer") == config.tokenizer
-    found, doubts = choose_tokenizer(
-        config.tokenizer, model.config.vocab_size, data.loaders, data.corpus, source, as_before=as_before
-    )
+    found, doubts = choose_tokenizer(config.tokenizer, model.config.vocab_size, data, source, as_before)
     if found.tokenizer is not None:
         return found._replace(named=found.named or tables.named(found.tokenizer)), doubts
     if found.named is None and not config.sample_every:
         return found, doubts
     return found, [*doubts, f"samples are printed as token ids: {found.note}"]
+
+
+def choose_tokenizer(
+    asked: str, vocab_size: int, data: Data, source: Source | None, as_before: bool
+) -> tuple[Choice, list[str]]:
+    """Return the tokenizer of a run, and warnings: what --tokenizer asks for, else that of the data, else the model's.
+
+    Where neither brings one, the vocabulary suggests it. source: of the weights. as_before: a run is resumed that was
+    asked for the same. Raises InputError where data and model have unlike tables, and where a table of the data cannot
+    be read or is too large for the model.
+    """
+    own = None if source is None else own_tokenizer(source)
+    if asked == "none":
+        known = None if own is None else own.named
+        with suppress(InputError):  # whoever does without need not mend the table of the data
+            known = known or next((tables.named(tokenizer) for _, tokenizer in _of_data(data)), None)
+        return Choice(None, "no tokenizer was asked for", known), []
+    if asked != "auto":
+        found = own if own is not None and as_before and own.tokenizer else load_tokenizer(asked, vocab_size)
+        assert found.tokenizer is not None
+        named = tables.named(found.tokenizer)
+        if own is not None and own.named is not None and as_before and own.named.sha256 not in ("", named.sha256):
+            return own, [f"--tokenizer {asked} is another table by now: {own.note}"]
+        return found._replace(named=found.named or named), []
+    of_data = _of_data(data)
+    if not of_data:
+        return own or load_tokenizer("auto", vocab_size, [loader.paths[0].parent for loader in data.loaders]), []
+    (words, tokenizer), *others = of_data
+    named, doubts = tables.named(tokenizer), []
+    if own is not None and own.named is not None:
+        if own.tokenizer is not None:
+            others.append((own.note, own.tokenizer))
+        elif not own.named.sha256:
+            doubts.append(f"whether {words} is the table of the model is not known: {own.note}")
+        elif own.named.sha256 != named.sha256:
+            raise InputError(f"{words} is not the table of the model: {own.note}")
+        named = own.named if own.named.sha256 == named.sha256 else named
+    for other, another in others:
+        tables.check_alike(words, tokenizer, other, another)
+    return fitted(Choice(tokenizer, words, named), vocab_size), doubts
+
+
+def _of_data(data: Data) -> list[tuple[str, Tokenizer]]:
+    """Return the tables that the data was made with, and where each comes from."""
+    corpus, paths = data.corpus, [path for loader in data.loaders for path in loader.paths]
+    built_in = [] if corpus is None else [("the built-in corpus, in bytes", bytes_tokenizer())]
+    others = paths if corpus is None else [path for path in paths if path not in (corpus.train, corpus.val)]
+    return [*((tables.words(*each), each[1]) for each in tables.of_token_files(others)), *built_in]
 
 
 def open_questions(config: TrainConfig, model: ModelConfig, tokenizer: Choice) -> tuple[Sequence[Item], list[str]]:

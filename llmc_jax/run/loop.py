@@ -43,8 +43,7 @@ from llmc_jax.run.prepare import prepare
 from llmc_jax.run.processes import Votes, disconnect, in_turn
 from llmc_jax.run.programs import lower_step
 from llmc_jax.run.record import profile_slice, slice_trace
-from llmc_jax.run.setup import Setup
-from llmc_jax.run.state import Outcome, Progress, Run, diverged, first_progress
+from llmc_jax.run.state import Outcome, Progress, Run, Setup, diverged, first_progress
 from llmc_jax.training.outliers import skip_message
 from llmc_jax.training.state import TrainState
 

@@ -4,26 +4,43 @@ Writes nothing, so that a run that cannot begin leaves nothing behind; with -y 1
 left half-written, and writes the DONE_ files of checkpoints that lost them. Leaves out the run itself (loop.py).
 """
 
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from llmc_jax import cluster
 from llmc_jax.base.errors import InputError
+from llmc_jax.base.plain import to_json
+from llmc_jax.checkpoint.contents import OURS, Counters, Identity, Metadata, fingerprint
+from llmc_jax.checkpoint.store import Checkpoint
 from llmc_jax.cluster.agreement import Agreed, alike, of_all
+from llmc_jax.config.checks import notes_on_devices
 from llmc_jax.config.train import AUTO_BATCH, TrainConfig
-from llmc_jax.machine.device import devices_of
+from llmc_jax.machine.device import Device, devices_of
 from llmc_jax.machine.nvml import open_monitor
 from llmc_jax.plan.fits import check_fits as check_memory
 from llmc_jax.plan.plan import Plan
 from llmc_jax.plan.search import limit_of
 from llmc_jax.run import fitting
+from llmc_jax.run.early import stops_early
 from llmc_jax.run.fitting import Fitted
-from llmc_jax.run.inputs import Inputs, continued_data, inputs, most_rows, open_data, total_steps, validation_batches
+from llmc_jax.run.inputs import (
+    Data,
+    Inputs,
+    Model,
+    continued_data,
+    inputs,
+    most_rows,
+    open_data,
+    total_steps,
+    validation_batches,
+)
 from llmc_jax.run.processes import Share, connect, first_exchange, introduced
-from llmc_jax.run.resume import check_fits
-from llmc_jax.run.setup import Setup, begun_metadata, notes_on_start, origin_of
+from llmc_jax.run.resume import changes, check_fits, environment
+from llmc_jax.run.state import Setup
 from llmc_jax.run.trackers import require_trackers
 from llmc_jax.run.weights import drawn_beside, starting_weights
 from llmc_jax.training.parallel.placement import placement
@@ -125,3 +142,44 @@ def starting_state(
     if tokenizer.tokenizer is not None and tokenizer.tokenizer.vocab_size < model.config.vocab_size:
         setup.notes.append(f"tokenizer {tokenizer.note}: the other rows are padding, which no sample draws")
     return setup, state
+
+
+def begun_metadata(plan: Plan, data: Data, device: Device, origin: Mapping[str, Any]) -> Metadata:
+    """Return what the run's checkpoints hold of it, but for the number of its steps."""
+    files = None if data.train is None else fingerprint(data.train.paths)
+    return Metadata(
+        step=0,
+        identity=Identity(plan.model, plan.dtype, plan.master_weights, plan.rounding, files),
+        options=plan.config.to_json(),
+        val_data=None if data.val is None else fingerprint(data.val.paths),
+        environment=environment(device, plan.implementations),
+        kernels=to_json(plan.resolved),
+        origin=origin,
+    )
+
+
+def origin_of(earlier: Checkpoint | None, model: Model) -> Mapping[str, Any]:
+    """Return the origin that the run's checkpoints hold: that of the checkpoint it resumes from, or its own.
+
+    Its own keeps the ids that begin and end a text, where it is known of the weights.
+    """
+    if earlier is not None:
+        return earlier.metadata.origin
+    special = model.source and model.source.special
+    return {**OURS, **({} if special is None else {"special": special._asdict()})}
+
+
+def notes_on_start(setup: Setup) -> Iterator[str]:
+    """Say what the run begins with, and how it differs from the one that it resumes."""
+    config, plan, earlier = setup.config, setup.plan, setup.earlier
+    yield from notes_on_devices(config)
+    if earlier is not None:
+        complete = "; the run is already complete" if earlier.step >= setup.steps else ""
+        if not complete and stops_early(config, earlier.metadata.counters or Counters()):
+            complete = "; it stopped early, and continues only with a larger --patience"
+        yield f"resumed from {earlier.folder}, after step {earlier.step} of {setup.steps}{complete}"
+        yield from changes(earlier, plan, setup.metadata)
+    elif config.reuse and config.output_dir:
+        yield f"-y 1: there is no checkpoint in {config.output_dir}, so a new run starts"
+    if earlier is None or config.kernels_from:  # else `changes` has said it
+        yield from plan.notes_on_repeat

@@ -90,15 +90,11 @@ def _refuse_without(run: Path) -> None:
             f"-y 1: no checkpoint in {run} is good (`{typed('checkpoint')} verify {quoted(run)}` lists "
             "what is wrong with each); to start over, give another -o"
         )
-    if any(run.glob("state_*_*.bin")):
-        raise InputError(
-            f"-y 1: {run} is a run of llm.c; `python convert_checkpoint.py convert {quoted(run)} NEW --to state` "
-            "makes a folder of it that -y 1 -o NEW continues"
-        )
     if models := sorted(run.glob("model_*.bin")):
         raise InputError(
-            f"-y 1: {run} holds models but no training state, so nothing can be continued; to start from the weights "
-            f"give -e {quoted(models[-1])} and another -o"
+            f"-y 1: {run} holds models but no training state of ours, so nothing can be continued; to start from the "
+            f"weights give -e {quoted(models[-1])} and another -o; of a run of llm.c `python convert_checkpoint.py convert "
+            f"{quoted(run)} NEW --to state` makes a folder that -y 1 -o NEW continues"
         )
     if (run / MAIN_LOG).exists() and config_file(run) is None:
         raise InputError(f"-y 1: {run} holds the {MAIN_LOG} of another program, which would be lost; give another -o")

@@ -7,9 +7,9 @@ import os
 import sys
 
 from llmc_jax.base.commands import typed
-from llmc_jax.base.kit import command_line, print_json
+from llmc_jax.base.kit import command_line
 from llmc_jax.base.options import Check, own
-from llmc_jax.base.parsers import JSON, Parser
+from llmc_jax.base.parsers import Parser
 
 DESCRIPTION = """\
 Show a run while it trains: progress, time left, losses, the last sample, events, how busy the machine is. It only
@@ -19,10 +19,8 @@ A pipe, a file and a terminal without control sequences get the view once; so do
 OPTIONS = (
     own("path", "RUN", None, "a run folder, or a folder of them: a table, the newest first"),
     own("--once", "", False, "print the view once, as plain lines"),
-    own("--wait", "", False, "wait for a run that has not started"),
     own("--every", "SECONDS", 1.0, "between two looks (default 1)",
         check=Check(lambda value: 0.1 <= value <= 3600, "from 0.1 to 3600")),
-    JSON,
 )  # fmt: skip
 KEYS = "Keys: q quits."
 
@@ -41,12 +39,7 @@ def main(words: list[str]) -> int:
     options = make_parser().parse_args(words)
     from llmc_jax.watch import live  # here, because --help does without
 
-    if options.wait:
-        live.wait_for(options.path, options.every)
     page = live.page_of(options.path)
-    if options.json:
-        print_json(live.as_json(page))
-        return 0
     if options.once or not _is_screen() or (isinstance(page, live.RunPage) and page.ended()):
         live.show_once(page)
         return 0

@@ -33,7 +33,7 @@ def metrics_of(path: Path) -> Path | None:
 
 def absent(path: Path) -> InputError:
     """Return the error of a path that holds no run."""
-    advice = "give a run folder (-o of train.py), or a folder of them; --wait waits for one"
+    advice = "give a run folder (-o of train.py), or a folder of them"
     if not path.exists():
         return InputError(f"{path}: there is no such folder; {advice}")
     if path.is_dir() and (path / MAIN_LOG).is_file():

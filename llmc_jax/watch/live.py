@@ -8,15 +8,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
 from llmc_jax.base.errors import InputError
-from llmc_jax.base.files import plain
-from llmc_jax.base.streams import escaped, print_error, takes_ascii_only
+from llmc_jax.base.streams import escaped, takes_ascii_only
 from llmc_jax.logs.files import runs_in
 from llmc_jax.logs.follow import Follower
 from llmc_jax.logs.state import read_state, run_state
@@ -97,16 +95,6 @@ def page_of(path: Path) -> Page:
     if not path.is_dir() or not runs_in(path):
         raise absent(path)
     return ShelfPage(path)
-
-
-def wait_for(path: Path, every: float) -> None:
-    """Wait until a path holds a run."""
-    told = False
-    while metrics_of(path) is None and not (path.is_dir() and runs_in(path)):
-        if not told:
-            print_error(f"waiting for a run in {path}; Ctrl-C stops waiting")
-            told = True
-        time.sleep(every)
 
 
 # ----- once ---------------------------------------------------------------------------------------------------------
@@ -194,25 +182,3 @@ def _screen(page: Page, console: Console) -> Group:
     for line in lines:
         line.no_wrap, line.overflow = True, "crop"
     return Group(*lines, *[Text("")] * (height - 1 - len(lines)), Text("q: quit"[:width], "dim", no_wrap=True))
-
-
-def as_json(page: Page) -> object:
-    """Return all that a page shows, for JSON."""
-    look_all(page)
-    if isinstance(page, RunPage):
-        return plain({"name": page.name, **state_fields(page)})
-    return plain([{"name": row.path.name, **row.state._asdict()} for row in page.rows])
-
-
-def state_fields(page: RunPage) -> dict[str, Any]:
-    """Return the state of a run and its last figures, for JSON."""
-    moment = page.moment()
-    story, state = moment.story, moment.state
-    latest = {kind: {k: v for k, v in event.items() if k != "event"} for kind, event in story.latest.items()}
-    return {
-        **state._asdict(),
-        "seconds_left": story.left(state, moment.now),
-        "best_val": None if story.best is None else story.best._asdict(),
-        "skipped": story.skipped,
-        "latest": latest,
-    }

@@ -147,15 +147,6 @@ def test_a_number_that_no_process_has_is_no_error() -> None:
     assert state.is_there(process_of(10**30), time.time()) in (True, False)
 
 
-def test_what_ran_before_the_machine_was_started_has_died() -> None:
-    before = {**own_process(), "machine": f"earlier boot/{str(state.machine()).rpartition('/')[2]}", "pid": os.getpid()}
-    boot = psutil.boot_time()
-    assert run_state(after(Seen(), [start(**before, time=boot - 100)]), boot + 1e4).state == DIED
-    other = {**before, "machine": "another boot/another container"}
-    assert run_state(after(Seen(), [start(**other, time=boot - 100)]), boot + 1e4).state == UNKNOWN
-    assert run_state(after(Seen(), [start(**before, time=boot + 100)]), boot + 1e4).state == UNKNOWN
-
-
 def test_the_state_of_a_folder(tmp_path: Path, sleeper: subprocess.Popen) -> None:
     began = time.time()
     events = [start(**process_of(sleeper.pid), time=began), {**train(4, 0), "time": began}]

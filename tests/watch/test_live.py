@@ -22,7 +22,7 @@ from llmc_jax.logs.files import runs_in
 from llmc_jax.logs.state import DIED, own_process
 from llmc_jax.report import command as report
 from llmc_jax.watch.folder import ShelfPage, absent, metrics_of, table
-from llmc_jax.watch.live import RunPage, look_all, state_fields
+from llmc_jax.watch.live import RunPage, look_all
 from llmc_jax.watch.view import Room
 
 LIMIT = 60.0  # seconds, after which a wait has failed
@@ -103,7 +103,7 @@ def test_another_users_run_hides_no_other_run(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_path_without_a_run_says_what_to_give(tmp_path: Path) -> None:
-    assert "no such folder" in str(absent(tmp_path / "x")) and "--wait" in str(absent(tmp_path))
+    assert "no such folder" in str(absent(tmp_path / "x")) and "contains no run" in str(absent(tmp_path))
     (tmp_path / "main.log").touch()
     assert "llmc-jax report" in str(absent(tmp_path))
 
@@ -114,11 +114,11 @@ def test_a_path_without_a_run_says_what_to_give(tmp_path: Path) -> None:
 def test_what_a_resume_cut_off_is_forgotten(tmp_path: Path) -> None:
     page = RunPage("a", write_run(tmp_path / "a", 20, None) / "metrics.jsonl")
     look_all(page)
-    assert state_fields(page)["step"] == 20
+    assert page.moment().state.step == 20
     write_run(tmp_path / "a", 5, None)
     look_all(page)
-    found = state_fields(page)
-    assert found["step"] == 5 and found["latest"]["train"]["step"] == 4
+    found = page.moment()
+    assert found.state.step == 5 and found.story.latest["train"]["step"] == 4
 
 
 def test_what_cannot_be_read_is_said_and_tried_again(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_what_cannot_be_read_is_said_and_tried_again(tmp_path: Path) -> None:
     (tmp_path / "aside").rename(path)
     add(tmp_path / "a", event="train", step=3, loss=1.0)
     look_all(page)
-    assert page.moment().notes == () and state_fields(page)["step"] == 4
+    assert page.moment().notes == () and page.moment().state.step == 4
 
 
 @pytest.mark.parametrize(("encoding", "ascii_only"), [("utf-8", False), ("ascii", True), ("latin-1", True)])
