@@ -93,8 +93,8 @@ def _refuse_without(run: Path) -> None:
     if models := sorted(run.glob("model_*.bin")):
         raise InputError(
             f"-y 1: {run} holds models but no training state of ours, so nothing can be continued; to start from the "
-            f"weights give -e {quoted(models[-1])} and another -o; of a run of llm.c `python convert_checkpoint.py convert "
-            f"{quoted(run)} NEW --to state` makes a folder that -y 1 -o NEW continues"
+            f"weights give -e {quoted(models[-1])} and another -o; to continue a run of llm.c first `python "
+            f"convert_checkpoint.py convert {quoted(run)} NEW --to state`"
         )
     if (run / MAIN_LOG).exists() and config_file(run) is None:
         raise InputError(f"-y 1: {run} holds the {MAIN_LOG} of another program, which would be lost; give another -o")
