@@ -6,9 +6,10 @@ from typing import Any
 from llmc_jax import cluster, kernels
 from llmc_jax.cluster.start import ranks_text
 from llmc_jax.config.train import TrainConfig
+from llmc_jax.machine import compiling
 from llmc_jax.machine.device import device_label, gib
 from llmc_jax.models.gpt2.tensors import num_parameters
-from llmc_jax.plan.plan import Plan
+from llmc_jax.plan.plan import Plan, triton_gemm_wish
 from llmc_jax.run.state import Setup
 
 
@@ -22,6 +23,7 @@ def table(setup: Setup, folder: Path) -> list[list[tuple[str, Any]]]:
         ("precision", precision_text(plan)),
         *kernel_rows(plan.choices),
         *repeat_rows(plan),
+        *option_rows(plan),
     ]
     model = [
         ("weights", weights_text(setup)),
@@ -152,6 +154,21 @@ def repeat_rows(plan: Plan) -> list[tuple[str, str]]:
     """Return where the kernels were taken from; on a CPU, which has one way to compute, only if asked for."""
     shown = plan.repeat is not None and (plan.machine.platform != "cpu" or plan.config.kernels_from)
     return [("kernels as in", str(plan.repeat.place))] if plan.repeat is not None and shown else []
+
+
+def option_rows(plan: Plan) -> list[tuple[str, str]]:
+    """Return the options that XLA compiles the run's programs with; none where it has its defaults."""
+    wish, flags = triton_gemm_wish(plan.config), plan.xla_flags
+    by_default = compiling.triton_gemm(wish, plan.machine.target, flags)
+    found_out = "as before" if plan.repeat else kernels.MEASURED_HERE
+    decided = compiling.decided_by(wish, plan.machine.target, flags)
+    return [
+        (
+            name.removeprefix("xla_gpu_enable_"),
+            f"{'on' if value else 'off'} ({decided if (name, value) in by_default else found_out})",
+        )
+        for name, value in compiling.of_one_device(plan.execution.compiler_options)
+    ]
 
 
 def precision_text(plan: Plan) -> str:

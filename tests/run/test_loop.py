@@ -569,6 +569,7 @@ def test_every_program_of_a_run_is_compiled_with_its_options(
     assert sorted(compiled) == [(f"jit_{name}", options) for name in names]
     for kind, name in (("train", "loss"), ("train", "norm"), ("val", "loss"), ("sample", "text")):
         assert run.values(kind, name) == full_run.values(kind, name)
+    assert "triton_gemm" in table_rows(run.out) and "triton_gemm" not in table_rows(full_run.out)
 
 
 def test_an_option_that_xla_does_not_know_is_one_line(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
