@@ -6,30 +6,27 @@ the download itself (download.py, hub.py), the reading of evaluations (tasks.py)
 Sizes and digests are those that several independent projects state; revisions on Hugging Face are pinned.
 """
 
-import contextlib
-import os
 import re
 import shutil
 import tarfile
-import zipfile
-from collections.abc import Callable, Iterable
+import zlib
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from llmc_jax.base.errors import InputError
-from llmc_jax.base.files import complete_file, refuse_existing, refusing
+from llmc_jax.base.errors import FormatError, InputError
+from llmc_jax.base.files import refuse_existing, refusing
 from llmc_jax.data import hub
 from llmc_jax.data.documents import BLANK_LINE, Reading, find_inputs, size_of
-from llmc_jax.data.download import Arrived, Remote, digest_of, fetch, part_of
+from llmc_jax.data.download import Arrived, Remote, fetch, part_of
 from llmc_jax.data.hub import File
 from llmc_jax.data.prepare import SHARD_TOKENS, Settings
-from llmc_jax.data.rows import understood
 from llmc_jax.data.tokenfile import MAX_TOKENS
 from llmc_jax.data.tokenizers import Tokenizer
 
 DOWNLOADS = "downloads"  # of a corpus, in its folder: token files stay by themselves
-ARCHIVES = (".tar", ".tar.gz", ".tgz")
+ARCHIVE = ".tar.gz"
 UNPACKED = ".unpacked"  # ends the name of the file that says so, beside what was in an archive
 SAMPLES = ("10BT", "100BT", "350BT")  # of FineWeb
 
@@ -50,8 +47,7 @@ class Dataset(NamedTuple):
 
     folder: its own in dev/data. place: on Hugging Face, if it is there. holds: how much is in it, as whoever published
     it, or llm.c, counts. listed: of a corpus in many files, their folder at its place. about: their bytes in all.
-    tasks: the evaluations in its files, one each. eval_file: llm.c's file of them. copies: digests of other published
-    forms, and what they are. recipe: what a corpus becomes.
+    tasks: the evaluations in its files, one each. eval_file: llm.c's file of them. recipe: what a corpus becomes.
     """
 
     name: str
@@ -64,7 +60,6 @@ class Dataset(NamedTuple):
     about: int | None = None
     tasks: tuple[str, ...] = ()
     eval_file: str | None = None
-    copies: tuple[tuple[str, str], ...] = ()
     recipe: Recipe | None = None
 
     @property
@@ -118,17 +113,14 @@ _ROWS = (
               "data/validation-00000-of-00001.parquet"),),
         "10,042 questions",
         tasks=("hellaswag",), eval_file="hellaswag_val.bin",
-        copies=(("0aa3b88843990f3f10a97b9575c94d7b71fb2205240ba04ae4884d9e9c992588", "hellaswag_val.jsonl"),),
     ),
     Dataset(
         "mmlu", "MMLU: exams in 57 subjects, 4 answers", "mmlu",
         ("datasets/cais/mmlu", "c30699e8356da336a370243923dbaf21066bb9fe"),
-        (File("data.tar", 166184960, "bec563ba4bac1d6aaf04141cd7d1605d7a5ca833e38f994051e818489592989b", "data.tar",
-              ("https://people.eecs.berkeley.edu/~hendrycks/data.tar",)),),
-        "14,042 questions",
+        (File("mmlu_test.parquet", None, "74a41822ce7d3def56e1682f958469c04642a5336a5ce912fa375fdb90fb25d7",
+              "all/test-00000-of-00001.parquet"),),
+        "14,042 questions", about=3_500_000,
         tasks=("mmlu",), eval_file="mmlu_test.bin",
-        copies=(("74a41822ce7d3def56e1682f958469c04642a5336a5ce912fa375fdb90fb25d7",
-                 "all/test-00000-of-00001.parquet of cais/mmlu"),),
     ),
     Dataset(
         "arc", "ARC: science at school, easy and hard, 3 to 5 answers", "arc",
@@ -139,9 +131,6 @@ _ROWS = (
               "ARC-Challenge/test-00000-of-00001.parquet")),
         "2,376 and 1,172 questions",
         tasks=("arc-easy", "arc-challenge"),
-        copies=(("6d2d5ab50b2ceec6ba5f79c921be77cf2de712ea25a2b3f4fff3acc101cecfa0", "ARC-V1-Feb2018.zip"),
-                ("ce32a0774b4beb1977d2c6b16dda5dd2b24fdc9c7f506882c452678676bd09be", "ARC-Easy-Test.jsonl"),
-                ("9fa8ffb3e3a1f88cb302d53dd95aae81e39209ad9bcf974376b319d8fd35717c", "ARC-Challenge-Test.jsonl")),
     ),
     Dataset(
         "lambada", "LAMBADA: the last word of a passage (OpenAI's form)", "lambada",
@@ -264,57 +253,11 @@ def own_name(name: str, tokenizer: Tokenizer) -> str:
 # ----- local copies --------------------------------------------------------------------------------------------------
 
 
-def recognised(dataset: Dataset, path: Path) -> tuple[File | None, str | None]:
-    """Return which published file a local copy is, by its digest, and what that is called; None for another.
-
-    Raises InputError if it cannot be read.
-    """
-    known = dict(dataset.copies)
-    known |= {file.sha256: f"{file.path} of {dataset.page}" for file in dataset.files if file.sha256}
-    with refusing(f"{path}: cannot be read", "check the path"):
-        digest = digest_of(path, "sha256") if path.is_file() else ""
-    return next((file for file in dataset.files if file.sha256 == digest), None), known.get(digest)
-
-
-def published_in(dataset: Dataset, given: Path) -> list[Path]:
-    """Return the published files that lie in a folder under their names; else what was given, a folder or file."""
-    names = [name for file in dataset.files for name in (file.name, file.path)]
-    found = {given / name: None for name in names if (given / name).is_file()} if given.is_dir() else {}
-    return list(found) or [given]
-
-
-def tasks_in(dataset: Dataset, path: Path) -> list[str]:
-    """Return which of a data set's evaluations are in a file: of several it is told by its name. Raises InputError."""
-    if not path.exists():
-        raise InputError(f"{path}: no such file; check the path")
-    if len(dataset.tasks) == 1:
-        return list(dataset.tasks)
-    named = [task for task in dataset.tasks if task.rpartition("-")[2] in path.name.lower()]
-    if path.is_dir() or zipfile.is_zipfile(path):  # may hold all of them
-        return named or list(dataset.tasks)
-    if len(named) != 1:
-        words = " or ".join(task.rpartition("-")[2] for task in dataset.tasks)
-        raise InputError(f"{path}: which part of {dataset.name} is it? give it a name with {words} in it")
-    return named
-
-
-def adopt(source: Path, target: Path) -> Path:
-    """Copy a file to where it would have been downloaded to; return that. Raises InputError."""
-    if target.exists() and os.path.samefile(source, target):
-        return target
-    with refusing(f"{target}: cannot be written", "free space, or choose another --out"):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with complete_file(target) as temporary:
-            shutil.copyfile(source, temporary)
-    return target
-
-
 def local_inputs(recipe: Recipe, given: list[str]) -> list[Path]:
     """Return the files that local copies of a corpus are, sorted by name, or its archives. Raises InputError."""
     found = find_inputs(given)
-    archives = [path for path in found if path.name.endswith(ARCHIVES)]
-    if recipe.unpack and archives:
-        return archives
+    if recipe.unpack and found[0].name.endswith(ARCHIVE):
+        return found
     files = sorted((path for path in found if path.match(recipe.pattern)), key=lambda path: path.name)
     if not files:
         raise InputError(f"{given[0]}: has no files {recipe.pattern}; give them, or a folder of them, with --from")
@@ -326,32 +269,24 @@ def unpacked(archive: Path, folder: Path, pattern: str) -> list[Path]:
 
     Folders within the archive are left out. A file that is no archive is returned itself. Raises InputError.
     """
-    if not archive.name.endswith(ARCHIVES):
+    if not archive.name.endswith(ARCHIVE):
         return [archive]
     folder = folder / archive.name.partition(".")[0]
     done = folder / f".{archive.name}.{archive.stat().st_size}{UNPACKED}"
-    with refusing(f"{archive}: cannot be unpacked", "free space, or copy it again"), understood(archive):
-        if not done.exists():
-            folder.mkdir(parents=True, exist_ok=True)
-            with tarfile.open(archive) as tar:
-                for member in tar:
-                    member.name = Path(member.name).name
-                    if member.isfile() and Path(member.name).match(pattern) and not member.name.startswith("."):
-                        tar.extract(member, folder, filter="data")
-            done.touch()
+    try:
+        with refusing(f"{archive}: cannot be unpacked", "free space, or copy it again"):
+            if not done.exists():
+                folder.mkdir(parents=True, exist_ok=True)
+                with tarfile.open(archive, "r:gz") as tar:
+                    for member in tar:
+                        member.name = Path(member.name).name
+                        if member.isfile() and Path(member.name).match(pattern) and not member.name.startswith("."):
+                            tar.extract(member, folder, filter="data")
+                done.touch()
+    except (tarfile.TarError, EOFError, zlib.error) as error:
+        raise FormatError(f"{archive}: cannot be unpacked ({error}); copy or download it again") from error
     files = sorted(folder.glob(pattern))
     if not files:
         done.unlink()
         raise InputError(f"{archive}: has no files {pattern}; is it the archive as it was published?")
     return files
-
-
-def remove_downloads(files: Iterable[Path], downloads: Path) -> None:
-    """Remove files that were downloaded or unpacked; their folders stay if anything else is in them."""
-    files = list(files)
-    folders = {downloads, *(path.parent for path in files)}
-    for path in (*files, *(mark for folder in folders for mark in folder.glob(f".*{UNPACKED}"))):
-        path.unlink(missing_ok=True)
-    for folder in sorted(folders, reverse=True):  # inner ones first
-        with contextlib.suppress(OSError):
-            folder.rmdir()

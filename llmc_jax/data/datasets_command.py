@@ -20,9 +20,9 @@ from llmc_jax.base.text import table
 from llmc_jax.data import datasets as sets
 from llmc_jax.data.command_kit import TOKENIZER, command, count, load, make_token_files
 from llmc_jax.data.datasets import DATASETS, DOWNLOADS, SAMPLES, Dataset
-from llmc_jax.data.documents import check_parquet
-from llmc_jax.data.download import shown
-from llmc_jax.data.evalfile import START, is_eval_file, write_eval_file
+from llmc_jax.data.documents import check_parquet, size_of
+from llmc_jax.data.download import mismatch, shown
+from llmc_jax.data.evalfile import START, write_eval_file
 from llmc_jax.data.hub import File
 from llmc_jax.data.prepare import check_settings
 from llmc_jax.data.tasks import FOLDER, TASKS, read_items
@@ -45,20 +45,19 @@ def _add(commands: argparse._SubParsersAction, dataset: Dataset, about: str, own
     given = "--text --from" if dataset.place is None else "--from"
     parser.add([
         own("-o --out", "FOLDER", None, f"where to write (default: {FOLDER / dataset.folder})"),
-        own(given, "FILE...", None, "local copies, in any published form; nothing is downloaded", name="source"),
-        own("--download-only", "", False, "download only: make nothing of the files"),
         *own_options,
     ])  # fmt: skip
+    if dataset.recipe or dataset.eval_file:
+        parser.add([own(given, "FILE...", None, "local copies; nothing is downloaded", name="source")])
     return parser
 
 
 def _add_evaluation(commands: argparse._SubParsersAction, dataset: Dataset) -> None:
     made = f" makes llm.c's evaluation file of it, {dataset.eval_file}," if dataset.eval_file else ""
     about = f"Downloads what is published,{made} and says how to evaluate with it."
-    force = own("--force", "", False, f"replace {dataset.eval_file} of another copy")
-    _add(commands, dataset, about, [TOKENIZER, force] if dataset.eval_file else []).set_defaults(
-        run=partial(_evaluation, dataset)
-    )
+    force = own("--force", "", False, f"replace {dataset.eval_file}")
+    options = [TOKENIZER, force] if dataset.eval_file else []
+    _add(commands, dataset, about, options).set_defaults(run=partial(_evaluation, dataset))
 
 
 def _add_corpus(commands: argparse._SubParsersAction, dataset: Dataset) -> None:
@@ -68,7 +67,7 @@ def _add_corpus(commands: argparse._SubParsersAction, dataset: Dataset) -> None:
         own("--files", "N", None, "only the first N files of it", read=_positive),
         own("--shard-size", "N", None, "tokens per file (default: as llm.c's script)", read=_positive),
         own("--workers", "N", None, "processes (default: cores)"),
-        own("--remove-downloads", "", False, "once the token files are made"),
+        own("--download-only", "", False, "download only: make nothing of the files"),
     ]
     sample = own("--sample", "|".join(SAMPLES), SAMPLES[0], f"how much of it, in tokens (default: {SAMPLES[0]})")
     options += [sample] if dataset.listed == "sample/10BT" else []
@@ -101,69 +100,35 @@ def _size(size: int) -> str:
 
 
 def _evaluation(dataset: Dataset, options: argparse.Namespace) -> None:
+    """Download an evaluation, and write llm.c's file of one that has four answers to each question."""
     folder = options.out or FOLDER / dataset.folder
-    wanted = dataset.eval_file and not options.download_only
-    tokenizer = load(options.tokenizer) if wanted else None  # before what may take long
-    if options.source:
-        paths = [path for given in options.source for path in _adopted(dataset, Path(given), folder)]
-    else:
-        paths = _downloaded(dataset, sets.published_files(dataset), folder)
-    if options.download_only:
-        return
-    found = [(task, path) for path in paths for task in sets.tasks_in(dataset, path)]
-    _refuse_made(found)
+    tokenizer = load(options.tokenizer) if dataset.eval_file else None  # before what may take long
+    given = [Path(path) for path in options.source or ()] if dataset.eval_file else []
+    paths = given or _downloaded(dataset, list(dataset.files), folder)
+    if len(paths) != len(dataset.tasks):
+        raise InputError(f"--from: names {len(paths)} files; {dataset.name} is one")
+    found = list(zip(dataset.tasks, paths, strict=True))
+    counts = [sum(1 for _ in TASKS[task].read(path)) for task, path in found]  # llm.c's own file is refused here
     if tokenizer is not None:
-        _write_eval_file(dataset, found, folder, tokenizer, options.force)
-    for task, path in found:
-        print(f"{TASKS[task].title}: {sum(1 for _ in TASKS[task].read(path)):,} questions in {path}")
-    for path in paths:
-        if sets.recognised(dataset, path)[1] is None:
-            print_error(
-                f"note: {path} is none of the published files ({dataset.holds}): what it gives is its own figure"
-            )
+        _write_eval_file(dataset, paths[0], folder, tokenizer, options.force or not given)
+    for (task, path), questions in zip(found, counts, strict=True):
+        print(f"{TASKS[task].title}: {questions:,} questions in {path}")
     named = [task if path == TASKS[task].file else f"{task}={path}" for task, path in found]
     print(f"Next: {typed('evaluate')} CHECKPOINT --tasks {shlex.join(named)}")
 
 
-def _refuse_made(found: list[tuple[str, Path]]) -> None:
-    for task, path in found:
-        if is_eval_file(path):
-            command = f"{typed('evaluate')} CHECKPOINT --tasks {shlex.quote(f'{task}={path}')}"
-            raise InputError(f"{path}: is llm.c's evaluation file already; to evaluate with it: {command}")
-
-
-def _write_eval_file(
-    dataset: Dataset, found: list[tuple[str, Path]], folder: Path, tokenizer: Tokenizer, force: bool
-) -> None:
+def _write_eval_file(dataset: Dataset, path: Path, folder: Path, tokenizer: Tokenizer, force: bool) -> None:
     """Write llm.c's file. What was made of the published file may be replaced: it is made of the same again."""
-    if len(found) > 1:
-        raise InputError(f"{found[1][1]}: {dataset.eval_file} is made of one file; give one with --from")
-    [(task, path)] = found
     target = folder / sets.own_name(str(dataset.eval_file), tokenizer)
     if tokenizer.vocab_size > START:
         print_error(f"note: {target} is not written: its ids have 16 bits, and V={tokenizer.vocab_size}")
         return
-    if sets.recognised(dataset, path)[1] is None:
-        refuse_existing(target, force)
-    items = read_items(task, path, tokenizer)
+    refuse_existing(target, force)
+    items = read_items(dataset.tasks[0], path, tokenizer)
     with refusing(f"{folder}: cannot be made", "choose another --out"):
         folder.mkdir(parents=True, exist_ok=True)
     write_eval_file(target, items)
     print(f"Saved {len(items):,} questions to {target}")
-
-
-def _adopted(dataset: Dataset, given: Path, folder: Path) -> list[Path]:
-    """Return what a local copy is read from: its own place, or where a download would have put it."""
-    paths = []
-    if not given.exists():
-        raise InputError(f"--from {given}: no such file; check the path")
-    for path in sets.published_in(dataset, given):
-        file, called = sets.recognised(dataset, path)
-        paths.append(sets.adopt(path, folder / file.name) if file else path)
-        if called:
-            kept = f"; kept as {paths[-1]}" if file else ""
-            print(f"{path}: {called}, as published{kept}")
-    return paths
 
 
 def _downloaded(dataset: Dataset, files: list[File], folder: Path) -> list[Path]:
@@ -195,21 +160,14 @@ def _corpus(dataset: Dataset, options: argparse.Namespace) -> None:
             check_parquet(dataset.name)
     if options.source:
         inputs = sets.local_inputs(recipe, options.source)
-        if dataset.place is None and sets.recognised(dataset, inputs[0])[0] is None:
-            raise InputError(f"{inputs[0]}: is not {dataset.name}; for other text: {typed('data')} prepare")
+        with refusing(f"{inputs[0]}: cannot be read", "check its permissions"):
+            if dataset.place is None and mismatch(sets.remote(dataset, dataset.files[0]), inputs[0]):
+                raise InputError(f"{inputs[0]}: is not {dataset.name}; for other text: {typed('data')} prepare")
     else:
         inputs = _downloaded(dataset, sets.published_files(dataset, options.files), downloads)
     if tokenizer is None:
         return
     files = [file for path in inputs for file in sets.unpacked(path, downloads, recipe.pattern)]
     make_token_files([str(path) for path in files[: options.files]], folder, name, tokenizer, settings, options)
-    given = set(inputs) if options.source else set()  # the user's, wherever they lie
-    _finish_downloads({*inputs, *files} - given, downloads, options.remove_downloads)
-
-
-def _finish_downloads(files: set[Path], downloads: Path, remove: bool) -> None:
-    if remove:
-        sets.remove_downloads(files, downloads)
-    elif files:
-        size = _size(sum(path.stat().st_size for path in files))
-        print(f"{size} in {downloads} can be deleted now; --remove-downloads does that")
+    if not options.source:
+        print(f"{_size(sum(map(size_of, {*inputs, *files})))} in {downloads} can be deleted now")

@@ -1,26 +1,38 @@
 """Public files of questions with several answers: HellaSwag, MMLU, ARC and LAMBADA, as text and then in tokens.
 
-A new task is a row of TASKS with a function that makes a question of a row of its file. Leaves out llm.c's own format
-(evalfile.py), where the files come from (datasets.py), and the evaluation (evaluate/).
+A new task is a row of TASKS with a function that makes a question of a row of its file, jsonl or parquet, which are
+told apart by how they begin. Leaves out llm.c's own format (evalfile.py), where the files come from (datasets.py), and
+the evaluation (evaluate/).
 """
 
-import re
+import stat
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from llmc_jax.base import magics
 from llmc_jax.base.commands import typed
-from llmc_jax.base.errors import InputError
+from llmc_jax.base.errors import FormatError, InputError
+from llmc_jax.base.files import refusing
+from llmc_jax.data.documents import json_object, open_parquet, parquet_rows, text_lines
 from llmc_jax.data.evalfile import is_eval_file, read_eval_file
 from llmc_jax.data.items import Item
-from llmc_jax.data.rows import Row, read_rows
 from llmc_jax.data.tokenizers import Tokenizer
 
 FOLDER = Path("dev/data")
+LONGEST_LINE = 1 << 24
+AGAIN = "copy or download it again"
+
+
+class Row(NamedTuple):
+    """A row of a public file. where: file and place, for messages. number: in it, from 0. fields: by name."""
+
+    where: str
+    number: int
+    fields: dict[str, Any]
 
 
 class Question(NamedTuple):
@@ -33,7 +45,7 @@ class Question(NamedTuple):
 
 
 class Task(NamedTuple):
-    """An evaluation. file: where `llmc-jax data` leaves its public file. read: yields a file's questions.
+    """An evaluation. file: where `llmc-jax data` leaves its public file. question: makes one of a row with the fields.
 
     greedy: the single choice is right if the model would have written it. others: names of other files of it, beside
     `file`, which are taken where that is missing.
@@ -42,7 +54,8 @@ class Task(NamedTuple):
     name: str
     title: str
     file: Path
-    read: Callable[[Path], Iterator[Question]]
+    fields: tuple[str, ...]
+    question: Callable[[Row], Question]
     greedy: bool = False
     others: tuple[str, ...] = ()
 
@@ -51,6 +64,44 @@ class Task(NamedTuple):
         """Return the file that is read where none is named: the first there is, else where it should be."""
         files = [self.file, *(self.file.with_name(name) for name in self.others)]
         return next((path for path in files if path.exists()), self.file)
+
+    def read(self, path: Path) -> Iterator[Question]:
+        """Yield the questions of a public file. Raises InputError that names file and place for what is none of it."""
+        asked: Counter[str] = Counter()
+        for row in read_rows(path):
+            if not row.fields.keys() >= set(self.fields):
+                found = ", ".join(row.fields) or "(none)"
+                wanted = ", ".join(self.fields)
+                raise InputError(f"{row.where}: has the fields {found}; expected those of {self.title}, with {wanted}")
+            question = self.question(row)
+            if self.name == "mmlu":  # called by its subject, and its number in that
+                asked[question.name] += 1
+                question = question._replace(name=f"{question.name}:{asked[question.name] - 1}")
+            yield question
+
+
+# ----- rows ---------------------------------------------------------------------------------------------------------
+
+
+def read_rows(path: Path) -> Iterator[Row]:
+    """Yield the rows of a file of jsonl or parquet. Raises InputError that names file and place."""
+    with refusing(f"{path}: cannot be read", "check the path and its permissions"):
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for its writer
+            raise InputError(f"{path}: is not a regular file; give a file as it was published")
+        with path.open("rb") as file:
+            begin = file.read(4)
+            file.seek(0)
+            if (magic := int.from_bytes(begin, "little")) in magics.MEANINGS:
+                raise FormatError(f"{path}: is {magics.MEANINGS[magic]}; expected jsonl or parquet")
+            if begin == b"PAR1":
+                with open_parquet(str(path), file) as table:
+                    for number, fields in enumerate(parquet_rows(table)):
+                        yield Row(f"{path}: row {number}", number, fields)
+                return
+            lines = (line for line in text_lines(file, str(path), LONGEST_LINE, advice=AGAIN) if line[1].strip())
+            for number, (line, text, _) in enumerate(lines):
+                where = f"{path}:{line}"
+                yield Row(where, number, json_object(text, where))
 
 
 # ----- questions out of rows ----------------------------------------------------------------------------------------
@@ -71,51 +122,22 @@ def _mmlu(row: Row) -> Question:
     """Source: render_example of llm.c's dev/data/mmlu.py, which reads with pandas and so has `nan` for a choice `None`
     or `NA`, and may spell numbers anew. Here the text stands as it is in the file.
     """
-    fields = row.fields
-    if 0 in fields:  # csv: question, four choices, letter
-        if len(fields) != 6:
-            raise InputError(
-                f"{row.where}: has {len(fields)} columns; expected a question, 4 choices, and A, B, C or D"
-            )
-        choices, label = [fields[column] for column in range(1, 5)], _label(row, "column 5", "ABCD", fields[5].strip())
-        subject, question = row.source.removesuffix(".csv").removesuffix("_test"), fields[0]
-    else:
-        choices, question = _texts(row, "choices", fields["choices"]), _text(row, "question")
-        label = _label(row, "answer", map(str, range(len(choices))), str(fields["answer"]))
-        subject = str(fields.get("subject", row.source))
-    return Question(subject, f"Question: {question}\n\nAnswer:", tuple(f" {choice}" for choice in choices), label)
-
-
-def _numbered(questions: Iterable[Question]) -> Iterator[Question]:
-    """Yield questions, each called by its subject, which was its name, and its number in that, from 0."""
-    asked: Counter[str] = Counter()
-    for question in questions:
-        yield question._replace(name=f"{question.name}:{asked[question.name]}")
-        asked[question.name] += 1
+    choices = _texts(row, "choices", row.fields["choices"])
+    label = _label(row, "answer", map(str, range(len(choices))), str(row.fields["answer"]))
+    context = f"Question: {_text(row, 'question')}\n\nAnswer:"
+    return Question(_text(row, "subject"), context, tuple(f" {choice}" for choice in choices), label)
 
 
 def _arc(row: Row) -> Question:
     """Source of the prompt: arc_easy.yaml of EleutherAI's lm-evaluation-harness. Labels are letters or count from 1."""
-    stem, texts, labels = _arc_choices(row)
+    found = row.fields["choices"]
+    columns = found if isinstance(found, dict) else {}
+    texts, labels = (_texts(row, f"choices.{key}", columns.get(key)) for key in ("text", "label"))
     if len(texts) != len(labels):
         raise InputError(f"{row.where}: has {len(texts)} choices and {len(labels)} labels")
     label = _label(row, "answerKey", labels, _text(row, "answerKey"))
-    name = str(row.fields.get("id", row.number))
-    return Question(name, f"Question: {stem}\nAnswer:", tuple(f" {text}" for text in texts), label)
-
-
-def _arc_choices(row: Row) -> tuple[str, list[str], list[str]]:
-    """Return a question, the texts of its choices, and their labels, which jsonl and parquet hold in other ways."""
-    asked = row.fields["question"]
-    if isinstance(asked, dict):  # jsonl: question {"stem": …, "choices": [{"text": …, "label": …}, …]}
-        pairs = [pair if isinstance(pair, dict) else {} for pair in _list(row, "choices", asked.get("choices"))]
-        stem = _text(row._replace(fields=asked), "stem")
-        columns = {key: [pair.get(key) for pair in pairs] for key in ("text", "label")}
-    else:  # parquet: question, and choices {"text": […], "label": […]}
-        found = row.fields.get("choices")
-        stem, columns = _text(row, "question"), found if isinstance(found, dict) else {}
-    texts, labels = (_texts(row, f"choices.{key}", columns.get(key)) for key in ("text", "label"))
-    return stem, texts, labels
+    context = f"Question: {_text(row, 'question')}\nAnswer:"
+    return Question(str(row.fields.get("id", row.number)), context, tuple(f" {text}" for text in texts), label)
 
 
 def _lambada(row: Row) -> Question:
@@ -134,16 +156,9 @@ def _text(row: Row, key: str) -> str:
     return value
 
 
-def _list(row: Row, key: str, value: Any) -> list[Any]:
-    if not isinstance(value, list) or not value:
-        raise InputError(f"{row.where}: field {key!r} holds a {type(value).__name__}; expected a list of some length")
-    return value
-
-
 def _texts(row: Row, key: str, value: Any) -> list[str]:
-    wrong = [item for item in _list(row, key, value) if not isinstance(item, str)]
-    if wrong:
-        raise InputError(f"{row.where}: field {key!r} holds a {type(wrong[0]).__name__} among its texts")
+    if not isinstance(value, list) or not value or not all(isinstance(item, str) for item in value):
+        raise InputError(f"{row.where}: field {key!r} holds {str(value)[:60]!r}; expected a list of texts")
     return list(value)
 
 
@@ -157,53 +172,15 @@ def _label(row: Row, key: str, labels: Iterable[str], label: str) -> int:
 # ----- the tasks ----------------------------------------------------------------------------------------------------
 
 
-SIGNS: dict[str, set[str | int]] = {  # the fields by which a row is known; columns of csv are numbers
-    "HellaSwag": {"ctx", "endings"},
-    "ARC": {"question", "answerKey"},
-    "MMLU": {"question", "choices", "answer"},
-    "MMLU's csv": {0},
-    "LAMBADA": {"text"},
-}
-
-
-def _hellaswag_file(path: Path) -> Iterator[Question]:
-    return map(_hellaswag, _rows(path, ("HellaSwag",)))
-
-
-def _mmlu_file(path: Path) -> Iterator[Question]:
-    return _numbered(map(_mmlu, _rows(path, ("MMLU", "MMLU's csv"), re.compile(r"_test\.csv$"))))
-
-
-def _arc_file(part: str, other: str, path: Path) -> Iterator[Question]:
-    if other.lower() in path.name.lower():
-        raise InputError(f"{path}: is {other} by its name; expected {part}")
-    return map(_arc, _rows(path, ("ARC",), re.compile(rf"(^|/){part}-Test\.jsonl$")))
-
-
-def _lambada_file(path: Path) -> Iterator[Question]:
-    return map(_lambada, _rows(path, ("LAMBADA",)))
-
-
-def _rows(path: Path, signs: tuple[str, ...], members: re.Pattern[str] | None = None) -> Iterator[Row]:
-    """Yield a file's rows as long as they look like those of a task."""
-    for row in read_rows(path, members):
-        found = next((name for name, fields in SIGNS.items() if fields <= row.fields.keys()), None)
-        if found not in signs:
-            own = f"has the fields {', '.join(map(str, row.fields)) or '(none)'}"
-            looks = f"looks like {found}" if found else own
-            wanted = ", ".join(sorted(map(str, SIGNS[signs[0]])))
-            raise InputError(f"{row.where}: {looks}; expected {signs[0]} as it was published, with {wanted}")
-        yield row
-
-
+_ARC_FIELDS = ("question", "choices", "answerKey")
 _TASKS = (
-    Task("hellaswag", "HellaSwag", FOLDER / "hellaswag/hellaswag_val.parquet", _hellaswag_file,
+    Task("hellaswag", "HellaSwag", FOLDER / "hellaswag/hellaswag_val.parquet", ("ctx", "endings"), _hellaswag,
          others=("hellaswag_val.jsonl", "hellaswag_val.bin")),
-    Task("mmlu", "MMLU", FOLDER / "mmlu/data.tar", _mmlu_file, others=("mmlu_test.bin",)),
-    Task("arc-easy", "ARC-Easy", FOLDER / "arc/ARC-Easy-Test.parquet", partial(_arc_file, "ARC-Easy", "ARC-Challenge")),
-    Task("arc-challenge", "ARC-Challenge", FOLDER / "arc/ARC-Challenge-Test.parquet",
-         partial(_arc_file, "ARC-Challenge", "ARC-Easy")),
-    Task("lambada", "LAMBADA", FOLDER / "lambada/lambada_test.jsonl", _lambada_file, greedy=True),
+    Task("mmlu", "MMLU", FOLDER / "mmlu/mmlu_test.parquet", ("question", "subject", "choices", "answer"), _mmlu,
+         others=("mmlu_test.bin",)),
+    Task("arc-easy", "ARC-Easy", FOLDER / "arc/ARC-Easy-Test.parquet", _ARC_FIELDS, _arc),
+    Task("arc-challenge", "ARC-Challenge", FOLDER / "arc/ARC-Challenge-Test.parquet", _ARC_FIELDS, _arc),
+    Task("lambada", "LAMBADA", FOLDER / "lambada/lambada_test.jsonl", ("text",), _lambada, greedy=True),
 )  # fmt: skip
 TASKS = {task.name: task for task in _TASKS}
 

@@ -31,7 +31,7 @@ what else there is to say goes to standard error. docs/evaluate.md explains all 
 EXAMPLES = (
     ("runs/plays --data val.bin", "loss, perplexity and bits per byte on the whole file"),
     ("runs/a runs/b --data val.bin --picture positions.png", "two models, and the loss by position as a picture"),
-    ("gpt2_124M.bin --tasks hellaswag mmlu=data.tar", "questions that `data hellaswag` has brought, or of a file"),
+    ("gpt2_124M.bin --tasks hellaswag mmlu=mmlu.parquet", "questions that `data hellaswag` has brought, or of a file"),
 )
 
 CHECKPOINTS = (own("checkpoints", "[CHECKPOINT...]", [], ""),)

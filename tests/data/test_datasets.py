@@ -113,8 +113,8 @@ def test_a_row(row: Dataset) -> None:
     assert all(file.sha256 is None or (len(file.sha256) == 64 and int(file.sha256, 16)) for file in row.files)
     assert all(".." not in file.path for file in row.files)
     assert bool(row.recipe) != bool(row.tasks)
-    assert all(file.size for file in row.files)
-    assert bool(row.files) == (row.listed is None) == (row.about is None)
+    assert row.about or all(file.size for file in row.files)
+    assert bool(row.files) == (row.listed is None)
     if row.tasks:  # the file is where an evaluation looks for it
         assert [TASKS[task].file for task in row.tasks] == [Path("dev/data") / row.folder / f.name for f in row.files]
 
@@ -207,41 +207,14 @@ def test_hellaswag_from_a_sample(here: Path, small_bin: Path, capsys: pytest.Cap
     words = ["hellaswag", "--from", "sample.jsonl", "--tokenizer", str(small_bin), "--out", "there"]
     assert main(words) == 0
     assert items_of(Path("there/hellaswag_val_small.bin")) == expected_items(bin_tokenizer(small_bin))
-    shown = capsys.readouterr()
-    assert "--tasks hellaswag=sample.jsonl" in shown.out
-    assert "none of the published files" in shown.err
+    assert "--tasks hellaswag=sample.jsonl" in capsys.readouterr().out
     Path("sample.jsonl").write_text(lines.replace("walks", "runs"))
     assert main(words) == 2
     assert "--force" in capsys.readouterr().err
     assert main(["hellaswag", "--from", "there/hellaswag_val_small.bin", "--tokenizer", "bytes"]) == 2
-    assert "evaluation file already" in capsys.readouterr().err
+    assert "evaluation file" in capsys.readouterr().err
     assert main([*words, "--force"]) == 0
     assert items_of(Path("there/hellaswag_val_small.bin")) != expected_items(bin_tokenizer(small_bin))
-
-
-def test_a_copy_as_published_is_kept_where_evaluation_looks(
-    server: Files, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = "".join(json.dumps({"text": f"He sat down on the number {number}"}) + "\n" for number in range(4))
-    publish(server, monkeypatch, "lambada", [text.encode()])
-    Path("mine.jsonl").write_text(text)
-    assert main(["lambada", "--from", "mine.jsonl"]) == 0
-    assert Path("dev/data/lambada/lambada_test.jsonl").read_text() == text
-    assert "4 questions" in capsys.readouterr().out
-    assert server.asked == []
-
-
-def test_another_published_form_is_named(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    data = "".join(json.dumps(question) + "\n" for question in QUESTIONS).encode()
-    Path("mine").write_bytes(data)
-    copies = ((hashlib.sha256(data).hexdigest(), "hellaswag_val.jsonl"),)
-    monkeypatch.setitem(DATASETS, "hellaswag", DATASETS["hellaswag"]._replace(copies=copies))
-    assert main(["hellaswag", "--from", "mine", "--tokenizer", "bytes"]) == 0
-    shown = capsys.readouterr()
-    assert "mine: hellaswag_val.jsonl, as published" in shown.out
-    assert shown.err == ""
 
 
 def arc_parquet(word: str) -> bytes:
@@ -254,51 +227,18 @@ def test_arc_has_two_parts(server: Files, monkeypatch: pytest.MonkeyPatch, capsy
     publish(server, monkeypatch, "arc", contents)
     assert main(["arc"]) == 0
     assert "--tasks arc-easy arc-challenge\n" in capsys.readouterr().out
-    Path("copies").mkdir()
     for name, data in zip(("ARC-Easy-Test.parquet", "ARC-Challenge-Test.parquet"), contents, strict=True):
         assert (Path("dev/data/arc") / name).read_bytes() == data
-        (Path("copies") / name).write_bytes(data)
-    assert main(["arc", "--from", "copies", "--out", "again"]) == 0
-    shown = capsys.readouterr().out
-    assert "--tasks arc-easy=again/ARC-Easy-Test.parquet arc-challenge=again/ARC-Challenge-Test.parquet\n" in shown
-    Path("unnamed").write_bytes(arc_parquet("other"))
-    assert main(["arc", "--from", "unnamed"]) == 2
-    capsys.readouterr()
-    assert main(["arc", "--from", "nowhere"]) == 2
-    assert "no such file" in capsys.readouterr().err
 
 
-def test_a_folder_of_one_part_of_arc(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    choices = [{"text": "one", "label": "1"}, {"text": "two", "label": "2"}]
-    line = json.dumps({"id": "x", "question": {"stem": "Which?", "choices": choices}, "answerKey": "2"})
-    Path("ARC-Easy").mkdir()
-    Path("ARC-Easy/ARC-Easy-Test.jsonl").write_text(f"{line}\n")
-    assert main(["arc", "--from", "ARC-Easy"]) == 0
-    assert "--tasks arc-easy=ARC-Easy\n" in capsys.readouterr().out
-
-
-def test_mmlu_from_the_archive(
-    server: Files, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
-        for name in ("data/test/b_test.csv", "data/test/a_test.csv", "data/dev/a_dev.csv"):
-            data = f'"What is {name[-10]}?\nSay",w,x,y,z,C\n'.encode()
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
-    publish(server, monkeypatch, "mmlu", [buffer.getvalue()])
+def test_mmlu_becomes_llmcs_file(server: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = {"question": ["What?\nSay", "Why?"], "subject": ["a", "b"], "choices": [[*"wxyz"]] * 2, "answer": [2, 0]}
+    publish(server, monkeypatch, "mmlu", [parquet_bytes(rows)])
     assert main(["mmlu", "--tokenizer", "bytes"]) == 0
     [first, second] = items_of(Path("dev/data/mmlu/mmlu_test_bytes.bin"))
-    assert bytes(first[0]) == b"Question: What is a?\nSay\n\nAnswer:"
+    assert bytes(first[0]) == b"Question: What?\nSay\n\nAnswer:"
     assert [bytes(choice) for choice in second[1]] == [b" w", b" x", b" y", b" z"]
-    assert (first[2], second[2]) == (2, 2)
-
-
-def test_only_downloading(server: Files, monkeypatch: pytest.MonkeyPatch) -> None:
-    publish(server, monkeypatch, "hellaswag", [b"unread"])
-    assert main(["hellaswag", "--download-only", "--tokenizer", "none"]) == 0
-    assert [path.name for path in Path("dev/data/hellaswag").iterdir()] == ["hellaswag_val.parquet"]
+    assert (first[2], second[2]) == (2, 0)
 
 
 # ----- corpora -------------------------------------------------------------------------------------------------------
@@ -344,24 +284,14 @@ def test_what_is_made_is_not_downloaded_for_again(
 ) -> None:
     publish(server, monkeypatch, "fineweb", [parquet_bytes({"text": [*TEXTS]})])
     words = ["fineweb", "--tokenizer", "bytes", "--shard-size", "200"]
-    assert main([*words, "--remove-downloads"]) == 0
-    assert not Path("dev/data/fineweb10B/downloads").exists()
+    assert main(words) == 0
     server.asked.clear()
     assert main(words) == 2
     assert "--force" in capsys.readouterr().err
     assert server.asked == []
     assert main([*words, "--force"]) == 0
-    assert Path("dev/data/fineweb10B/downloads/000_00000.parquet").exists()
+    assert len(server.asked) == 1  # the list; the file is there already
     assert "Next: " in capsys.readouterr().out
-
-
-def test_only_what_was_downloaded_is_removed(server: Files, monkeypatch: pytest.MonkeyPatch) -> None:
-    publish(server, monkeypatch, "fineweb", [parquet_bytes({"text": [*TEXTS]})])
-    Path("home/downloads").mkdir(parents=True)
-    Path("home/downloads/letter").write_text("of the user's")
-    words = ["fineweb", "--tokenizer", "bytes", "--shard-size", "200", "--out", "home"]
-    assert main([*words, "--remove-downloads"]) == 0
-    assert [path.name for path in Path("home/downloads").iterdir()] == ["letter"]
 
 
 @pytest.mark.parametrize("missing", ["pyarrow", None])
@@ -449,18 +379,10 @@ def test_tinystories_is_llmcs(server: Files, monkeypatch: pytest.MonkeyPatch) ->
     assert tokens_of(folder / "TinyStories_bytes_val.bin") == llmc_tinystories(STORIES[:1])
     assert tokens_of(folder / "TinyStories_bytes_train.bin") == llmc_tinystories(STORIES[1:])
     unpacked = str(folder / "downloads/TinyStories_all_data")
-    again = ["tinystories", "--tokenizer", "bytes", "--from", unpacked, "--remove-downloads", "--force"]
-    assert main(again) == 0
-    assert Path(unpacked).exists()  # --from named it
-    assert main([*again[:4], str(folder), *again[5:]]) == 0
-    assert [path.name for path in (folder / "downloads").iterdir()] == ["TinyStories_all_data.tar.gz"]  # so it did this
-    words = ["tinystories", "--tokenizer", "bytes", "--out", "one", "--from", str(folder)]
-    for _ in range(2):
-        assert main([*words, "--force", "--remove-downloads"]) == 0
-        assert not Path("one/downloads").exists()
-    assert main([*words, "--force", "--out", str(folder), "--shard-size", "400"]) == 0
+    words = ["tinystories", "--tokenizer", "bytes", "--out", str(folder), "--force", "--from", unpacked]
+    assert main([*words, "--shard-size", "400"]) == 0
     assert all(path.stem[-7] == "_" for path in folder.glob("*.bin"))  # those without a number are replaced too
-    assert main([*words, "--force", "--out", str(folder)]) == 0
+    assert main(words) == 0
     assert len(list(folder.glob("*.bin"))) == 2 and (folder / "TinyStories_bytes.tokenizer").is_file()
     words = ["tinystories", "--tokenizer", "bytes", "--out", "two", "--from", unpacked, "--files", "2"]
     assert main([*words, "--shard-size", "40"]) == 0
@@ -485,7 +407,7 @@ def test_an_archive_that_is_damaged(here: Path, capsys: pytest.CaptureFixture[st
         ["fineweb", "--from", "."],
         ["tinystories", "--from", "."],
         ["hellaswag", "--from", "nowhere"],
-        ["arc", "--from", "."],
+        ["hellaswag", "--from", "a.txt"],
         ["hellaswag", "--from", "a.txt", "b.txt"],
         ["mmlu"],
         ["lambada"],

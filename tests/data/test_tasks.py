@@ -1,15 +1,10 @@
 """The public files of HellaSwag, MMLU, ARC and LAMBADA, small ones made here in their real formats; and wrong files."""
 
-import csv
 import hashlib
 import io
 import json
 import os
 import struct
-import subprocess
-import sys
-import tarfile
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +19,6 @@ from llmc_jax.data.items import Item
 from llmc_jax.data.tasks import TASKS, Question, read_items
 from llmc_jax.data.tokenizers import bin_tokenizer, bytes_tokenizer
 
-ROOT = Path(__file__).resolve().parents[2]
 BYTES = bytes_tokenizer()
 # of what write_evalfile of llm.c's dev/data/data_common.py writes for the sample, with tiktoken's GPT-2
 LLMCS_SAMPLE = "199ced6942131df43ef6712bbae45b624148ed3ae618f5757f2b315a7d1f94d3"
@@ -67,11 +61,15 @@ HELLASWAG_ASKED = [
     Question("7", "[header] How to make tea [title] Bring it to 100 °C", (" , then wait.", " é", " no", " yes"), 0),
 ]
 
-MMLU = {
-    "anatomy": [['Which bone?\nChoose, "one".', "1.50", "None", "NA", "", "C"], ["Why?", "a", "b", "c", "d", "A"]],
-    "abstract_algebra": [["Is it\r\na field?", "True, True", "False, False", "1e3", " x", "D"]],
-}
-MMLU_ASKED = [  # sorted by file
+MMLU: list[dict[str, Any]] = [
+    {"question": question, "subject": subject, "choices": choices, "answer": answer}
+    for subject, question, choices, answer in (
+        ("abstract_algebra", "Is it\r\na field?", ["True, True", "False, False", "1e3", " x"], 3),
+        ("anatomy", 'Which bone?\nChoose, "one".', ["1.50", "None", "NA", ""], 2),
+        ("anatomy", "Why?", [*"abcd"], 0),
+    )
+]
+MMLU_ASKED = [
     Question(
         "abstract_algebra:0",
         "Question: Is it\r\na field?\n\nAnswer:",
@@ -82,37 +80,18 @@ MMLU_ASKED = [  # sorted by file
     Question("anatomy:1", "Question: Why?\n\nAnswer:", (" a", " b", " c", " d"), 0),
 ]
 
-ARC = [
+ARC: list[dict[str, Any]] = [
     {
-        "id": "Mercury_7175875",
-        "question": {
-            "stem": "Which is largest?",
-            "choices": [
-                {"text": "a star", "label": "A"},
-                {"text": "a moon", "label": "B"},
-                {"text": "a planet", "label": "C"},
-            ],
-        },
-        "answerKey": "A",
-    },
-    {
-        "id": "NYSEDREGENTS_2015_4_8",
-        "question": {
-            "stem": "What melts?",
-            "choices": [
-                {"text": text, "label": str(number)} for number, text in enumerate(["ice", "fire", "air", "ash"], 1)
-            ],
-        },
-        "answerKey": "4",
-    },
-    {
-        "id": "MCAS_5",
-        "question": {
-            "stem": "Which letter?",
-            "choices": [{"text": letter.lower(), "label": letter} for letter in "ABCDE"],
-        },
-        "answerKey": "E",
-    },
+        "id": name,
+        "question": question,
+        "choices": {"text": texts, "label": list("ABCDE"[: len(texts)] if letters else "1234")},
+        "answerKey": key,
+    }
+    for name, question, texts, letters, key in (
+        ("Mercury_7175875", "Which is largest?", ["a star", "a moon", "a planet"], True, "A"),
+        ("NYSEDREGENTS_2015_4_8", "What melts?", ["ice", "fire", "air", "ash"], False, "4"),
+        ("MCAS_5", "Which letter?", [*"abcde"], True, "E"),
+    )
 ]
 ARC_ASKED = [
     Question("Mercury_7175875", "Question: Which is largest?\nAnswer:", (" a star", " a moon", " a planet"), 0),
@@ -137,50 +116,6 @@ def jsonl(rows: list[dict[str, Any]], **options: Any) -> bytes:
     return "".join(json.dumps(row, **options) + "\n" for row in rows).encode()
 
 
-def mmlu_csv(subject: str) -> bytes:
-    text = io.StringIO(newline="")
-    csv.writer(text, lineterminator="\n").writerows(MMLU[subject])
-    return text.getvalue().encode()
-
-
-def mmlu_files() -> dict[str, bytes]:
-    """The tar's files in no order, with others beside those of the test split."""
-    split = {f"data/{split}/{name}_{split}.csv": mmlu_csv(name) for split in ("dev", "test", "val") for name in MMLU}
-    return split | {"data/README.txt": b"Read", "data/test/._anatomy_test.csv": b"\0\5\x16\7"}
-
-
-def mmlu_tar(mode: str = "w") -> bytes:
-    data = io.BytesIO()
-    with tarfile.open(fileobj=data, mode=mode) as tar:  # type: ignore[call-overload]
-        for name, content in mmlu_files().items():
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
-    return data.getvalue()
-
-
-def zip_with_a_name(name: bytes) -> bytes:
-    """Return a zip with one member of a two-byte name, said to be UTF-8."""
-    data = io.BytesIO()
-    with zipfile.ZipFile(data, "w") as archive:
-        archive.writestr("é", jsonl(ARC))
-    return data.getvalue().replace("é".encode(), name)
-
-
-def arc_zip() -> bytes:
-    data, folder = io.BytesIO(), "ARC-V1-Feb2018-2"
-    with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr(f"{folder}/", b"")
-        archive.writestr(f"{folder}/ARC_Corpus.txt", b"much text\n" * 1000)
-        for part, rows in (("ARC-Easy", ARC[:2]), ("ARC-Challenge", ARC[2:])):
-            archive.writestr(f"{folder}/{part}/{part}-Test.csv", b"questionID,originalQuestionID\n")
-            archive.writestr(f"{folder}/{part}/{part}-Test.jsonl", jsonl(rows))
-            archive.writestr(f"{folder}/{part}/{part}-Train.jsonl", jsonl(ARC))
-            archive.writestr(f"__MACOSX/{folder}/{part}/{part}-Test.jsonl", b"\0\5\x16\7")
-            archive.writestr(f"__MACOSX/{folder}/{part}/._{part}-Test.jsonl", b"\0\5\x16\7")
-    return data.getvalue()
-
-
 def parquet(rows: list[dict[str, Any]]) -> bytes:
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
@@ -194,36 +129,15 @@ def hellaswag_parquet() -> bytes:
     return parquet([row | {"label": str(row["label"])} for row in HELLASWAG])
 
 
-def arc_parquet() -> bytes:
-    rows = []
-    for row in ARC:
-        question: Any = row["question"]
-        columns = {key: [choice[key] for choice in question["choices"]] for key in ("text", "label")}
-        rows.append({"id": row["id"], "question": question["stem"], "choices": columns, "answerKey": row["answerKey"]})
-    return parquet(rows)
-
-
-def mmlu_parquet() -> bytes:
-    rows = [(name, *row) for name in sorted(MMLU) for row in MMLU[name]]
-    keys = ("question", "subject", "choices", "answer")
-    return parquet([dict(zip(keys, (q, name, a, "ABCD".index(key)), strict=True)) for name, q, *a, key in rows])
-
-
 FILES: dict[str, tuple[str, Callable[[], bytes], list[Question]]] = {
     "hellaswag_val.jsonl": ("hellaswag", lambda: jsonl(HELLASWAG), HELLASWAG_ASKED),
     "unescaped.jsonl": ("hellaswag", lambda: jsonl(HELLASWAG, ensure_ascii=False), HELLASWAG_ASKED),
     "bom.jsonl": ("hellaswag", lambda: b"\xef\xbb\xbf" + jsonl(HELLASWAG).replace(b"\n", b"\r\n\n"), HELLASWAG_ASKED),
     "validation-00000-of-00001.parquet": ("hellaswag", hellaswag_parquet, HELLASWAG_ASKED),
-    "data.tar": ("mmlu", mmlu_tar, MMLU_ASKED),
-    "data.tar.gz": ("mmlu", lambda: mmlu_tar("w:gz"), MMLU_ASKED),
-    "anatomy_test.csv": ("mmlu", lambda: mmlu_csv("anatomy"), MMLU_ASKED[1:]),
-    "test-00000-of-00001.parquet": ("mmlu", mmlu_parquet, MMLU_ASKED),
-    "ARC-V1-Feb2018.zip": ("arc-easy", arc_zip, ARC_ASKED[:2]),
-    "ARC-V1-Feb2018-2.zip": ("arc-challenge", arc_zip, ARC_ASKED[2:]),
-    "ARC-Easy-Test.jsonl": ("arc-easy", lambda: jsonl(ARC), ARC_ASKED),
-    "ARC-Challenge-Test.parquet": ("arc-challenge", arc_parquet, ARC_ASKED),
+    "test-00000-of-00001.parquet": ("mmlu", lambda: parquet(MMLU), MMLU_ASKED),
+    "ARC-Challenge-Test.parquet": ("arc-challenge", lambda: parquet(ARC), ARC_ASKED),
     "lambada_test.jsonl": ("lambada", lambda: jsonl(LAMBADA), LAMBADA_ASKED),
-    "en.parquet": ("lambada", lambda: parquet(LAMBADA), LAMBADA_ASKED),
+    "any name": ("lambada", lambda: parquet(LAMBADA), LAMBADA_ASKED),
 }
 
 
@@ -232,18 +146,6 @@ def test_public_files(tmp_path: Path, name: str) -> None:
     task, made, asked = FILES[name]
     (tmp_path / name).write_bytes(made())
     assert list(TASKS[task].read(tmp_path / name)) == asked
-    assert os.listdir(tmp_path) == [name]  # nothing is unpacked
-    (tmp_path / name).rename(tmp_path / "test.csv" if name.endswith(".csv") else tmp_path / "x")
-    questions = list(TASKS[task].read(next(tmp_path.iterdir())))
-    assert [question[1:] for question in questions] == [question[1:] for question in asked]  # known by its content
-
-
-@pytest.mark.parametrize("below", ["", "data", "data/test"])
-def test_mmlus_folder(tmp_path: Path, below: str) -> None:
-    for name, content in mmlu_files().items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(content)
-    assert list(TASKS["mmlu"].read(tmp_path / below)) == MMLU_ASKED
 
 
 def test_tasks() -> None:
@@ -330,22 +232,14 @@ def without(row: dict[str, Any], key: str) -> dict[str, Any]:
     return {name: value for name, value in row.items() if name != key}
 
 
-ASKED: Any = ARC[0]["question"]
 WRONG: dict[str, tuple[str, bytes, str]] = {
-    "hellaswag as lambada": ("lambada", jsonl(HELLASWAG), ":1: looks like HellaSwag; expected LAMBADA"),
-    "lambada as hellaswag": ("hellaswag", jsonl([HELLASWAG[0], *LAMBADA]), ":2: looks like LAMBADA"),
-    "arc as mmlu": ("mmlu", jsonl(ARC), ":1: looks like ARC; expected MMLU"),
-    "other": ("hellaswag", jsonl([{"a": 1, "b": 2}]), ":1: has the fields a, b; expected HellaSwag"),
+    "hellaswag as lambada": ("lambada", jsonl(HELLASWAG), ":1: has the fields ind, .*; expected those of LAMBADA"),
+    "lambada as hellaswag": ("hellaswag", jsonl([HELLASWAG[0], *LAMBADA]), ":2: has the fields text"),
+    "arc as mmlu": ("mmlu", jsonl(ARC), ":1: has the fields .*; expected those of MMLU"),
     "no fields": ("hellaswag", b"{}", r":1: has the fields \(none\)"),
-    "tar as arc": ("arc-easy", mmlu_tar(), ": has no file of this task; it holds data/dev/"),
-    "zip as hellaswag": ("hellaswag", arc_zip(), ": has no file of this task; it holds ARC-V1"),
-    "empty": ("hellaswag", b"", ": is empty"),
-    "text": ("hellaswag", b"Once upon a time", ": is neither"),
+    "empty": ("hellaswag", b"", ": has no questions"),
+    "text": ("hellaswag", b"Once upon a time", ":1: is not JSON"),
     "tokens": ("hellaswag", struct.pack("<256i", 20240520, 1, 0, *[0] * 253), ": is a file of GPT-2 tokens"),
-    "bad zip": ("arc-easy", b"PK\3\4" + bytes(600), ": cannot be unpacked"),
-    "a zip's name": ("arc-easy", zip_with_a_name(b"\xff\xfe"), ": cannot be unpacked"),
-    "cut zip": ("arc-easy", arc_zip()[:-100], ": cannot be unpacked"),
-    "cut tar": ("mmlu", mmlu_tar("w:gz")[:-200], ": cannot be unpacked"),
     "bad parquet": ("arc-easy", b"PAR1" + bytes(600) + b"PAR1", ": cannot be read as parquet"),
     "json": ("lambada", b'{"text": "a b"}\n{"text": ', ":2: is not JSON"),
     "list": ("lambada", b'{"text": "a b"}\n[1]\n', ":2: is a JSON list"),
@@ -353,41 +247,27 @@ WRONG: dict[str, tuple[str, bytes, str]] = {
     "no label": ("hellaswag", jsonl([HELLASWAG[0], without(HELLASWAG[1], "label")]), ":2: has no label"),
     "label": ("hellaswag", jsonl([HELLASWAG[0] | {"label": 4}]), ":1: label is '4'; expected one of 0, 1, 2, 3"),
     "empty label": ("hellaswag", jsonl([HELLASWAG[0] | {"label": ""}]), ":1: has no label"),
-    "endings": ("hellaswag", jsonl([HELLASWAG[0] | {"endings": "abc"}]), ":1: field 'endings' holds a str"),
-    "an ending": ("hellaswag", jsonl([HELLASWAG[0] | {"endings": ["a", 1]}]), ":1: field 'endings' holds a int"),
-    "no context": (
-        "hellaswag",
-        jsonl([HELLASWAG[0] | {"ctx": ""}]),
-        ": question 24 has a context or an answer without",
-    ),
+    "endings": ("hellaswag", jsonl([HELLASWAG[0] | {"endings": "abc"}]), ":1: field 'endings' holds 'abc'"),
+    "an ending": ("hellaswag", jsonl([HELLASWAG[0] | {"endings": ["a", 1]}]), ":1: field 'endings' holds "),
+    "no context": ("hellaswag", jsonl([HELLASWAG[0] | {"ctx": ""}]), ": question 24 has a context or an answer"),
     "context": ("hellaswag", jsonl([HELLASWAG[0] | {"ctx": None}]), ":1: field 'ctx' holds a NoneType"),
-    "no choices": ("arc-easy", jsonl([ARC[0] | {"question": {"stem": "a", "choices": []}}]), ":1: field 'choices'"),
-    "no text": (
-        "arc-easy",
-        jsonl([ARC[0] | {"question": ASKED | {"choices": [{"label": "A"}]}}]),
-        ":1: .*'choices.text'",
-    ),
+    "no choices": ("arc-easy", jsonl([ARC[0] | {"choices": None}]), ":1: field 'choices.text'"),
     "no answer": ("arc-easy", jsonl([ARC[0] | {"answerKey": "D"}]), ":1: answerKey is 'D'; expected one of A, B, C"),
-    "columns": ("arc-easy", jsonl([ARC[0] | {"question": "a", "choices": None}]), ":1: field 'choices.text'"),
     "lengths": (
         "arc-easy",
-        jsonl([ARC[0] | {"question": "a", "choices": {"text": ["a"], "label": ["A", "B"]}}]),
+        jsonl([ARC[0] | {"choices": {"text": ["a"], "label": ["A", "B"]}}]),
         ":1: has 1 choices and 2 labels",
     ),
-    "mmlu's answer": ("mmlu", jsonl([{"question": "a", "choices": ["b", "c"], "answer": 2}]), ":1: answer is '2'"),
+    "mmlu's answer": ("mmlu", jsonl([MMLU[0] | {"answer": 4}]), ":1: answer is '4'"),
     "one word": ("lambada", jsonl([{"text": "word"}]), ":1: .* last word"),
     "space at the end": ("lambada", jsonl([{"text": "two words "}]), ":1: .* last word"),
-    "csv's columns": ("mmlu", b"a,b,c,d,e,A\na,b,c,d,A\n", ":2: has 5 columns"),
-    "csv's letter": ("mmlu", b'"a\nb",b,c,d,e,E\n', ":2: column 5 is 'E'; expected one of A, B, C, D"),
-    "csv's field": ("mmlu", b"a" * 140000, ":1: is not csv"),
-    "csv as arc": ("arc-easy", b"a,b,c,d,e,A\n", ":1: looks like MMLU's csv"),
 }
 
 
 @pytest.mark.parametrize("what", WRONG)
 def test_wrong_files(tmp_path: Path, what: str) -> None:
     task, data, said = WRONG[what]
-    path = tmp_path / f"a{'.csv' if 'csv' in what else ''}"
+    path = tmp_path / "a"
     path.write_bytes(data)
     if "parquet" in what:
         pytest.importorskip("pyarrow")
@@ -398,22 +278,17 @@ def test_wrong_files(tmp_path: Path, what: str) -> None:
 
 def test_wrong_places(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(InputError, match="regular"):
-        read_items("mmlu", tmp_path / "pipe", BYTES)
-    (tmp_path / "pipe").unlink()
-    with pytest.raises(InputError, match="it is empty"):
-        read_items("mmlu", tmp_path, BYTES)
+    for path in (tmp_path / "pipe", tmp_path):
+        with pytest.raises(InputError, match="regular"):
+            read_items("mmlu", path, BYTES)
     with pytest.raises(InputError, match="data arc`"):
         read_items("arc-easy", tmp_path / "missing.jsonl", BYTES)
-    (tmp_path / "ARC-Challenge-Test.jsonl").write_bytes(jsonl(ARC))
-    with pytest.raises(InputError, match="is ARC-Challenge by its name"):
-        read_items("arc-easy", tmp_path / "ARC-Challenge-Test.jsonl", BYTES)
 
 
 @given(st.data())
 def test_mutated_files(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     """Any file gives questions, or one line that names it."""
-    task, made = data.draw(st.sampled_from([("arc-easy", arc_zip()), ("mmlu", mmlu_tar("w:gz")), ("mmlu", mmlu_tar())]))
+    task, made = data.draw(st.sampled_from([("arc-easy", parquet(ARC)), ("hellaswag", jsonl(HELLASWAG))]))
     at = data.draw(st.integers(0, len(made) - 1))
     changed = made[:at] + data.draw(st.binary(min_size=1, max_size=3)) + made[at + data.draw(st.integers(0, 3)) :]
     path = tmp_path_factory.getbasetemp() / "mutated"
@@ -423,15 +298,3 @@ def test_mutated_files(tmp_path_factory: pytest.TempPathFactory, data: st.DataOb
     except InputError as error:
         assert str(path) in str(error)
         assert "\n" not in str(error)
-
-
-def test_a_question_may_begin_with_the_letters_of_a_zip(tmp_path: Path) -> None:
-    path = tmp_path / "physiology_test.csv"
-    path.write_text("PK stands for,a,b,c,d,B\n")
-    [question] = TASKS["mmlu"].read(path)
-    assert (question.context, question.label) == ("Question: PK stands for\n\nAnswer:", 1)
-
-
-def test_a_python_without_lzma_reads_all_other_archives() -> None:
-    code = "import sys; sys.modules['_lzma'] = None; from llmc_jax.data.rows import UNREADABLE; print(len(UNREADABLE))"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True).stdout.strip()
