@@ -22,7 +22,7 @@ import pytest
 from llmc_jax.base.commands import COMMANDS
 from llmc_jax.base.errors import ExitCode, InputError
 from llmc_jax.config.train import OPTIONS
-from llmc_jax.data.documents import refuse_utf16
+from llmc_jax.data.documents import read_text, refuse_utf16
 from llmc_jax.data.tokenfile import open_token_file
 from llmc_jax.evaluate import command as evaluate_command
 from llmc_jax.generate import flags as generate_flags
@@ -175,9 +175,7 @@ def test_a_home_folder_is_kept_as_it_is(home: Path) -> None:
 
 
 def ids_of(printed: str) -> Any:
-    """What a command says of the ids of a text: of `encode`, and of JSON."""
-    if not printed.startswith("{"):
-        return printed.splitlines()[0]
+    """What a command says of the ids of a text, in JSON."""
     found = json.loads(printed)
     return found["prompt"]["ids"] if "prompt" in found else found["subjects"][0]["results"]
 
@@ -188,7 +186,6 @@ READ_TEXT = {
     "standard input": ("generate", RUN, "-n", 1, "--json"),
     "--prompt -": ("generate", RUN, "--prompt", "-", "-n", 1, "--json"),
     "--text": ("evaluate", RUN, "--text", "FILE", "--json"),
-    "encode -": ("data", "tokenizer", "encode", "-", "--tokenizer", "bytes"),
 }
 
 
@@ -252,9 +249,8 @@ def test_utf_16_makes_no_tokens(home: Path, name: str, encoding: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["a\0b", "\0", "né\0\0", "a" * 100 + "\0b\0", "𝄞\0", "./a\0./b\0./c\0"])
-def test_a_text_with_a_nul_is_a_text(home: Path, text: str) -> None:
-    found = command("data", "tokenizer", "encode", "-", "--tokenizer", "bytes", stdin=text.encode())
-    assert found.out.splitlines()[0].split() == list(map(str, text.encode()))
+def test_a_text_with_a_nul_is_a_text(text: str) -> None:
+    assert read_text(io.BytesIO(text.encode()), "it") == text.encode()
 
 
 # How documents are cut: --split-on, its companions; text; documents, and whether it is said that nothing was found.
@@ -292,8 +288,6 @@ def test_documents(home: Path, tmp_path: Path, case: str) -> None:
 SAID = {
     "prepare": ("data", "prepare", "é.txt", "--tokenizer", "bytes", "--out", "é", "--name", "x", "--force"),
     "inspect": ("data", "inspect", f"{DATA}/x_train_*.bin"),
-    "encode": ("data", "tokenizer", "encode", TEXT, "--tokenizer", "bytes"),
-    "decode": ("data", "tokenizer", "decode", 195, 169, "--tokenizer", "bytes"),
     "list": ("data", "list"),
     "train": ("train", *SHAPE, "-i", f"{DATA}/x_train_*.bin", "-v", 0, "-s", 1, "-g", 8, "-x", 1, "-o", "é[2]"),
     "generate": ("generate", RUN, "--prompt", TEXT[:12], "-n", 8),

@@ -76,7 +76,7 @@ class TrainConfig:
     tokenizer: str = option(
         "auto", "--tokenizer", DATA, {"process"}, "free",
         "turns samples into text: auto (that of the data or the model, else by the vocabulary's size), bytes, gpt2, "
-        "llama3, none (prints token ids), or the path of a tokenizer file or of a folder of Hugging Face's",
+        "none (prints token ids), or the path of a tokenizer file or of a folder of Hugging Face's",
         value="NAME", check=NOT_EMPTY, is_path=True,
     )
     shuffle: str = option(

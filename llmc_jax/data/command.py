@@ -20,17 +20,11 @@ from llmc_jax.base.parsers import Parser, commands_line
 from llmc_jax.data.command_kit import TOKENIZER, command, count, load, make_token_files
 from llmc_jax.data.corpora import stdlib_corpus
 from llmc_jax.data.datasets_command import add_datasets
-from llmc_jax.data.documents import BLANK_LINE, Reading, find_inputs, read_text
-from llmc_jax.data.llama3 import is_model, read_model
+from llmc_jax.data.documents import BLANK_LINE, Reading, find_inputs
 from llmc_jax.data.prepare import SHARD_TOKENS, VAL_SHARE, VAL_TOKENS, Settings
 from llmc_jax.data.show import SHOWN_TOKENS, describe, inspect_token_file
 from llmc_jax.data.tokenfile import expand_pattern
-from llmc_jax.data.tokenizers import (
-    DEFAULT_BIN,
-    printable,
-    read_tokenizer_bin,
-    write_tokenizer_bin,
-)
+from llmc_jax.data.tokenizers import DEFAULT_BIN, write_tokenizer_bin
 
 # ----- options ------------------------------------------------------------------------------------------------------
 
@@ -69,12 +63,11 @@ SPLITTING = (
 INSPECT = (
     own("files", "FILE...", None, "token file or pattern"),
     own("--vocab-size", "V", None, "check that all ids are below V (default: what they suggest)", read=count),
-    own("--tokenizer", "SPEC", "auto", "shows the first tokens as text: bytes, gpt2, llama3, a path, none, or auto: by "
+    own("--tokenizer", "SPEC", "auto", "shows the first tokens as text: bytes, gpt2, a path, none, or auto: by "
         "the ids (default: auto)"),
     own("--eot", "ID", None, "id before each document (default: the tokenizer's)", 0),
     own("--first", "N", SHOWN_TOKENS, f"tokens to show (default: {SHOWN_TOKENS})", 0),
 )  # fmt: skip
-TABLE = own("path", "[PATH]", Path(DEFAULT_BIN), f"(default: {DEFAULT_BIN})", type=Path)
 
 
 def make_parser() -> Parser:
@@ -95,16 +88,13 @@ def make_parser() -> Parser:
     command(commands, "stdlib", _stdlib)
     add_datasets(commands)
     command(commands, "inspect", _inspect, INSPECT)
-    summary = f"Write or read a {DEFAULT_BIN}; encode or decode a short text."
+    summary = f"Write a {DEFAULT_BIN}."
     tokenizer = commands.add_parser("tokenizer", help=summary, description=summary)
     actions = tokenizer.add_subparsers(title="actions", metavar="ACTION", required=True)
     version = own("--version", "1|2", 2, "of the format (default: 2, llm.c's)", type=int)
     force = own("--force", "", False, "replace the file if there is one")
-    command(actions, "write", _tokenizer_write, [TABLE, version, force, TOKENIZER])
-    command(actions, "inspect", _tokenizer_inspect, [TABLE])
-    text = own("text", "TEXT", None, "the text; - reads it from standard input")
-    command(actions, "encode", _tokenizer_encode, [text, TOKENIZER])
-    command(actions, "decode", _tokenizer_decode, [own("ids", "ID...", None, "token ids", 0), TOKENIZER])
+    table = own("path", "[PATH]", Path(DEFAULT_BIN), f"(default: {DEFAULT_BIN})", type=Path)
+    command(actions, "write", _tokenizer_write, [table, version, force, TOKENIZER])
     return parser
 
 
@@ -178,39 +168,6 @@ def _tokenizer_write(options: argparse.Namespace) -> None:
         )
     write_tokenizer_bin(options.path, tokenizer.pieces, tokenizer.eot, options.version)
     print(f"Saved {tokenizer.vocab_size} ids to {options.path} (version {options.version})")
-
-
-def _tokenizer_inspect(options: argparse.Namespace) -> None:
-    """Say what is in a gpt2_tokenizer.bin, or in Llama 3's tokenizer.model."""
-    is_llama3 = is_model(options.path)
-    table = read_model(options.path) if is_llama3 else read_tokenizer_bin(options.path)
-    form = "a table in base64" if is_llama3 else f"version {table.version}"
-    longest = max(range(len(table.pieces)), key=lambda token: len(table.pieces[token]))
-    print(f"{options.path}: {form}, {len(table.pieces)} ids, {options.path.stat().st_size:,} bytes")
-    print(f"  end of text  id {table.eot}, {_quoted(table.pieces[table.eot])}")
-    print(f"  longest      id {longest}, {len(table.pieces[longest])} bytes, {_quoted(table.pieces[longest])}")
-    print(f"  first ids    {' '.join(map(_quoted, table.pieces[:16]))}")
-
-
-def _quoted(piece: bytes) -> str:
-    return repr(piece.decode(errors="replace"))
-
-
-def _tokenizer_encode(options: argparse.Namespace) -> None:
-    """Print the ids of a text, and the text in its pieces."""
-    if options.text == "-" and sys.stdin is None:
-        raise InputError("-: there is no standard input: it is closed; give the text itself")
-    given = os.fsencode(options.text)
-    text = read_text(sys.stdin.buffer, "standard input") if options.text == "-" else given
-    tokenizer = load(options.tokenizer)
-    ids = tokenizer.encode(text).tolist()
-    print(" ".join(map(str, ids)))
-    print(f"{len(ids)} tokens: {' '.join(_quoted(tokenizer.pieces[token]) for token in ids)}")
-
-
-def _tokenizer_decode(options: argparse.Namespace) -> None:
-    """Print the text that ids stand for."""
-    print(printable(load(options.tokenizer).decode(options.ids).decode(errors="replace")))
 
 
 def program(arguments: Sequence[str] | None = None) -> int:

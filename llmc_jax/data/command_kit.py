@@ -33,9 +33,8 @@ SMALL_SHARD = 64 * 1024 + 1  # B*T+1 of llm.c's run of GPT-2 124M
 
 
 TOKENIZER = own(
-    "--tokenizer", "SPEC", "gpt2", f"bytes; gpt2: its table from tiktoken's cache, ./{DEFAULT_BIN} or the network; "
-    f"llama3: likewise from ./tokenizer.model, a cache or the network; or the path of a {DEFAULT_BIN}, of Llama 3's "
-    "tokenizer.model, or of a folder or tokenizer.json of Hugging Face's (default: gpt2)",
+    "--tokenizer", "SPEC", "gpt2", f"bytes; gpt2: its table from tiktoken's cache, ./{DEFAULT_BIN} or the network; or "
+    f"the path of a {DEFAULT_BIN}, or of a folder or tokenizer.json of Hugging Face's (default: gpt2)",
 )  # fmt: skip
 
 
@@ -62,7 +61,7 @@ def count(text: str) -> int:
 def load(spec: str) -> Tokenizer:
     tokenizer = load_tokenizer(spec).tokenizer
     if tokenizer is None:
-        raise InputError(f"--tokenizer {spec}: this command needs one: gpt2, bytes, llama3 or the path of a file")
+        raise InputError(f"--tokenizer {spec}: this command needs one: gpt2, bytes or the path of a file")
     return tokenizer
 
 

@@ -19,6 +19,7 @@ from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.base.files import json_text, opened, read_json_object
 from llmc_jax.data.tokenizers import (
     END_OF_TEXT,
+    LLAMA3_BEGIN,
     LONGEST_PIECE,
     MAX_VOCAB,
     MERGES_SHA256,
@@ -131,7 +132,8 @@ def hf_tokenizer(path: str | Path) -> Tokenizer:
     """Return the tokenizer of a folder, as transformers puts it together, or of a tokenizer.json of any name alone.
 
     Its ids are those of transformers 5.24, but that special tokens in a text are text. What ends a text is
-    <|endoftext|>, else the eos_token that tokenizer_config.json or special_tokens_map.json names.
+    <|endoftext|>, else Llama 3's <|begin_of_text|>, which llm.c puts before each document, else the eos_token that
+    tokenizer_config.json or special_tokens_map.json names.
     Raises FormatError that names file and field for what is no byte-level byte-pair encoding, has a hole in its ids or
     a setting that is not known, or where nothing ends a text. encode raises InputError without the tokenizers package.
     """
@@ -152,7 +154,8 @@ def hf_tokenizer(path: str | Path) -> Tokenizer:
         if ids.setdefault(token["content"], len(ids)) != token["id"]:
             own = ids[token["content"]]
             _refuse(file, f"the id of the added token {token['content']!r}", token["id"], f"transformers takes {own}")
-    ends = [text for text in (END_OF_TEXT.decode(), _content(config.get("eos_token"))) if text in ids]
+    usual = END_OF_TEXT.decode(), LLAMA3_BEGIN.decode()
+    ends = [text for text in (*usual, _content(config.get("eos_token"))) if text in ids]
     if not ends:
         raise FormatError(f"{file}: has neither {END_OF_TEXT.decode()} nor an eos_token: nothing ends a text")
     eot = ends[0]

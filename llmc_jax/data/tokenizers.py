@@ -1,14 +1,13 @@
 """Tokenizers: bytes, GPT-2's byte-pair encoding, and llm.c's `gpt2_tokenizer.bin`, read and written by hand.
 
 The merging itself is tiktoken's; what is here is where the table comes from, and how text is cut into words. Leaves
-out training a table, special tokens in a text, and where Llama 3's table comes from (llama3.py).
+out training a table, special tokens in a text, and Hugging Face's tokenizers (hf_tokenizer.py).
 """
 
 import functools
 import hashlib
 import itertools
 import os
-import re
 import struct
 import tempfile
 from collections.abc import Callable, Iterable
@@ -36,15 +35,10 @@ MAX_VOCAB = 1 << 24
 # GPT-2's rule for cutting text into words, within which pairs are merged (encoder.py of openai/gpt-2), with possessive
 # quantifiers where nothing can be gained by giving characters back
 GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
-# Llama 3's (llama-models, models/llama3/tokenizer.py), likewise
-LLAMA3_PATTERN = (
-    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+"
-    r"|\s*[\r\n]|\s++$|\s+(?!\S)|\s"
-)
-LLAMA3_BEGIN = b"<|begin_of_text|>"  # before each document in llm.c's files; it and all ids behind it are special
+LLAMA3_BEGIN = b"<|begin_of_text|>"  # before each document in llm.c's files of Llama 3's tokens
 LLAMA3_VOCAB, LLAMA3_EOT = 128256, 128000
 # Tokenizers whose tables everybody can have, in words, and their V
-PUBLIC = {"bytes": ("bytes", BYTES_VOCAB), "gpt2": ("GPT-2's", GPT2_VOCAB), "llama3": ("Llama 3's", LLAMA3_VOCAB)}
+PUBLIC = {"bytes": ("bytes", BYTES_VOCAB), "gpt2": ("GPT-2's", GPT2_VOCAB)}
 # tiktoken's source of the merges; its cache names a file by the sha1 of its address
 MERGES_URL = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/vocab.bpe"
 MERGES_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
@@ -215,14 +209,13 @@ def _bpe_tokenizer(name: str, pieces: tuple[bytes, ...], eot: int, spec: str) ->
 
 
 def _bpe_encoder(name: str, pieces: tuple[bytes, ...], eot: int) -> Callable[[str], np.ndarray]:
-    """Return tiktoken's encoder over a table: a pair is merged before another if what it makes has the smaller id.
-
-    A table whose end of text is Llama 3's is used by Llama 3's rules, every other by GPT-2's.
-    """
-    llama3 = pieces[eot] == LLAMA3_BEGIN
-    special = range(eot, len(pieces) if llama3 else eot + 1)
-    ranks = {piece: token for token, piece in enumerate(pieces) if token not in special}
-    if len(ranks) != len(pieces) - len(special):
+    """Return tiktoken's encoder over a table: a pair is merged before another if what it makes has the smaller id."""
+    if pieces[eot] == LLAMA3_BEGIN:
+        raise InputError(
+            f"tokenizer {name}: Llama 3 cuts text by other rules; give the folder of its Hugging Face model"
+        )
+    ranks = {piece: token for token, piece in enumerate(pieces) if token != eot}
+    if len(ranks) != len(pieces) - 1:
         raise InputError(f"tokenizer {name}: two ids stand for the same bytes; such a table can decode, not encode")
     missing = [value for value in range(256) if bytes([value]) not in ranks]
     if missing:
@@ -232,34 +225,17 @@ def _bpe_encoder(name: str, pieces: tuple[bytes, ...], eot: int) -> Callable[[st
         )
     import tiktoken
 
-    pattern = LLAMA3_PATTERN if llama3 else GPT2_PATTERN
-    encoding = tiktoken.Encoding(name, pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
-    encode = functools.partial(encoding.encode_to_numpy, disallowed_special=())  # nothing in a text is special
+    encoding = tiktoken.Encoding(name, pat_str=GPT2_PATTERN, mergeable_ranks=ranks, special_tokens={})
 
-    def patient(text: str) -> np.ndarray:
+    def encode(text: str) -> np.ndarray:
         try:
-            return encode(text)
+            return encoding.encode_to_numpy(text, disallowed_special=())  # nothing in a text is special
         except UnicodeEncodeError:
             raise
-        except ValueError:  # a run of a million spaces, for which the search of words has no room
-            return np.concatenate([encode(part) for part in _without_long_runs(text, llama3)])
+        except ValueError as error:  # the search for words has no room
+            raise InputError("the text has about a million spaces in a row; shorten that run") from error
 
-    return patient
-
-
-_SPACE = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"  # what Unicode calls white space
-_LONG_RUN = re.compile(rf"[{_SPACE}]{{4096,}}(?=[{_SPACE}][^{_SPACE}])")
-_LONG_RUN_LLAMA3 = re.compile(rf"[{_SPACE}]{{4096,}}(?=(?![\r\n])[{_SPACE}][^{_SPACE}])")
-
-
-def _without_long_runs(text: str, llama3: bool) -> list[str]:
-    """Return a text in parts that have its words: a long run of white space and what follows it are told apart.
-
-    There a word ends anyway: the last space of a run goes to the word behind it, or is one by itself. For Llama 3, a
-    newline at a run's end takes all of the run.
-    """
-    cuts = [match.end() for match in (_LONG_RUN_LLAMA3 if llama3 else _LONG_RUN).finditer(text)]
-    return [text[start:end] for start, end in itertools.pairwise([0, *cuts, len(text)])]
+    return encode
 
 
 # ----- gpt2_tokenizer.bin -------------------------------------------------------------------------------------------
@@ -366,36 +342,31 @@ def bin_tokenizer(path: str | Path) -> Tokenizer:
 
 
 def file_tokenizer(path: str | Path) -> Tokenizer:
-    """Return the tokenizer of a folder or tokenizer.json of Hugging Face's, a `gpt2_tokenizer.bin`, or Llama 3's
-    `tokenizer.model`; files are told apart by how they begin.
+    """Return the tokenizer of a folder or tokenizer.json of Hugging Face's, or of a `gpt2_tokenizer.bin`.
+
+    Files are told apart by how they begin.
 
     Raises InputError if there is no readable file, FormatError for one that is none of these.
     """
     from llmc_jax.data.hf_tokenizer import hf_tokenizer
-    from llmc_jax.data.llama3 import is_model, model_tokenizer
 
-    if os.path.isdir(path) or _begins(path, b"{"):
+    if os.path.isdir(path):
         return hf_tokenizer(path)
-    return model_tokenizer(path) if is_model(path) else bin_tokenizer(path)
-
-
-def _begins(path: str | Path, word: bytes) -> bool:
     with refusing(f"{path}: cannot be read", "check the path"), open(path, "rb") as file:
-        return file.read(64).lstrip().startswith(word)
+        is_json = file.read(64).lstrip().startswith(b"{")
+    return hf_tokenizer(path) if is_json else bin_tokenizer(path)
 
 
 def table_tokenizer(name: str, table: Table, spec: str) -> Tokenizer:
     """Return the tokenizer of a table, whichever file it comes from; otherwise as `bin_tokenizer`.
 
-    What the table holds, and nothing else, makes it `bytes`, `gpt2` or `llama3`; name is that of any other.
+    What the table holds, and nothing else, makes it `bytes` or `gpt2`; name is that of any other.
     """
     pieces, eot = table.pieces, table.eot
     if (pieces, eot) == (BYTES_PIECES, BYTES_EOT):
         return replace(bytes_tokenizer(), spec=spec)
     if len(pieces) == GPT2_VOCAB and eot == GPT2_EOT and _digest(pieces) == GPT2_PIECES_SHA256:
         name = "gpt2"
-    elif len(pieces) == LLAMA3_VOCAB and pieces[eot] == LLAMA3_BEGIN:
-        name = "llama3"
     elif name in PUBLIC:  # the name of a file, no more
         name = f"{name} (own)"
     return _bpe_tokenizer(name, pieces, eot, spec)
@@ -433,11 +404,10 @@ class Choice(NamedTuple):
 def load_tokenizer(spec: str, vocab_size: int | None = None, folders: Iterable[Path] = ()) -> Choice:
     """Return the tokenizer that --tokenizer asks for.
 
-    spec: `bytes`; `gpt2` (see `gpt2_tokenizer`; may use the network); `llama3` (see `llama3_tokenizer`; it too may);
-    the path of what `file_tokenizer` takes; `none`; or `auto`, which never uses the network:
-    bytes for V=257; for V=50257, and 50304, to which others pad it, the gpt2_tokenizer.bin of the first of `folders`
-    (those of the model or the data) that has one, else the one here, else GPT-2's table from tiktoken's cache; for
-    V=128256 Llama 3's, if its table is at hand; otherwise none.
+    spec: `bytes`; `gpt2` (see `gpt2_tokenizer`; may use the network); the path of what `file_tokenizer` takes; `none`;
+    or `auto`, which never uses the network: bytes for V=257; for V=50257, and 50304, to which others pad it, the
+    gpt2_tokenizer.bin of the first of `folders` (those of the model or the data) that has one, else the one here, else
+    GPT-2's table from tiktoken's cache; otherwise none.
     vocab_size: the model's V, of which the tokenizer may have fewer ids; None if any will do (`auto` then means GPT-2).
 
     Raises InputError if the tokenizer has more ids than V, or the table cannot be had; FormatError for a bad file.
@@ -452,12 +422,12 @@ def load_tokenizer(spec: str, vocab_size: int | None = None, folders: Iterable[P
     elif spec in PUBLIC:
         _check_vocab(*PUBLIC[spec], vocab_size)  # before anything is downloaded
         choice = public_tokenizer(spec)
-    elif os.path.exists(spec) or os.sep in spec or spec.endswith((".bin", ".model", ".json")):
+    elif os.path.exists(spec) or os.sep in spec or spec.endswith((".bin", ".json")):
         choice = Choice(file_tokenizer(spec), spec)
     else:
         raise InputError(
-            f"--tokenizer {spec}: expected auto, bytes, gpt2, llama3, none, or the path of a {DEFAULT_BIN}, of Llama "
-            "3's tokenizer.model, or of a folder or tokenizer.json of Hugging Face's (no such file)"
+            f"--tokenizer {spec}: expected auto, bytes, gpt2, none, or the path of a {DEFAULT_BIN} or of a folder or "
+            "tokenizer.json of Hugging Face's (no such file)"
         )
     return choice if vocab_size is None else fitted(choice, vocab_size)
 
@@ -512,8 +482,8 @@ def _check_vocab(note: str, ids: int, vocab_size: int | None) -> None:
 
 
 def _choose_by_vocab(vocab_size: int, folders: Iterable[Path]) -> Choice:
-    if vocab_size in (BYTES_VOCAB, LLAMA3_VOCAB):
-        return public_tokenizer("bytes" if vocab_size == BYTES_VOCAB else "llama3", False, folders)
+    if vocab_size == BYTES_VOCAB:
+        return public_tokenizer("bytes")
     if not _is_gpt2s(vocab_size):
         return Choice(None, f"no tokenizer is known for V={vocab_size}; give its file with --tokenizer PATH")
     for path in (*(folder / DEFAULT_BIN for folder in folders), Path(DEFAULT_BIN)):
@@ -522,15 +492,11 @@ def _choose_by_vocab(vocab_size: int, folders: Iterable[Path]) -> Choice:
     return Choice(gpt2_tokenizer(allow_network=False), "GPT-2's, from tiktoken's cache")
 
 
-def public_tokenizer(name: str, allow_network: bool = True, folders: Iterable[Path] = ()) -> Choice:
-    """Return the tokenizer of a name in PUBLIC. Raises InputError where it cannot be had. folders: of Llama 3's."""
+def public_tokenizer(name: str, allow_network: bool = True) -> Choice:
+    """Return the tokenizer of a name in PUBLIC. Raises InputError where it cannot be had."""
     if name == "bytes":
         return Choice(bytes_tokenizer(), "bytes")
-    if name == "gpt2":
-        return Choice(gpt2_tokenizer(allow_network=allow_network), "GPT-2's")
-    from llmc_jax.data.llama3 import llama3_tokenizer
-
-    return llama3_tokenizer(allow_network, folders)
+    return Choice(gpt2_tokenizer(allow_network), "GPT-2's")
 
 
 # ----- showing text -------------------------------------------------------------------------------------------------

@@ -116,18 +116,7 @@ def test_tokenizer_commands(
     assert "--force" in capsys.readouterr().err
     assert main(["tokenizer", "write", "v1.bin", "--version", "1", "--tokenizer", "t.bin"]) == 2
     assert not Path("v1.bin").exists()
-    assert main(["tokenizer", "inspect", "t.bin"]) == 0
-    assert "version 2, 297 ids" in capsys.readouterr().out
-    assert main(["tokenizer", "encode", "the cat é", "--tokenizer", "t.bin"]) == 0
-    first, second = capsys.readouterr().out.splitlines()
-    ids = first.split()
-    assert second.startswith(f"{len(ids)} tokens: ")
-    assert main(["tokenizer", "decode", *ids, "--tokenizer", "t.bin"]) == 0
-    assert capsys.readouterr().out == "the cat é\n"
-    assert main(["tokenizer", "decode", "300", "--tokenizer", "t.bin"]) == 2
-    assert main(["tokenizer", "encode", "a", "--tokenizer", "none"]) == 2
-    assert main(["tokenizer", "inspect"]) == 2
-    assert "gpt2_tokenizer.bin: cannot be read" in capsys.readouterr().err
+    assert main(["tokenizer", "write", "n.bin", "--tokenizer", "none"]) == 2
 
 
 def test_stdlib_and_help(capsys: pytest.CaptureFixture[str]) -> None:
