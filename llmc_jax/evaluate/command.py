@@ -30,7 +30,7 @@ what else there is to say goes to standard error. docs/evaluate.md explains all 
 
 EXAMPLES = (
     ("runs/plays --data val.bin", "loss, perplexity and bits per byte on the whole file"),
-    ("runs/a runs/b --data val.bin --picture positions.png", "two models, and the loss by position as a picture"),
+    ("runs/a runs/b --data val.bin --positions", "two models, and the loss by position"),
     ("gpt2_124M.bin --tasks hellaswag mmlu=mmlu.parquet", "questions that `data hellaswag` has brought, or of a file"),
 )
 
@@ -52,8 +52,6 @@ TEXTS = (
         "that has it (default: T)", needs="data text", excludes="batches",
         why="the first batches are those of training, whose rows do not overlap"),
     own("--positions", "", False, "also the loss by position in the context", name="by_position", needs="data text"),
-    own("--picture", "FILE", None, "draw the loss by position: .png, .svg, .pdf", needs="data text",
-        writes=".png .svg .pdf"),
 )  # fmt: skip
 TASKS = (
     own("--limit", "N", None, "the first N questions of each task (default: all)", needs="tasks"),

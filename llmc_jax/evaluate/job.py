@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.progress import BarColumn, Task, TextColumn, TimeRemainingColumn
@@ -17,11 +16,9 @@ from rich.progress import BarColumn, Task, TextColumn, TimeRemainingColumn
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import plain, write_atomic
 from llmc_jax.base.kit import print_json
-from llmc_jax.base.pictures import short_names
 from llmc_jax.base.progress import show_progress
 from llmc_jax.evaluate import report, subjects
 from llmc_jax.evaluate.command import USUAL_ROWS
-from llmc_jax.evaluate.picture import draw_positions
 from llmc_jax.evaluate.report import Subject
 from llmc_jax.evaluate.subjects import OnProgress, Questions, Reader, Result, Text
 from llmc_jax.evaluate.texts import rows_of_text
@@ -138,23 +135,16 @@ def show(flags: argparse.Namespace, asked: Job, found: Evaluated) -> None:
     shown = side_by_side(asked, found)
     if flags.items is not None:
         write_items(flags, asked, found)
-    if flags.picture is not None:
-        texts = [subject for subject in shown if subject.kind != "task"]
-        names, titles = short_names([str(path) for path in flags.checkpoints]), short_names([*flags.data, *flags.text])
-        draw_positions(texts, titles, legend(names), Path(flags.picture))
     if flags.json:
         print_json(plain(json_of(flags, asked, found, shown)))
         return
     if len(found.models) > 1:
-        print("\n".join(legend([str(path) for path in flags.checkpoints])), end="\n\n")
+        print(
+            *(f"{letter}  {path}" for letter, path in zip(LETTERS, flags.checkpoints, strict=False)),
+            sep="\n",
+            end="\n\n",
+        )
     print(report.table(shown, asked.positions, by_position=flags.by_position))
-
-
-def legend(names: Sequence[str]) -> list[str]:
-    """Return names with the letters of their columns; a single one needs none."""
-    if len(names) == 1:
-        return list(names)
-    return [f"{letter}  {name}" for letter, name in zip(LETTERS, names, strict=False)]
 
 
 def side_by_side(asked: Job, found: Evaluated) -> list[Subject]:

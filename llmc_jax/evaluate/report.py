@@ -116,8 +116,8 @@ def plain_data(subject: Subject, by_position: bool) -> dict[str, Any]:
         data: dict[str, Any] = {**result.facts, **{_key(each.name): each.mean._asdict() for each in result.figures}}
         if differences:
             data["difference"] = {_key(name): each._asdict() for name, each in differences.items()}
-        if by_position and result.positions is not None:
-            data["positions"] = result.positions._asdict()
+        if by_position and result.bins:
+            data["positions"] = {each.name: each.mean._asdict() for each in result.bins}
         results.append(data)
     return {"kind": subject.kind, "name": subject.name, "results": results}
 

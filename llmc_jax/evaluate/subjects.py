@@ -24,7 +24,7 @@ from llmc_jax.data.tasks import TASKS, read_items
 from llmc_jax.data.tokenizers import Tokenizer
 from llmc_jax.evaluate import choices, texts
 from llmc_jax.evaluate.figures import Figure, exponential, mean
-from llmc_jax.evaluate.texts import Piece, Positions, Span
+from llmc_jax.evaluate.texts import Piece, Span
 from llmc_jax.generate.model import end_of_text
 from llmc_jax.generate.scorer import ScoreOptions, Scorer, score
 
@@ -102,7 +102,6 @@ class Result(NamedTuple):
     facts: dict[str, Any]
     key: str
     bins: Sequence[Figure] = ()
-    positions: Positions | None = None
     answers: Sequence[choices.Answer] = ()
 
 
@@ -176,7 +175,7 @@ def text_result(scorer: Scorer, text: Text, positions: int, told: OnProgress = l
     if found.bytes is not None:
         facts["bytes"] = int(found.bytes.sum())
     bins = texts.figures_by_position(found, positions)
-    return Result(texts.figures(found), facts, text.key, bins, found.positions)
+    return Result(texts.figures(found), facts, text.key, bins)
 
 
 # ----- tasks --------------------------------------------------------------------------------------------------------

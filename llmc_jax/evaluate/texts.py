@@ -39,14 +39,6 @@ class Span(NamedTuple):
         return self.end - self.start - self.first
 
 
-class Positions(NamedTuple):
-    """The loss by position, each field (T,): position t of a row sees t + 1 tokens."""
-
-    counts: np.ndarray
-    mean: np.ndarray  # nan where the count is 0
-    error: np.ndarray  # nan where the count is below 2
-
-
 class Losses(NamedTuple):
     """What a model makes of a text, row by row.
 
@@ -59,7 +51,6 @@ class Losses(NamedTuple):
     bytes: np.ndarray | None
     bin_sums: np.ndarray
     bin_counts: np.ndarray
-    positions: Positions
 
     @property
     def tokens(self) -> int:
@@ -184,22 +175,13 @@ def losses(
         told(rows[each.row].scored)
         kept[each.row] = each.losses
     edges = bin_edges(positions)
-    sums, bin_sums, by_position = np.zeros(len(rows)), np.zeros((len(rows), len(edges) - 1)), np.zeros((3, positions))
+    sums, bin_sums = np.zeros(len(rows)), np.zeros((len(rows), len(edges) - 1))
     for number, (span, narrow) in enumerate(zip(rows, kept, strict=True)):  # in an order that no devices decide
         wide = narrow.astype(np.float64)
         sums[number], bin_sums[number] = wide.sum(), binned(span, wide, edges)
-        by_position[:, span.first - 1 : span.end - span.start - 1] += [np.ones(len(wide)), wide, np.square(wide)]
     counts = np.array([span.scored for span in rows], np.int64)
     bin_counts = np.array([binned(span, np.ones(span.scored), edges) for span in rows], np.int64)
-    return Losses(sums, counts, None if bytes_of is None else sizes, bin_sums, bin_counts, _positions(*by_position))
-
-
-def _positions(count: np.ndarray, total: np.ndarray, squares: np.ndarray) -> Positions:
-    """Return means and their standard errors of sums by position, each (T,)."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        mean = total / count
-        variance = np.maximum(squares - total * mean, 0) / np.where(count > 1, count - 1, math.nan)
-        return Positions(count.astype(np.int64), mean, np.sqrt(variance / count))
+    return Losses(sums, counts, None if bytes_of is None else sizes, bin_sums, bin_counts)
 
 
 def binned(span: Span, values: np.ndarray, edges: Sequence[int]) -> np.ndarray:

@@ -1,6 +1,5 @@
 """Losses of texts by row and by position, against the plain model in NumPy and against training's validation."""
 
-import math
 from functools import cache
 from pathlib import Path
 
@@ -64,15 +63,10 @@ def test_rows_cover_both_pieces_and_neither_row_goes_beyond_its_piece() -> None:
     assert rows == ROWS and all(each.first == 1 for each in texts.spans(two_pieces(), T))
 
 
-def test_losses_by_row_and_by_position_are_those_of_the_plain_model() -> None:
+def test_losses_by_row_are_those_of_the_plain_model() -> None:
     expected = [plain_losses(*row) for row in ROWS]
     np.testing.assert_allclose(found().sums, [each.sum() for each in expected], atol=5e-4)
     assert found().counts.tolist() == [48, 48, 33, 48, 48, 3] and found().tokens == 228
-    by_position = [[each[t] for each in expected if t < len(each)] for t in range(T)]
-    assert found().positions.counts.tolist() == [len(each) for each in by_position]
-    np.testing.assert_allclose(found().positions.mean, [np.mean(each) for each in by_position], atol=2e-5)
-    errors = [np.std(each, ddof=1) / math.sqrt(len(each)) for each in by_position]
-    np.testing.assert_allclose(found().positions.error, errors, atol=2e-5)
 
 
 def test_overlapping_rows_score_each_token_once_given_more_of_what_is_before_it() -> None:
@@ -84,7 +78,15 @@ def test_overlapping_rows_score_each_token_once_given_more_of_what_is_before_it(
     sums = [each[row.first - 1 :].sum() for each, row in zip(expected, rows, strict=True)]
     np.testing.assert_allclose(found(20).sums, sums, atol=5e-4)
     assert found(20).tokens == 228
-    assert found(20).positions.counts[0] == 2 and found(20).positions.counts[28] == len(rows)
+    assert found(20).bin_counts.sum(0).tolist() == [
+        2,
+        2,
+        4,
+        8,
+        16,
+        32 + 7 * 4 + 1,
+        135,
+    ]  # the later rows score places 29 to 48
 
 
 def test_figures_against_a_computation_by_hand() -> None:
