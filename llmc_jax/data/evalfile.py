@@ -29,7 +29,6 @@ COMPLETIONS = 4
 MOST = 65535  # examples, and bytes of one
 SHORTEST = 30  # bytes of an example whose context and completions have one id each
 AGAIN = "copy or write the file again"
-PARTS = ("the context", *(f"completion {number}" for number in range(COMPLETIONS)))
 
 
 # ----- reading ------------------------------------------------------------------------------------------------------
@@ -61,7 +60,7 @@ def read_eval_file(path: str | Path) -> list[Item]:
     items, found, at = [], 0, HEADER_BYTES
     for number in range(count):
         words = np.frombuffer(data, "<u2", min(len(data) - at, longest) // 2, at).tolist()
-        items.append(_read_example(f"{path}: ", at, words, f"example {number} of {count}", number, longest))
+        items.append(_read_example(path, at, words, number))
         at, found = at + words[1], max(found, words[1])
     if at != len(data):
         raise FormatError(f"{path}: oversized: its {count} examples end at byte {at}, but bytes follow; {AGAIN}")
@@ -90,37 +89,19 @@ def _read_header(path: Path, header: bytes, size: int) -> tuple[int, int]:
     return count, longest
 
 
-def _read_example(where: str, byte: int, words: list[int], which: str, number: int, longest: int) -> Item:
+def _read_example(path: Path, at: int, words: list[int], number: int) -> Item:
     """Return the question that words begin with, the first of which is at a byte of the file."""
-
-    def check(good: bool, at: int, said: str) -> None:
-        if not good:
-            raise FormatError(f"{where}byte {byte + 2 * at}: example {number} {said}; {AGAIN}")
-
-    if len(words) < 3:
-        raise FormatError(f"{where}truncated: ends in {which}; {AGAIN}")
-    start, size, own = words[:3]
-    check(start == START, 0, f"begins with {start}; expected {START}")
-    even = f"expected an even number of {SHORTEST} to {longest}"
-    check(SHORTEST <= size <= longest and size % 2 == 0, 1, f"has {size} bytes; {even}")
-    check(own == number, 2, f"is called example {own}")
-    if len(words) < size // 2:
-        raise FormatError(f"{where}truncated: ends in {which}; {AGAIN}")
-    words = words[: size // 2]
-    label, completions = words[3:5]
-    check(label < COMPLETIONS, 3, f"has the label {label}; expected 0 to {COMPLETIONS - 1}")
-    check(completions == COMPLETIONS, 4, f"has {completions} completions; llm.c's trainers take {COMPLETIONS}")
-    parts, at = [], 5
-    for name in PARTS:
-        length = words[at] if at < len(words) else 0
-        ids = words[at + 1 : at + 1 + length]
-        whole = f"has {length} ids for {name} and {len(ids)} of them before its end; expected 1 or more"
-        check(0 < len(ids) == length, at, whole)
-        if START in ids:
-            check(False, at + 1 + ids.index(START), f"has {START} in {name}, which begins an example and is no id")
-        parts.append(tuple(ids))
-        at += 1 + length
-    check(at == len(words), 1, f"has {2 * len(words)} bytes, but its completions end after {2 * at}")
+    start, size, own, label, completions = words[:5] if len(words) > 5 else [0] * 5
+    rest, parts = words[5 : size // 2], []
+    while rest and 0 < rest[0] < len(rest) and START not in rest[1 : 1 + rest[0]]:
+        parts.append(tuple(rest[1 : 1 + rest[0]]))
+        rest = rest[1 + rest[0] :]
+    whole = size == 2 * (5 + sum(1 + len(part) for part in parts)) and not rest and len(parts) == 1 + COMPLETIONS
+    if not whole or (start, own, completions) != (START, number, COMPLETIONS) or label >= COMPLETIONS:
+        raise FormatError(
+            f"{path}: byte {at}: expected example {number}: {START}, its bytes, {number}, a label below {COMPLETIONS}, "
+            f"{COMPLETIONS}, a context and {COMPLETIONS} completions of one id or more; {AGAIN}"
+        )
     return Item(str(number), parts[0], tuple(parts[1:]), label)
 
 

@@ -12,7 +12,6 @@ import itertools
 import multiprocessing
 import os
 import re
-import shutil
 import signal
 import sys
 import tempfile
@@ -26,14 +25,13 @@ from typing import NamedTuple
 import numpy as np
 
 from llmc_jax.base.errors import InputError
-from llmc_jax.base.files import leads_to, made_folder, refusing, sync, try_lock
+from llmc_jax.base.files import made_folder, refusing, sync
 from llmc_jax.data import tables
 from llmc_jax.data.documents import PIECE_CHARS, Piece, Reading, find_inputs, read_pieces, size_of
 from llmc_jax.data.tokenfile import HEADER_BYTES, KINDS, MAX_TOKENS, make_header
 from llmc_jax.data.tokenizers import Tokenizer, load_tokenizer
 from llmc_jax.machine.device import usable_cores
 
-PARTIAL = re.compile(r"\.\w[\w.-]*\.\w{8}\.partial", re.ASCII)  # a hidden folder in which files are made
 SHARD_TOKENS = 10**8  # llm.c's scripts for FineWeb
 VAL_TOKENS = 1 << 20  # unless asked for otherwise: at most so many,
 VAL_SHARE = 10  # and at most one token in so many
@@ -121,14 +119,14 @@ def prepare(
     with contextlib.ExitStack() as closing:
         with refusing(f"{folder}: cannot be written", "choose another --out"):
             closing.enter_context(made_folder(folder))
-            remove_leftovers(folder)
             earlier = sorted(path for path in folder.iterdir() if outputs.fullmatch(path.name))
             if earlier and not force:
                 raise InputError(
                     f"{earlier[0]} exists ({len(earlier)} file{'s' * (len(earlier) > 1)} of this name); choose another "
                     "--name or --out, or replace them with --force"
                 )
-            staging = closing.enter_context(_staging(folder, name))
+            hidden = tempfile.TemporaryDirectory(prefix=f".{name}.", suffix=".partial", dir=folder)
+            staging = Path(closing.enter_context(hidden))
         result = _write_all(files, staging, name, tokenizer, settings, report or (lambda read, tokens: None))
         shards = [shard._replace(path=folder / shard.path.name) for shard in result.shards]
         table = folder / result.table.name
@@ -139,42 +137,6 @@ def prepare(
         for path in set(earlier) - {table, *(shard.path for shard in shards)}:
             path.unlink(missing_ok=True)
         return result._replace(shards=shards, table=table)
-
-
-@contextlib.contextmanager
-def _staging(folder: Path, name: str) -> Iterator[Path]:
-    """Make a hidden folder that is locked as long as it is in use, and removed at the end. Raises OSError."""
-    while True:
-        staging = Path(tempfile.mkdtemp(prefix=f".{name}.", suffix=".partial", dir=folder))
-        with contextlib.suppress(FileNotFoundError):  # another process that begins just now took it for a leftover
-            descriptor = os.open(staging, os.O_RDONLY)
-            if try_lock(descriptor) is not False and leads_to(staging, descriptor):
-                break
-            os.close(descriptor)
-    try:
-        yield staging
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-        os.close(descriptor)
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Remove the hidden folders of processes that were killed; those that live have theirs locked. Raises OSError.
-
-    A file system without locks keeps all of them: nobody can tell there.
-    """
-    for path in folder.iterdir():
-        if not PARTIAL.fullmatch(path.name):
-            continue
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        except OSError:  # gone meanwhile, or not ours
-            continue
-        try:
-            if try_lock(descriptor):
-                shutil.rmtree(path, ignore_errors=True)
-        finally:
-            os.close(descriptor)
 
 
 def check_settings(settings: Settings, name: str) -> None:

@@ -3,7 +3,6 @@
 import functools
 import hashlib
 import json
-import os
 import random
 import re
 import struct
@@ -16,7 +15,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from llmc_jax.base.errors import InputError
-from llmc_jax.base.files import try_lock
 from llmc_jax.data import documents
 from llmc_jax.data import prepare as module
 from llmc_jax.data.command import main
@@ -418,25 +416,6 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def hidden(out: Path) -> list[str]:
     return sorted(path.name for path in out.iterdir() if path.name.startswith("."))
-
-
-def test_what_a_killed_run_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
-    """Of whatever name; a living process's folder, which is locked, stays, and so does what is not a folder of ours."""
-    (tmp_path / "a.txt").write_text("hello world " * 20)
-    out, lives = tmp_path / "out", ".x.lives123.partial"
-    for name in (".x.abcd1234.partial", ".other-1.0.zzzz_999.partial", lives, ".partial", ".x.partial"):
-        (out / name).mkdir(parents=True)
-        (out / name / "x_train_000001.bin").write_bytes(bytes(9))
-    (out / ".x.file1234.partial").touch()
-    (out / ".x.link1234.partial").symlink_to(tmp_path)
-    descriptor = os.open(out / lives, os.O_RDONLY)
-    assert try_lock(descriptor)
-    prepare([str(tmp_path / "a.txt")], out, "x", bytes_tokenizer())
-    assert hidden(out) == [".partial", ".x.file1234.partial", ".x.link1234.partial", lives, ".x.partial"]
-    os.close(descriptor)  # which is what death does
-    with pytest.raises(InputError, match="--force"):  # a start that is refused for what is there removes them too
-        prepare([str(tmp_path / "a.txt")], out, "x", bytes_tokenizer())
-    assert lives not in hidden(out) and (tmp_path / "a.txt").exists()
 
 
 def test_two_at_once_in_a_folder(tmp_path: Path) -> None:
