@@ -13,7 +13,7 @@ memory.py        a step's memory by kind, computed from shapes alone, or as much
 moments.py       what a step's program holds from moment to moment, from shapes alone
 separate.py      programs compiled in processes of their own, and kept by content
 course.py        a run's steps, hours, energy and cost; prices.toml: what an hour of a GPU costs, dated
-neighbours.py    what is near a configuration, sweeps along an option, llm.c's reproductions: as tables, as a picture
+sweep.py         a configuration with each value of an option, or on each GPU: as a table
 search.py        the largest -b that fits, for each -r, --recompute-blocks and -z
 fits.py          with which other flags a step would fit, for refusals
 asked.py         words of the command line to what is planned

@@ -2,13 +2,12 @@
 
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from llmc_jax.base.commands import program_name, typed
-from llmc_jax.base.errors import ExitCode, InputError
+from llmc_jax.base.errors import ExitCode
 from llmc_jax.base.files import plain, write_atomic
 from llmc_jax.base.kit import command_line, help_page, print_json
 from llmc_jax.base.options import ABOVE_ZERO, SCREEN, own
@@ -24,13 +23,7 @@ OWN = (
         "driver's name, or a .toml file of your own (docs/plan.md); without it the device at hand"),
     own("--quick", "", False, "compute the memory, compile nothing"),
     own("--operations", "", False, "also a line for each operation: FLOPs, bytes, floor, time", excludes="sweep"),
-    own("--neighbours", "", False, "also what is near: other GPUs, numbers of them, -b, -r and -z",
-        excludes="sweep"),
     own("--sweep", "NAME=LIST", None, "only a table, over values of gpu or one of train.py's options: devices=1,2,4,8"),
-    own("--picture", "FILE", None, "with --sweep: draw it there: .png, .svg, .pdf", needs="sweep",
-        why="as in --sweep devices=1,2,4,8", writes=".png .svg .pdf"),
-    own("--reproductions", "", False, "only llm.c's four reproductions of GPT-2, beside what llm.c says of them",
-        excludes="gpu operations neighbours sweep tokens price network", why="it takes llm.c's launches as they are"),
     own("--tokens", "X", None, "train on this many tokens, such as 10e9, instead of -x", 1),
     own("--price", "X", None, "USD for an hour of one GPU; default: from llmc_jax/plan/prices.toml", 0),
     own("--network", "GBIT", None, "Gbit/s of each GPU between machines (default: 400)", check=ABOVE_ZERO),
@@ -51,9 +44,8 @@ def help_text() -> str:
         (
             ("-e d12 -b 64 -d 524288 --gpu h100 --devices 8", "GPT-2 124M on eight H100s"),
             ("--preset gpt2-1558M --gpu h100 --devices 8 --quick", "llm.c's launch, in two seconds"),
-            ("-e d48 -b 4 --gpu rtx4090 --neighbours", "what would fit instead"),
-            ("-e d12 --gpu a100 --sweep devices=1,2,4,8 --picture sweep.png", "how it scales"),
-            ("--reproductions", "what llm.c's four runs would need"),
+            ("-e d12 --gpu a100 --sweep devices=1,2,4,8", "how it scales"),
+            ("-e d48 -b 4 --sweep gpu=rtx4090,a100,h200", "where it would fit"),
             ("-e d12 -b 4 -t 64", "the device at hand; a CPU is measured first, for some twelve seconds"),
         ),
     )
@@ -66,14 +58,9 @@ def main(words: list[str]) -> int:
         print(help_text())
         return ExitCode.DONE
     own, rest = take_own(words, OWN)
-    if own.reproductions and rest:
-        raise InputError(f"--reproductions: takes llm.c's launches as they are; leave out {' '.join(rest)}")
     for note in settle():
         _say(note)
-    show = _reproductions if own.reproductions else _sweep if own.sweep else _answer
-    from llmc_jax.plan.answer import Wishes  # here, because --help and errors do without JAX
-
-    content, text = show(rest, own, Wishes(own.quick, own.tokens, own.price, own.network))
+    content, text = (_sweep if own.sweep else _answer)(rest, own)
     if own.json:
         _write(own.json, content)
     if own.json != SCREEN:
@@ -89,39 +76,30 @@ def _say(words: str) -> None:
 # ----- what is shown: as --json has it, and as text -------------------------------------------------------------------
 
 
-def _answer(words: list[str], own: SimpleNamespace, wanted: "Wishes") -> tuple[dict[str, Any], str]:
-    """Return the answer to one configuration, and its neighbours where they are asked for."""
+def _wishes(own: SimpleNamespace) -> "Wishes":
+    from llmc_jax.plan.answer import Wishes  # here, because --help and errors do without JAX
+
+    return Wishes(own.quick, own.tokens, own.price, own.network)
+
+
+def _answer(words: list[str], own: SimpleNamespace) -> tuple[dict[str, Any], str]:
+    """Return the answer to one configuration."""
     from llmc_jax.plan.answer import answer, as_json
-    from llmc_jax.plan.neighbours import neighbours, rows_table
     from llmc_jax.plan.report import as_text
 
-    config = asked_config(words)
-    found = answer(config, own.gpu, wanted, _say)
-    content, table = as_json(found), ""
-    if own.neighbours:
-        rows = neighbours(replace(config, batch_size=found.setting.batch_size), own.gpu, wanted)
-        content, table = content | {"neighbours": rows}, rows_table(rows)
-    return content, as_text(found, operations=own.operations, more=table)
+    found = answer(asked_config(words), own.gpu, _wishes(own), _say)
+    return as_json(found), as_text(found, operations=own.operations)
 
 
-def _sweep(words: list[str], own: SimpleNamespace, wanted: "Wishes") -> tuple[dict[str, Any], str]:
-    """Return the table of --sweep, and draw it where --picture says so."""
-    from llmc_jax.plan.neighbours import draw_sweep, parse_sweep, rows_table, swept, title_of
+def _sweep(words: list[str], own: SimpleNamespace) -> tuple[dict[str, Any], str]:
+    """Return the table of --sweep."""
+    from llmc_jax.plan.answer import as_json
+    from llmc_jax.plan.sweep import parse_sweep, rows_table, swept
 
-    sweep, config = parse_sweep(own.sweep), asked_config(words)
-    rows = swept(config, own.gpu, sweep, wanted)
-    if own.picture:
-        draw_sweep(rows, Path(own.picture), title_of(sweep[0], config.model, own.gpu))
-    return {"sweep": rows}, rows_table(rows)
-
-
-def _reproductions(words: list[str], own: SimpleNamespace, wanted: "Wishes") -> tuple[dict[str, Any], str]:
-    """Return llm.c's reproductions."""
-    from llmc_jax.plan.neighbours import reproductions, reproductions_table
-
-    found = list(reproductions())
-    content = [{"published": published, "row": row} for published, row in found]
-    return {"reproductions": content}, reproductions_table(found)
+    sweep = parse_sweep(own.sweep)
+    rows = swept(asked_config(words), own.gpu, sweep, _wishes(own))
+    content = [row._asdict() | {"answer": row.answer and as_json(row.answer)} for row in rows]
+    return {"sweep": content}, rows_table(sweep[0], rows)
 
 
 def _write(path: str, content: dict[str, Any]) -> None:

@@ -27,11 +27,8 @@ class Table(NamedTuple):
 Section = tuple[Table | None, Sequence[str]]  # a table, and lines below it
 
 
-def as_text(found: Answer, *, operations: bool = False, more: str = "", width: int | None = None) -> str:
-    """Return the report.
-
-    operations: with a line for each operation. more: another section. width: cells; None: the screen's.
-    """
+def as_text(found: Answer, *, operations: bool = False, width: int | None = None) -> str:
+    """Return the report. operations: with a line for each operation. width: cells; None: the screen's."""
     sections: list[Section] = [
         (None, head(found)),
         (None, [summary(found)]),
@@ -43,7 +40,7 @@ def as_text(found: Answer, *, operations: bool = False, more: str = "", width: i
     ]
     shown = [_shown(*section, width) for section in sections]
     not_known = _shown(None, ["not known", *(f"- {line}" for line in found.not_known)], width)
-    return "\n\n".join(filter(None, [*shown, more, not_known]))
+    return "\n\n".join([*shown, not_known])
 
 
 def _shown(table: Table | None, lines: Sequence[str], width: int | None) -> str:

@@ -8,7 +8,7 @@ from benchmarks.plan_page import PAGE, blocks, indented
 from llmc_jax.plan.command import main
 
 SHOWN = blocks(PAGE.read_text(encoding="utf-8"))
-COMPUTED = [words for words in SHOWN if {"--quick", "--sweep", "--reproductions"} & set(shlex.split(words))]
+COMPUTED = [words for words in SHOWN if {"--quick", "--sweep"} & set(shlex.split(words))]
 
 
 @pytest.mark.parametrize("words", COMPUTED)
@@ -18,4 +18,4 @@ def test_the_page_shows_what_is_printed(words: str, capsys: pytest.CaptureFixtur
 
 
 def test_there_are_such_blocks() -> None:
-    assert len(COMPUTED) >= 3
+    assert len(COMPUTED) >= 2
