@@ -1,8 +1,8 @@
-"""The example in docs/profiling.md, measured again: the table and the picture of one layer, from the same run.
+"""The example in docs/profiling.md, measured again.
 
     python benchmarks/profile_page.py [flags of the profiler; without any: -e d12 -b 4 -t 64]
 
-Writes docs/profiling.png, and in docs/profiling.md what stands between the two marks. Let nothing else run meanwhile.
+Writes in docs/profiling.md what stands between the two marks. Let nothing else run meanwhile.
 """
 
 import json
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE, PICTURE = ROOT / "docs/profiling.md", ROOT / "docs/profiling.png"
+PAGE = ROOT / "docs/profiling.md"
 BEGIN, END = "<!-- made by benchmarks/profile_page.py -->\n", "<!-- until here -->\n"
 FLAGS = ["-e", "d12", "-b", "4", "-t", "64"]
 
@@ -51,7 +51,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"
-        command = [sys.executable, "-m", "llmc_jax.profile", *flags, "--json", str(out), "--picture", str(PICTURE)]
+        command = [sys.executable, "-m", "llmc_jax.profile", *flags, "--json", str(out)]
         said = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout
         facts = json.loads(out.read_text())
     lines = said.splitlines()

@@ -131,11 +131,10 @@ def profile(words: str) -> Figures:
     results, scratch = Path(os.environ["GPU_CHECK_OUTPUT"]), Path(os.environ["GPU_CHECK_SCRATCH"])
     name = os.environ["GPU_CHECK_NAME"]
     json_file, text_file = results / f"{name}_profile.json", results / f"{name}_profile.txt"
-    picture = results / f"{name}_layer.png"
     command = [sys.executable, "-m", "llmc_jax.profile", *shlex.split(words), "--json", str(json_file)]
     command.append("--no-kernel-check")
     shutil.rmtree(scratch / "trace", ignore_errors=True)
-    command += ["--trace", str(scratch / "trace"), "--picture", str(picture)]
+    command += ["--trace", str(scratch / "trace")]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     if done.returncode:
         raise RuntimeError(f"{shlex.join(command)} ended with status {done.returncode}: {done.stderr[-300:]}")

@@ -7,6 +7,5 @@ plan/program.py       what a compiled program consists of, and which operation o
 trace.py         a recording of jax.profiler read back: when each instruction ran; what is kept beside it for its table
 measure.py       the step itself: compiled, timed, beside the machine's own rates
 table.py         all of these put together: the table, as text and JSON
-picture.py       one layer's timeline as a picture
-compare.py       another implementation, precision or commit, in turns with this one
+compare.py       another implementation or precision, in turns with this one
 """

@@ -14,14 +14,12 @@ OWN = (
     own("--traced", "N", 3, "steps to record for the table"),
     own("--layers", "", False, "a line for each layer"),
     own("--trace", "DIR", None, "keep the trace there, for Perfetto and TensorBoard"),
-    own("--read", "DIR", None, "only the table of a saved trace; takes --layers, --json and --picture"),
+    own("--read", "DIR", None, "only the table of a saved trace; takes --layers and --json"),
     own("--json", "FILE", None, "write everything to it as JSON", writes="*"),
-    own("--picture", "FILE", None, "draw the timeline of one layer: .png, .svg, .pdf", writes=".png .svg .pdf"),
-    own("--layer", "N", None, "which layer to draw; default: the middle one", least=0),
     own("--calculate", "", False, "only FLOPs, bytes and memory, from the shape: needs no device, compiles nothing"),
     own("--device", "NAME", None, "with --calculate: the GPU whose peaks set the floors: h200, 'NVIDIA H200'"),
     own("--vs", "NAME=VALUE", [], "time another version in turns with this one; may be given several times: a flag of "
-        "train.py (kernels=xla, dtype=bf16), or commit=HEAD~1"),
+        "train.py (kernels=xla, dtype=bf16)"),
     own("--rounds", "N", 5, "with --vs: turns"),
 )  # fmt: skip
 
@@ -36,7 +34,7 @@ def help_text() -> str:
         OWN,
         (
             ("-e d12 -b 4 -t 64", "the table of GPT-2 124M's step"),
-            ("-e d12 -b 4 -t 64 --layers --picture layer.png --trace traces", "by layer, with a picture and the trace"),
+            ("-e d12 -b 4 -t 64 --layers --trace traces", "by layer, and the trace for Perfetto"),
             ("-e d12 -b 4 -t 64 --vs dtype=bf16 --vs recompute=0", "beside two other versions"),
             ("-e d12 -b 64 --dtype bf16 --calculate --device 'NVIDIA H200'", "what a GPU would need"),
         ),

@@ -1,4 +1,4 @@
-"""Several versions of a step in turns: another implementation, precision or commit.
+"""Several versions of a step in turns: another implementation or precision.
 
 Each runs in a process of its own, which compiles its step and then waits to be asked for steps, so that all see the
 same machine; a figure is the median of the ratios of neighbouring blocks. Leaves out what a step is made of.
@@ -12,7 +12,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from llmc_jax.base.commands import ROOT
@@ -28,49 +27,20 @@ class Variant(NamedTuple):
 
     label: str
     words: tuple[str, ...]  # flags of train.py
-    commit: str | None = None  # of its source; None: this one's
-    tree: Path = ROOT  # where its source is
 
 
 def parse_variant(text: str, words: Sequence[str]) -> Variant:
-    """Return a variant from `NAME=VALUE`: a flag of train.py, or commit. Raises InputError for another."""
+    """Return a variant from `NAME=VALUE`, a flag of train.py. Raises InputError for another."""
     name, equals, value = text.partition("=")
     flag = name.replace("_", "-")
     if not equals or not value:
-        raise InputError(f"--vs {text}: must be NAME=VALUE, such as kernels=xla, dtype=bf16, commit=HEAD~1")
-    if name == "commit":
-        return Variant(text, tuple(words), commit=value)
+        raise InputError(f"--vs {text}: must be NAME=VALUE, such as kernels=xla, dtype=bf16")
     about = next((each for each in OPTIONS if flag in (each.long_flag[2:], *(f[1:] for f in each.flags))), None)
     if about is None:
-        raise InputError(f"--vs {text}: there is no flag --{flag}; train.py --help lists them, beside commit")
+        raise InputError(f"--vs {text}: there is no flag --{flag}; train.py --help lists them")
     changed = (*words, f"{about.long_flag}={value}")
     step_config(changed)
     return Variant(text, changed)
-
-
-@contextmanager
-def checked_out(variant: Variant) -> Iterator[Variant]:
-    """Yield the variant with its source at hand: a commit's in a work tree that is gone after the block."""
-    if variant.commit is None:
-        yield variant
-        return
-    with tempfile.TemporaryDirectory(prefix="llmc-jax-") as folder:
-        tree = str(Path(folder) / "tree")
-        _worktree(variant.label, "add", "--detach", tree, f"{variant.commit}^{{commit}}")
-        try:
-            yield variant._replace(tree=Path(tree))
-        finally:
-            _worktree(variant.label, "remove", "--force", tree)
-
-
-def _worktree(label: str, *words: str) -> None:
-    """Run git worktree on this clone. Raises InputError with what it says where it fails."""
-    try:
-        subprocess.run(["git", "-C", str(ROOT), "worktree", *words], capture_output=True, text=True, check=True)
-    except FileNotFoundError as error:
-        raise InputError(f"--vs {label}: needs git, which is not installed here") from error
-    except subprocess.CalledProcessError as error:
-        raise InputError(f"--vs {label}: cannot be checked out: {error.stderr.strip().splitlines()[-1]}") from error
 
 
 # ----- one process per variant --------------------------------------------------------------------------------------
@@ -82,11 +52,10 @@ def running(variant: Variant) -> Iterator[Callable[[str], dict[str, Any]]]:
 
     It answers without a line once its step is compiled. Where it cannot continue, InputError has what it says.
     """
-    environment = child_environment() | {"PYTHONPATH": str(variant.tree), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    _, words = step_config(variant.words)  # with the model: an older commit's profiler takes none from a preset
+    environment = child_environment() | {"PYTHONPATH": str(ROOT), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     with tempfile.TemporaryFile("w+") as errors, subprocess.Popen(
-        [sys.executable, "-m", "llmc_jax.profile", "--worker", *words],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=variant.tree, env=environment,
+        [sys.executable, "-m", "llmc_jax.profile", "--worker", *variant.words],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=ROOT, env=environment,
     ) as process:  # fmt: skip
         given, said = process.stdin, process.stdout
         assert given is not None and said is not None
@@ -98,8 +67,6 @@ def running(variant: Variant) -> Iterator[Callable[[str], dict[str, Any]]]:
             text = said.readline()
             if text.startswith("{"):
                 found: dict[str, Any] = json.loads(text)
-                if "error" in found:  # an older commit's worker answers so
-                    raise InputError(f"{variant.label}: {found['error']}")
                 return found
             process.wait()
             errors.seek(0)
@@ -155,7 +122,7 @@ def compare(variants: Sequence[Variant], rounds: int, steps: int) -> list[Result
     """Run the variants in turns: in each round a block of steps of each; the first is what the others are held to."""
     with contextlib.ExitStack() as stack:
         workers, tokens = [], []
-        for variant in [stack.enter_context(checked_out(each)) for each in variants]:
+        for variant in variants:
             workers.append(stack.enter_context(running(variant)))  # after the last: compilations disturb each other
             tokens.append(workers[-1]("")["tokens"])
         blocks: list[list[float]] = [[] for _ in workers]

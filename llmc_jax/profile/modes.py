@@ -32,7 +32,6 @@ from llmc_jax.plan.efficiency import gpu
 from llmc_jax.plan.moments import largest_moment
 from llmc_jax.plan.plan import Plan, make_plan
 from llmc_jax.profile import table
-from llmc_jax.profile.picture import draw_layer
 from llmc_jax.profile.trace import keep_step, kept_step, newest_trace, read_trace
 from llmc_jax.run.console import format_table
 from llmc_jax.run.record import check_writable
@@ -149,7 +148,7 @@ def _write_json(path: str, content: dict[str, Any]) -> None:
 
 def read(own: SimpleNamespace) -> int:
     """Print the table of a trace from before: `--read`. Raises InputError for a trace that says nothing of the step."""
-    report = _from_trace(Path(own.read), own)
+    report = _from_trace(Path(own.read), by_layer=own.layers)
     if reason := report.problem:
         raise InputError(f"--read {own.read}: {reason}; record it again with --trace")
     if own.json:
@@ -158,17 +157,13 @@ def read(own: SimpleNamespace) -> int:
     return ExitCode.DONE
 
 
-def _from_trace(folder: Path, own: SimpleNamespace, title: str = "") -> Any:
-    """Return the table of a trace that was kept, and draw what --picture asks for. title: the layer is added to it."""
+def _from_trace(folder: Path, *, by_layer: bool) -> table.Report:
+    """Return the table of a trace that was kept."""
     facts = kept_step(folder)
     trace = read_trace(newest_trace(folder), facts.program.name, facts.program.whole)
-    work = step_work(facts.model, facts.shape)
-    report = table.report_from_trace(trace, facts.program, work, facts.roof, by_layer=own.layers)
-    if own.picture:
-        layer = _layer(own, facts.model)
-        if report.problem or not draw_layer(trace, facts.program, layer, Path(own.picture), f"{title}layer {layer}"):
-            print_error(f"note: --picture {own.picture}: not drawn, the trace has no instruction of layer {layer}")
-    return report
+    return table.report_from_trace(
+        trace, facts.program, step_work(facts.model, facts.shape), facts.roof, by_layer=by_layer
+    )
 
 
 def measure(config: TrainConfig, own: SimpleNamespace) -> int:
@@ -179,7 +174,6 @@ def measure(config: TrainConfig, own: SimpleNamespace) -> int:
     jax.config.update("jax_enable_compilation_cache", False)  # the time of a compilation is to be measured
     from llmc_jax.profile import measure  # here, because the other modes do without
 
-    _layer(own, model_of(config.init_from or config.model))
     bench = measure.prepared(config)
     for note in notes:
         print(note)
@@ -206,14 +200,6 @@ def measure(config: TrainConfig, own: SimpleNamespace) -> int:
     else:
         print(table.as_text(report))
     return ExitCode.DONE
-
-
-def _layer(own: SimpleNamespace, model: ModelConfig) -> int:
-    """Return the layer to draw. Raises InputError where the model has no such layer."""
-    layer: int = model.num_layers // 2 if own.layer is None else own.layer
-    if layer >= model.num_layers:
-        raise InputError(f"--layer {layer}: the model has {model.num_layers} layers, counted from 0")
-    return layer
 
 
 def _summary(bench: Any, times: Any, used: Any, rates: Any) -> str:
@@ -267,8 +253,7 @@ def _traced(bench: Any, own: SimpleNamespace, folder: Path, roof: Any) -> Any:
     if bench.traced is not bench.compiled:
         other = "" if bench.alike else "; XLA chose other algorithms for it than for the timed step"
         print(f"traced without CUDA graphs, which hide the names of kernels{other}")
-    title = f"{bench.plan.config.model}, B={bench.shape.batch} T={bench.shape.sequence}, "
-    return _from_trace(folder, own, title)
+    return _from_trace(folder, by_layer=own.layers)
 
 
 # ----- comparing ----------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from llmc_jax.machine import device as hardware
-from llmc_jax.profile import measure, modes, picture, trace
+from llmc_jax.profile import measure, modes, trace
 from llmc_jax.profile.command import OWN, main
 
 MODEL = ["-e", "L2-NH2-C32-V300-T16", "-b", "2", "-t", "16"]
@@ -55,7 +55,6 @@ def test_a_reader_that_leaves_early_ends_it_quietly(
         (["-t", "99"], "the model knows 16 positions"),
         (["--trace", "{file}/x"], "a trace cannot be written there"),
         (["--json", "{file}/x/y.json"], "there is no folder"),
-        (["--picture", "layer.png", "--layer", "2"], "the model has 2 layers"),
         (["--read", "{file}.none"], "has no program.hlo.txt"),
         (["--calculate", "--device", "h1000"], "'h1000'"),
         (["--calculate", "-e", "no-such.bin"], "no such file"),
@@ -119,7 +118,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = ["--steps", "3", "--traced", "2", "--layers", "--trace", str(folder / "trace")]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measure, "array_bytes", lambda cache, memory: 1 << 20)
-        assert main([*MODEL, *words, "--json", str(folder / "out.json"), "--picture", str(folder / "layer.png")]) == 0
+        assert main([*MODEL, *words, "--json", str(folder / "out.json")]) == 0
     return folder
 
 
@@ -160,32 +159,21 @@ def test_the_table_of_a_trace_from_before(measured: Path, capsys: pytest.Capture
     assert again == {name: before[name] for name in again}
     assert "attention" in text and "products" in text
     assert list((measured / "trace").glob("plugins/profile/*/*.trace.json.gz"))
-    assert (measured / "layer.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_trace_without_the_names_of_kernels(
     measured: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Reading it is refused in a line; measuring has all but the table, and draws nothing."""
+    """Reading it is refused in a line; measuring has all but the table."""
     graph = trace.Trace((trace.Span("command_buffer", 0.0, 1e6, "Stream #1"),), ((0.0, 1e6),), True)
     monkeypatch.setattr(modes, "read_trace", lambda *_: graph)
     text, error = run(capsys, "--read", str(measured / "trace"), status=2)
     assert text == "" and "100 %" in error and len(error.splitlines()) == 1
     monkeypatch.setattr(measure, "array_bytes", lambda cache, memory: 1 << 20)
-    words = ["--steps", "1", "--traced", "1", "--picture", str(tmp_path / "layer.png"), "--json", str(tmp_path / "j")]
-    text, error = run(capsys, *MODEL, *words)
-    picture_note, note = error.splitlines()
-    assert "layer.png" in picture_note and "100 %" in note and not (tmp_path / "layer.png").exists()
+    text, error = run(capsys, *MODEL, "--steps", "1", "--traced", "1", "--json", str(tmp_path / "j"))
+    assert "100 %" in error and len(error.splitlines()) == 1
     found = json.loads((tmp_path / "j").read_text())
     assert "tok/s" in text and found["seconds"]["runs"] == 1 and found["problem"] and not found["operations"]
-
-
-def test_a_layer_that_the_trace_does_not_have_costs_the_picture_alone(
-    measured: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(picture, "layer_boxes", lambda *_: [])
-    text, error = run(capsys, "--read", str(measured / "trace"), "--picture", str(tmp_path / "layer.png"))
-    assert "attention" in text and "layer 1" in error and not (tmp_path / "layer.png").exists()
 
 
 def test_what_is_traced_on_a_gpu_is_a_program_of_its_own(
