@@ -52,7 +52,7 @@ def refusal(plan: Plan, words: str, available: int, taken: int | None = None) ->
     taken: bytes that the step takes by its compiler, where that is known. Estimates count as much more, or less.
     """
     size = smaller_batch(plan, available if taken is None else available * computed(plan).program // taken)
-    instead = "take a smaller model, or lower -b or -t"
+    instead = "lower -b or -t, or take a smaller model"
     if size is not None:
         tokens = f" -d {plan.config.tokens_per_step}" if plan.config.total_batch_size == -1 else ""
         instead = f"by estimate -b {size}{tokens} fits, with as many tokens in an update"
