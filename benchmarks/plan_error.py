@@ -4,7 +4,7 @@
     python benchmarks/plan_error.py --measure calibration    calibrate this CPU once more, for some seconds
     python benchmarks/plan_error.py --measure 1              the first third of the configurations once more; 2, 3
 
-On a CPU: in turns calibrations (llmc_jax/plan/calibrate.py) and steps as train.py compiles them. Before and after each
+On a CPU: in turns calibrations (llmc_jax/plan/cpu.py) and steps as train.py compiles them. Before and after each
 of them a product of a fixed size says how busy the machine is. Those beside which it took more than 1.25 of its least
 time are left out, whatever they found. An error is the median of the predictions over the median of the steps. The
 calibration knows none of these configurations, and none was looked at while it was written.
@@ -158,10 +158,10 @@ def probe() -> float:
 
 def calibrated() -> dict[str, Any]:
     """Calibrate, and return what is then predicted of each configuration."""
-    from llmc_jax.plan.calibrate import calibration
+    from llmc_jax.plan.cpu import measured_apart
 
     before, start = probe(), time.perf_counter()
-    here = calibration(again=True)
+    here = measured_apart("fp32")
     took = time.perf_counter() - start
     predicted = {words: list(predicted_here(words, here).seconds) for words in HELD_OUT}
     return {"took": took, "busy": max(before, probe()), "predicted": predicted}

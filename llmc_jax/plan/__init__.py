@@ -4,8 +4,7 @@ plan.py          precision, kernels, memory and the step's numbers, which runs a
 interval.py      an estimate as three numbers
 efficiency.py    a machine's peaks, what shares of them are reached, and the floors they set
 time.py          what a step takes, operation by operation
-cpu.py           the same on a CPU, by rates that were measured on it
-calibrate.py     measuring them
+cpu.py           the same on a CPU, by rates that are measured on it
 network.py       what several devices take to send each other their gradients
 compiled.py      the step of a plan, compiled for GPUs that are not there
 program.py       what a compiled program consists of, and which operation of the model each instruction belongs to

@@ -22,8 +22,8 @@ from llmc_jax.machine.jax_setup import MEMORY_SHARE, configure
 from llmc_jax.machine.target import machine_of, this_machine
 from llmc_jax.models.gpt2.tensors import num_parameters
 from llmc_jax.plan.asked import checked_model
-from llmc_jax.plan.calibrate import calibration
 from llmc_jax.plan.course import Course, course, data_of, forward_of, price_of
+from llmc_jax.plan.cpu import calibration
 from llmc_jax.plan.memory import CPU, Memory, computed
 from llmc_jax.plan.network import GBIT, Network, network_of
 from llmc_jax.plan.plan import Plan, make_plan

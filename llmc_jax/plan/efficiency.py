@@ -3,7 +3,7 @@
 The only place where such shares stand: the plan, the roofline, the step table, the model of many GPUs and the floors
 of profiles take them from here. Those of Hopper in 16 bits were measured on one NVIDIA H200; each of the others is an
 estimate. Both name their source; `python benchmarks/card_shares.py` prints those of a card whose check has run. Leaves
-out how long a step takes (time.py), and CPUs' rates (calibrate.py).
+out how long a step takes (time.py), and CPUs' rates (cpu.py).
 """
 
 import math

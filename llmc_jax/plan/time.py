@@ -25,8 +25,7 @@ from llmc_jax.models.gpt2.operations import BLOCK, END, row_of
 from llmc_jax.models.gpt2.tensors import letters
 from llmc_jax.models.gpt2.work import Shape, Work, array_bytes, flops_per_token, rows_at_once, step_work
 from llmc_jax.models.tensors import sizes
-from llmc_jax.plan.calibrate import calibration
-from llmc_jax.plan.cpu import KEPT, Calibration, parts_of, seconds_of
+from llmc_jax.plan.cpu import KEPT, Calibration, calibration, parts_of, seconds_of
 from llmc_jax.plan.efficiency import (
     ATTENTION,
     ATTENTION_BACKWARD,

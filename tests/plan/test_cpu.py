@@ -16,7 +16,7 @@ from llmc_jax.config.flags import parse_args
 from llmc_jax.config.model import parse_descriptor
 from llmc_jax.machine.target import Machine
 from llmc_jax.models.gpt2.work import products_flops
-from llmc_jax.plan import calibrate
+from llmc_jax.plan import cpu
 from llmc_jax.plan.cpu import Calibration, Rates
 from llmc_jax.plan.interval import Interval
 from llmc_jax.plan.moments import largest_moment
@@ -29,7 +29,7 @@ sizes = st.integers(1, 10**6)
 
 def known(rate: float = 1e9) -> Calibration:
     """A CPU that does 1e9 of everything in a second, whatever the sizes."""
-    cases = calibrate._cases("fp32")
+    cases = cpu._cases("fp32")
     rates = {
         name: Rates(case.axes, (rate,) * math.prod(len(axis) for axis in case.axes)) for name, case in cases.items()
     }
@@ -113,12 +113,12 @@ def test_a_split_update_is_made_once_and_else_by_each_device() -> None:
 def test_turns_go_on_while_times_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     def turns_of(*seconds: float) -> int:
         taken = iter([*seconds, *[seconds[-1]] * 99])
-        monkeypatch.setattr(calibrate, "_one_turn", lambda run: next(taken))
-        return len(calibrate._turns({"once": lambda: None})["once"])
+        monkeypatch.setattr(cpu, "_one_turn", lambda run: next(taken))
+        return len(cpu._turns({"once": lambda: None})["once"])
 
-    assert turns_of(1.0) == calibrate.TURNS
+    assert turns_of(1.0) == cpu.TURNS
     assert turns_of(1.0, 2.0, 2.0, 2.0, 1.0, 1.0, 1.0) == 7  # until half of them are near the least
-    assert turns_of(1.0, 2.0) == calibrate.MOST_TURNS
+    assert turns_of(1.0, 2.0) == cpu.MOST_TURNS
 
 
 # ----- kept -----------------------------------------------------------------------------------------------------------
@@ -127,31 +127,28 @@ def test_turns_go_on_while_times_differ(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_calibration_is_kept_and_measured_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("LLMC_JAX_CACHE", str(tmp_path))
     measured: list[str] = []
-    monkeypatch.setattr(calibrate, "_measured_apart", lambda dtype, say: measured.append(dtype) or known())
+    monkeypatch.setattr(cpu, "measured_apart", lambda dtype, say: measured.append(dtype) or known())
     for dtype in ("fp32", "fp32", "bf16", "bf16"):
-        assert calibrate.calibration(dtype) == known()
+        assert cpu.calibration(dtype) == known()
     assert measured == ["fp32", "bf16"]
-    calibrate.calibration("fp32", again=True)
-    assert measured == ["fp32", "bf16", "fp32"]
 
 
 def test_a_calibration_that_fails_is_an_error_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("LLMC_JAX_CACHE", str(tmp_path))
     with pytest.raises(InputError, match="calibration of this CPU failed") as caught:
-        calibrate.calibration("fp8")
+        cpu.calibration("fp8")
     assert "\n" not in str(caught.value) and not list(tmp_path.rglob("*.json"))
 
 
 def test_every_case_runs_and_its_turns_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """With one size of each, the smallest, and as few runs as there can be."""
     cases = {
-        name: case._replace(axes=tuple(axis[:1] for axis in case.axes))
-        for name, case in calibrate._cases("fp32").items()
+        name: case._replace(axes=tuple(axis[:1] for axis in case.axes)) for name, case in cpu._cases("fp32").items()
     }
     for name, value in {"PATIENCE": 0.0, "TURNS": 2, "MOST_TURNS": 2, "BLOCK": 2**16}.items():
-        monkeypatch.setattr(calibrate, name, value)
-    monkeypatch.setattr(calibrate, "_cases", lambda dtype: cases)
-    here = calibrate.measure("fp32")
+        monkeypatch.setattr(cpu, name, value)
+    monkeypatch.setattr(cpu, "_cases", lambda dtype: cases)
+    here = cpu.measure("fp32")
     assert set(here.rates) == set(cases) and all(rate > 0 for rates in here.rates.values() for rate in rates.rates)
     assert here.spread.low < 1 < here.spread.high
     assert from_json(Calibration, json.loads(json.dumps(to_json(here)))) == here
