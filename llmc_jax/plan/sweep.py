@@ -1,6 +1,6 @@
 """A sweep: a configuration with each of some values of an option, or on each of some GPUs, as a table.
 
-All computed, nothing compiled. Leaves out the figures of one configuration (answer.py).
+Leaves out the figures of one configuration (answer.py).
 """
 
 from collections.abc import Sequence
@@ -65,7 +65,7 @@ def swept(config: TrainConfig, gpu: str | None, sweep: Sweep, wanted: Wishes) ->
         on = value if name == GPU else own
         one = config if name == GPU else fitted(replace(config, **{name: value}), name)
         try:
-            mine = wanted._replace(quick=True, price=wanted.price if name != GPU or _same(on, own) else None)
+            mine = wanted._replace(price=wanted.price if name != GPU or _same(on, own) else None)
             rows.append(Row(written, on, one, answer(one, on, mine, largest=False)))
         except InputError as error:
             rows.append(Row(written, on, one, None, "; ".join(line.strip() for line in str(error).splitlines())))
