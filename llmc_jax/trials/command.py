@@ -17,10 +17,8 @@ if TYPE_CHECKING:  # --help does without JAX
     from llmc_jax.kernels import Findings
     from llmc_jax.trials.known import Known
 
-ACTIONS = "report measure clear"
+ACTIONS = "measure clear"
 OWN = (
-    own("--report", "", False, "the same as Markdown, with the versions: what a bug report needs",
-        excludes=ACTIONS),
     own("--measure", "", False, "measure again, for the run that flags of train.py describe (-e -b -t --dtype -r "
         "--kernels …)", excludes=ACTIONS),
     own("--seconds", "N", 600, "with --measure: how long that may take"),  # it is in no hurry
@@ -32,7 +30,7 @@ ABOUT = (
     "it out for new GPUs, versions and shapes; docs/kernels/check.md explains how. Flags of train.py go with --measure "
     "alone."
 )
-EXAMPLES = (("--measure -e d12 -b 64 -t 1024", "measure again, for GPT-2 124M"), ("--report", "for a bug report"))
+EXAMPLES = (("--measure -e d12 -b 64 -t 1024", "measure again, for GPT-2 124M"),)
 HEADINGS = ("operation", "implementation", "verdict", "")
 
 
@@ -50,11 +48,9 @@ def main(words: list[str]) -> None:
     if given.measure:
         print(measure(rest, float(given.seconds)))
     elif given.clear:
-        print(f"{known.folder()}: {known.clear()} combinations forgotten")
-        cleared = f"{known.run_programs()}: {known.clear_programs()} forgotten"
-        print(f"{cleared}; new runs choose their products' algorithms again")
+        print(f"{known.folder()}: {known.clear()} combinations forgotten, and the programs of earlier runs")
     elif everything := known.all_known():
-        print("\n\n".join(map(markdown if given.report else shown, everything)))
+        print("\n\n".join(map(shown, everything)))
     else:
         nothing = f"Nothing is known about this machine's kernels: {known.folder()} is empty. train.py measures them "
         print(textwrap.fill(nothing + "on a GPU, and so does --measure.", 100))
@@ -95,13 +91,6 @@ def shown(each: "Known") -> str:
     width = text.screen_width()
     body = text.table(HEADINGS, rows(each.found), left=HEADINGS, width=width)
     return "\n".join([text.wrapped(heading(each), width), "", body, *rest_of(each.found)])
-
-
-def markdown(each: "Known") -> str:
-    """Return a combination as Markdown."""
-    lines = [f"### {heading(each)}", "", f"| {' | '.join(HEADINGS)} |", f"|{'---|' * len(HEADINGS)}"]
-    lines += ["| " + " | ".join(cell.replace("|", "/") for cell in row) + " |" for row in rows(each.found)]
-    return "\n".join([*lines, "", *(f"- {line}" for line in rest_of(each.found))])
 
 
 def measure(words: Sequence[str], seconds: float) -> str:

@@ -99,23 +99,6 @@ def write(facts: Mapping[str, Any], found: Findings, say: Callable[[str], None])
         say(f"{path}: cannot be written ({reason(error)}); the kernels are checked again next time")
 
 
-def begun_file(facts: Mapping[str, Any], card: Card) -> Path:
-    """Return the file that is there while a combination is tried on a card, and after a check that never ended."""
-    return file_of(facts).with_suffix(f".{card.uuid}.begun")
-
-
-@contextmanager
-def begun(path: Path) -> Iterator[None]:
-    """Keep an empty file within the block, where that is possible. It remains where the process dies there."""
-    with suppress(OSError):
-        path.touch()
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            path.unlink()
-
-
 def all_known() -> list[Known]:
     """Return what all files hold, the newest last; those that are damaged are left out."""
     found = []
@@ -126,23 +109,14 @@ def all_known() -> list[Known]:
 
 
 def clear() -> int:
-    """Delete all that is known, and the programs of the trials; return the number of combinations. Raises OSError."""
+    """Delete all that is known and all compiled programs; return the number of combinations. Raises OSError."""
     paths = list(folder().glob("*.json"))
-    for path in (*paths, *folder().glob("*.begun")):
+    for path in paths:
         path.unlink(missing_ok=True)
-    shutil.rmtree(programs(), ignore_errors=True)
+    for programs_of in (programs(), run_programs()):
+        if programs_of.exists():
+            shutil.rmtree(programs_of)
     return len(paths)
-
-
-def clear_programs() -> int:
-    """Delete the programs for new runs; return the number of combinations. Raises OSError."""
-    found = list(run_programs().glob("*"))
-    for path in found:
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
-    return sum(not path.name.startswith(".") for path in found)
 
 
 def _parsed(path: Path) -> Known:

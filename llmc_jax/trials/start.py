@@ -11,7 +11,6 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-from llmc_jax.base.commands import typed
 from llmc_jax.base.streams import print_error
 from llmc_jax.kernels import Findings
 from llmc_jax.trials import candidates, card, known, search
@@ -49,23 +48,19 @@ def find_out(
     facts = known.facts_of(case, here)
     if not again and (found := known.read(facts, say)) is not None:
         return found
-    begun = known.begun_file(facts, here)
     try:
         with known.locked(here) as free:
             if card.jax_has_begun():
                 raise NotChecked("this process uses the GPU already")
             if not free:
                 raise NotChecked("another process is checking some on this card")
-            if begun.exists() and not again:
-                raise NotChecked(f"an earlier check did not finish ({typed('kernels')} --measure begins another)")
             if problem := _in_use(here):
                 raise NotChecked(problem)
             say(
                 f"new combination of {here.name}, versions and shapes; at most {seconds:.0f} s (--no-kernel-check "
                 "skips this)"
             )
-            with known.begun(begun):
-                found = _searched(case, seconds, say)
+            found = _searched(case, seconds, say)
             known.write(facts, found, say)
             return found
     except NotChecked as why:

@@ -117,24 +117,11 @@ def test_time_is_kept(find_out: Callable[..., Findings]) -> None:
     assert find_out(again=True).fastest
 
 
-def test_a_check_that_takes_its_process_down_is_not_repeated_on_that_card(find_out: Callable[..., Findings]) -> None:
-    """By the system for want of memory, for example: a run that is started again must train."""
-    begun = known.begun_file(known.facts_of(D12, H200), H200)
-    begun.parent.mkdir(parents=True)
-    begun.touch()
-    found = find_out()
-    assert not found.found and len(found.notes) == 1 and "--measure" in found.notes[0]
-    assert find_out() == found and begun.exists() and not known.all_known()
-    assert find_out(here=H200._replace(uuid="f" * 32)).fastest  # what another one is just doing says nothing
-    assert find_out(again=True).fastest and not begun.exists()
-
-
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
 def test_a_check_that_ends_with_an_error_is_begun_again(
     error: type[BaseException], find_out: Callable[..., Findings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_: Any) -> NoReturn:
-        assert known.begun_file(known.facts_of(D12, H200), H200).exists()
         raise error
 
     with monkeypatch.context() as patch:
