@@ -86,23 +86,6 @@ def flops_rows(model: ModelConfig, shape: Shape) -> list[tuple[str, Any]]:
     ]
 
 
-def llmc_rows(model: ModelConfig, shape: Shape) -> list[tuple[str, Any]]:
-    """Return what llm.c's own programs allocate for the same model and batch."""
-    B, T = shape.batch, shape.sequence
-    kept, gradients = memory_of.llmc_fp32_bytes(model, B, T)
-    mixed = [memory_of.llmc_mixed_bytes(model, B, T, min(shape.recompute, 2), cudnn=cudnn) for cudnn in (False, True)]
-
-    def mib(num_bytes: int) -> str:
-        return f"{num_bytes >> 20} MiB"
-
-    return [
-        ("train_gpt2.c", f"num_activations: {memory_of.llmc_activations(model, B, T)}"),
-        ("train_gpt2_fp32.cu", f"{mib(4 * num_parameters(model))} for parameters, gradients, m and v each"),
-        ("", f"{mib(kept)} for activations, {mib(gradients)} for their gradients"),
-        ("train_gpt2.cu, bf16", f"{mib(mixed[0])} for activations, {mib(mixed[1])} with cuDNN (-r {shape.recompute})"),
-    ]
-
-
 def calculate(config: TrainConfig, own: SimpleNamespace) -> int:
     """Print everything that the shape alone says: `--calculate`."""
     model = model_of(config.init_from or config.model)
@@ -117,7 +100,6 @@ def calculate(config: TrainConfig, own: SimpleNamespace) -> int:
         [*shape_rows(config, model, shape), ("attention", attention)],
         flops_rows(model, shape),
         [*memory_rows(model, shape), *temporary_rows(plan)],
-        llmc_rows(model, shape),
     ]
     roof = None
     if device is not None:

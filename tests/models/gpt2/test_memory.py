@@ -15,12 +15,9 @@ from llmc_jax.models.gpt2.memory import (
     chosen_logit_rows,
     estimated_step_bytes,
     kept_in_a_layer,
-    llmc_activations,
-    llmc_fp32_bytes,
-    llmc_mixed_bytes,
     required_memory_bytes,
 )
-from llmc_jax.models.gpt2.tensors import flat_size, num_parameters, views
+from llmc_jax.models.gpt2.tensors import flat_size, views
 from llmc_jax.models.gpt2.work import Shape
 
 GIB = 2**30
@@ -59,18 +56,6 @@ def test_recomputing_whole_blocks_keeps_one_stream_a_stretch(blocks: int) -> Non
 
 def test_attention_without_its_matrix_keeps_a_float_a_row() -> None:
     assert activations(D12, Shape(4, 1024, flash=True, dtype="bf16"))["att"] == 12 * 4 * 12 * 1024 * 4
-
-
-def test_llmcs_figures() -> None:
-    """What llm.c's programs print."""
-    assert llmc_activations(D12, 4, 64) == 73_347_840
-    assert [size >> 20 for size in llmc_fp32_bytes(D12, 4, 1024)] == [5706, 252]
-    assert [size >> 20 for size in llmc_fp32_bytes(D12, 4, 64)] == [221, 4]
-    assert 4 * num_parameters(D12) >> 20 == 474
-    assert llmc_mixed_bytes(D12, 56, 1024, 1, cudnn=True) >> 20 == 18_564
-    assert llmc_mixed_bytes(parse_descriptor("d48"), 16, 1024, 0, cudnn=True) >> 20 == 40_409
-    assert llmc_mixed_bytes(D12, 64, 1024, 0, cudnn=True) >> 20 == 25_440
-    assert llmc_mixed_bytes(D12, 32, 1024, 0, cudnn=False) >> 20 == 21_918
 
 
 # ----- whether it fits ----------------------------------------------------------------------------------------------
