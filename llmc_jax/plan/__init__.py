@@ -10,7 +10,7 @@ compiled.py      the step of a plan, compiled for GPUs that are not there
 program.py       what a compiled program consists of, and which operation of the model each instruction belongs to
 memory.py        a step's memory by kind, computed from shapes alone
 moments.py       what a step's program holds from moment to moment, from shapes alone
-course.py        a run's steps, hours, energy and cost; prices.toml: what an hour of a GPU costs, dated
+course.py        a run's steps, hours and cost; prices.toml: what an hour of a GPU costs, dated
 sweep.py         a configuration with each value of an option, or on each GPU: as a table
 search.py        the largest -b that fits, for each -r, --recompute-blocks and -z
 fits.py          with which other flags a step would fit, for refusals

@@ -39,7 +39,7 @@ class Place(NamedTuple):
     machine: Machine
     memory: int | None  # bytes in all; None: not known
     available: int | None  # of these, what JAX's allocator may take
-    card: Card | None  # power and links; None: not known
+    card: Card | None  # its links; None: not known
     devices: int
 
 
@@ -199,7 +199,7 @@ def answer(
         network=planner.network if step.exchanges else None,
         course=course(
             step.seconds, config, forward=forward_of(step, config.grad_accumulation), tokens=wishes.tokens,
-            data=data_of(config), card=place.card, price=price_of(place.name, wishes.price),
+            data=data_of(config), price=price_of(place.name, wishes.price),
         ),
         largest=rows,
         not_known=tuple(not_known(planner, step)),

@@ -1,4 +1,4 @@
-"""The course of a run: its steps and tokens, how long they take, energy and money.
+"""The course of a run: its steps and tokens, how long they take, and money.
 
 Leaves out saves, samples, HellaSwag and compiling, which a few minutes hold as a rule, and hours in which nothing runs.
 """
@@ -13,7 +13,6 @@ from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import matching
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.data.tokenfile import expand_pattern, open_token_file
-from llmc_jax.machine.cards import Card
 from llmc_jax.plan.interval import Interval, total
 
 if TYPE_CHECKING:
@@ -59,7 +58,6 @@ class Course(NamedTuple):
     seconds: Interval  # training and validations
     validating: Interval  # of these, validations
     gpu_hours: Interval
-    kwh: Interval | None  # None: the device's power is not known
     usd: Interval | None
     price: Price | None
     left_out: tuple[str, ...]  # validations with -m -1 too, whose batches depend on -j
@@ -72,13 +70,12 @@ def course(
     forward: Interval | None = None,
     tokens: float | None = None,
     data: Data | None = None,
-    card: Card | None = None,
     price: Price | None = None,
 ) -> Course | None:
     """Return steps, time and cost of a run; None where nothing says how many steps it makes.
 
     step: seconds of one. forward: seconds of a micro-batch's forward; None: a third of its part of a step. tokens: to
-    train on, in place of -x. data: `data_of(config)`. card: None: energy is not known. price: None: nor is money.
+    train on, in place of -x. data: `data_of(config)`. price: None: money is not known.
     Raises InputError for tokens that make no step.
     """
     length = length_of(config, tokens, data)
@@ -92,7 +89,7 @@ def course(
     seconds = total([step.times(steps), validating])
     gpu_hours = seconds.times(max(1, config.devices) / HOUR)
     return Course(
-        length, validations, seconds, validating, gpu_hours, None if card is None else energy(gpu_hours, card),
+        length, validations, seconds, validating, gpu_hours,
         None if price is None else gpu_hours.times(price.usd), price,
         LEFT_OUT if config.val_batches >= 0 or not validations else (*LEFT_OUT, "validations"),
     )  # fmt: skip
@@ -170,13 +167,7 @@ def _tokens_of(path: Path) -> int:
         return file.num_tokens
 
 
-# ----- money and energy -----------------------------------------------------------------------------------------------
-
-
-def energy(gpu_hours: Interval, card: Card) -> Interval:
-    """Return the kWh that GPUs, their machines and the data centre take in so many hours of one GPU."""
-    ends = zip(gpu_hours, *tables()[1], strict=True)
-    return Interval(*(hours * card.watts / 1000 * gpu * (1 + host) * pue for hours, gpu, host, pue in ends))
+# ----- money ----------------------------------------------------------------------------------------------------------
 
 
 def price_of(name: str | None, own: float | None = None) -> Price | None:
@@ -185,21 +176,16 @@ def price_of(name: str | None, own: float | None = None) -> Price | None:
     Raises InputError for a price that is none.
     """
     if own is None:
-        return tables()[0].get(name or "")
+        return prices().get(name or "")
     if not 0 <= own < math.inf:
         raise InputError(f"--price {own:g}: expected USD for an hour of one GPU, 0 or more")
     return Price(own, "--price", "", "--price")
 
 
 @cache
-def tables() -> tuple[dict[str, Price], tuple[Interval, Interval, Interval]]:
-    """Return prices by short name, and the shares of power, as prices.toml has them.
-
-    Of a GPU's limit, while it trains; of the rest of the machine, for each watt of its GPUs; of the data centre.
-    """
+def prices() -> dict[str, Price]:
+    """Return prices by short name, as prices.toml has them."""
     read = tomllib.loads(Path(__file__).with_name("prices.toml").read_text("utf-8"))
-    prices = {
+    return {
         row["name"]: Price(row["usd"], row["provider"], row["date"].isoformat(), row["source"]) for row in read["gpu"]
     }
-    gpu, host, pue = (Interval(*read["power"][name]) for name in ("gpu", "host", "pue"))
-    return prices, (gpu, host, pue)

@@ -254,7 +254,6 @@ def course_section(found: Answer) -> Section:
     rows: list[Quantity] = [
         (name, course.seconds, 1 / unit, three),
         ("GPU hours", course.gpu_hours if found.setting.devices > 1 else None, 1, three),
-        ("kWh", course.kwh, 1, three),
         ("USD", course.usd, 1, three),
     ]
     return quantities(heading, rows), list(_course_lines(course))
@@ -269,8 +268,6 @@ def _course_lines(course: Course) -> Iterator[str]:
     if price is not None:
         when = f" ({price.provider}, {price.date}; --price takes another)" if price.date else ""
         yield f"An hour of one GPU costs {price.usd:g} USD{when}."
-    if course.kwh is not None:
-        yield "Energy: of the board's power limit, with a share for the host and the data centre (docs/plan.md)."
     yield f"Left out: {', '.join(course.left_out)}."
 
 

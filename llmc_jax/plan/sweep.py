@@ -89,12 +89,12 @@ def fitted(config: TrainConfig, changed: str = "") -> TrainConfig:
 
 # ----- as a table -----------------------------------------------------------------------------------------------------
 
-OPTIONAL = ("-z", "kWh", "GiB", "step ms")
+OPTIONAL = ("-z", "GiB", "step ms")
 
 
 def rows_table(name: str, rows: Sequence[Row], width: int | None = None) -> str:
     """Return the rows of a sweep over `name` as a table, with what could not be and why below it."""
-    headings = (name, "GPU", "GPUs", "-b", "-r", "-z", "fits", "GiB", "step ms", "tok/s", "hours", "kWh", "USD")
+    headings = (name, "GPU", "GPUs", "-b", "-r", "-z", "fits", "GiB", "step ms", "tok/s", "hours", "USD")
     table = text.table(headings, map(_cells, rows), left=(name, "GPU", "fits"), optional=OPTIONAL, width=width)
     notes = [f"{name} {row.value}: {row.problem}" for row in rows if row.problem]
     notes.append("Typical values, at the prices of llmc_jax/plan/prices.toml; --json has low and high ones too.")
@@ -108,7 +108,7 @@ def _cells(row: Row) -> list[str]:
     if found is None:
         return [*begin, "cannot be"]
     run, taken = found.course, found.memory.program / 2**30
-    shown = (run.seconds.times(1 / 3600), run.kwh, run.usd) if run else ()
+    shown = (run.seconds.times(1 / 3600), run.usd) if run else ()
     return [
         *begin, {True: "yes", False: "no", None: "?"}[found.memory.fits], three(taken),
         three(1e3 * found.step.seconds.typical), amount(found.step.tokens_per_second.typical),

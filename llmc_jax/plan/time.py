@@ -42,7 +42,7 @@ from llmc_jax.plan.interval import Interval, certain, total
 from llmc_jax.plan.moments import largest_moment
 from llmc_jax.plan.network import Compute, Network, collective_seconds, network_of, step_of
 from llmc_jax.plan.plan import Plan
-from llmc_jax.training.parallel.traffic import Sent, of_update
+from llmc_jax.training.parallel.traffic import of_update
 
 Definition = Literal["llm.c", "palm"]
 
@@ -145,7 +145,7 @@ def step_time(plan: Plan, hardware: Hardware | Calibration | None = None, networ
     step = StepTime(card.kind, operations, computing, tokens, flops, devices * card.flops, gaps)
     if devices == 1:
         return step
-    seconds, exchanges = exchanged(computes_of(times, plan, card), plan, network or network_of(card.kind))
+    seconds, exchanges = on_several(times, plan, card, network or network_of(card.kind))
     # sorted, because what is computed fast hides less
     added = Interval(*sorted(both - alone for both, alone in zip(seconds, computing, strict=True)))
     return step._replace(seconds=seconds, exchanges=exchanges, network=added)
@@ -298,40 +298,18 @@ def together(times: Iterable[OperationTime]) -> Iterator[OperationTime]:
 # ----- several devices ------------------------------------------------------------------------------------------------
 
 
-def computes_of(times: Sequence[tuple[Work, OperationTime]], plan: Plan, hardware: Hardware) -> list[Compute]:
-    """Return what one device computes, in parts beside which something is sent, at each end of the intervals."""
-    found, parts = [], plan.shape.micro_batches
-    for at in range(3):
-        layers: dict[int, float] = {}
-        before = end = update = 0.0
-        for work, each in times:
-            seconds = each.seconds[at] + each.launches * hardware.gap[at]
-            if work.phase == "update":
-                update += seconds
-            elif work.phase == "backward" and work.layer is not None:
-                layers[work.layer] = layers.get(work.layer, 0.0) + seconds / parts
-            elif work.phase == "backward" and work.operation in ("embedding", "gradient"):
-                end += seconds / parts
-            else:
-                before += seconds / parts
-        found.append(Compute(before, tuple(layers[layer] for layer in sorted(layers, reverse=True)), end, update))
-    return found
-
-
-def sent_by(plan: Plan) -> list[Sent]:
-    """Return every collective of an update. In a fixed order there are others, which are taken to cost the same."""
-    parallel = plan.parallel._replace(fixed=False)
-    return of_update(plan.model, parallel, plan.shape.micro_batches, plan.shape.element)
-
-
-def exchanged(computes: Sequence[Compute], plan: Plan, network: Network) -> tuple[Interval, tuple[Exchange, ...]]:
+def on_several(
+    times: Sequence[tuple[Work, OperationTime]], plan: Plan, card: Hardware, network: Network
+) -> tuple[Interval, tuple[Exchange, ...]]:
     """Return the seconds of an update on one of several devices, and what they send each other.
 
-    computes: at the low, the typical and the high end.
+    In a fixed order there are other collectives, which are taken to cost the same.
     """
-    devices, ends, sent = plan.parallel.devices, network.ends(), sent_by(plan)
-    parts = plan.shape.micro_batches
-    seconds = (step_of(compute, sent, devices, parts, end) for compute, end in zip(computes, ends, strict=True))
+    devices, parts, ends = plan.parallel.devices, plan.shape.micro_batches, network.ends()
+    sent = of_update(plan.model, plan.parallel._replace(fixed=False), parts, plan.shape.element)
+    seconds = Interval(
+        *(step_of(_computing(times, parts, card, at), sent, devices, parts, end) for at, end in enumerate(ends))
+    )
     exchanges = tuple(
         Exchange(
             each.kind, each.about, each.bytes, each.times,
@@ -339,4 +317,21 @@ def exchanged(computes: Sequence[Compute], plan: Plan, network: Network) -> tupl
         )
         for each in sent
     )  # fmt: skip
-    return Interval(*seconds), exchanges
+    return seconds, exchanges
+
+
+def _computing(times: Sequence[tuple[Work, OperationTime]], parts: int, card: Hardware, at: int) -> Compute:
+    """Return what one device computes, in parts beside which something is sent. at: an end of the intervals."""
+    layers: dict[int, float] = {}
+    before = end = update = 0.0
+    for work, each in times:
+        seconds = each.seconds[at] + each.launches * card.gap[at]
+        if work.phase == "update":
+            update += seconds
+        elif work.phase == "backward" and work.layer is not None:
+            layers[work.layer] = layers.get(work.layer, 0.0) + seconds / parts
+        elif work.phase == "backward" and work.operation in ("embedding", "gradient"):
+            end += seconds / parts
+        else:
+            before += seconds / parts
+    return Compute(before, tuple(layers[layer] for layer in sorted(layers, reverse=True)), end, update)

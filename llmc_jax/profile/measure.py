@@ -101,11 +101,6 @@ class Bench:
                 self.step(self.traced)
 
     @property
-    def alike(self) -> bool:
-        """Return whether XLA made the traced program as the timed one, their products' algorithms among that."""
-        return bool(self.traced.as_text() == self.compiled.as_text())
-
-    @property
     def dtype(self) -> Any:
         """Return the dtype of the parameters that the model computes with."""
         return self._state.weights.dtype

@@ -233,8 +233,7 @@ def _traced(bench: Any, own: SimpleNamespace, folder: Path, roof: Any) -> Any:
     if own.trace:
         print(f"trace: {own.trace}")
     if bench.traced is not bench.compiled:
-        other = "" if bench.alike else "; XLA chose other algorithms for it than for the timed step"
-        print(f"traced without CUDA graphs, which hide the names of kernels{other}")
+        print("traced without CUDA graphs, which hide the names of kernels")
     return _from_trace(folder, by_layer=own.layers)
 
 

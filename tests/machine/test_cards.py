@@ -40,13 +40,13 @@ def test_every_card_stands_in_every_table() -> None:
     for kind, card in CARDS.items():
         assert 0.9 < card.memory / (GPUS[kind].memory * GIB) < 1.01, kind
         assert machine_of(kind).target is not None
-        assert card.node > 1 and 250 <= card.watts <= 1000 and 30e9 < card.link < 1e12, kind
+        assert card.node > 1 and 30e9 < card.link < 1e12, kind
 
 
-def test_pcie_cards_are_slower_and_take_less_than_those_on_boards() -> None:
+def test_pcie_cards_are_slower_than_those_on_boards() -> None:
     for board, pcie in (("h100", "h100-pcie"), ("a100", "a100-pcie")):
         fast, slow = card_of(named(board)), card_of(named(pcie))
-        assert fast.link > 5 * slow.link and fast.watts > slow.watts and fast.memory == slow.memory
+        assert fast.link > 5 * slow.link and fast.memory == slow.memory
     assert card_of(named("a100")).memory > 2 * card_of(named("a100-40")).memory
 
 
@@ -77,7 +77,6 @@ def test_a_file_says_what_differs_from_a_known_card(tmp_path: Path) -> None:
         bandwidth = 300
         memory = 23034
         multiprocessors = 58
-        watts = 72
         link = 31.5
     """)  # fmt: skip
     target = named(file)
@@ -85,7 +84,7 @@ def test_a_file_says_what_differs_from_a_known_card(tmp_path: Path) -> None:
     assert (target.multiprocessors, target.architecture, target.clock) == (58, "sm_89", TARGETS["l40s"].clock)
     assert (target.gpu.bf16, target.gpu.fp32, target.gpu.bandwidth) == (121, GPUS["NVIDIA L40S"].fp32, 300)
     assert target.gpu.memory == pytest.approx(24.15, rel=1e-3)
-    assert card_of(target) == card_of(TARGETS["l40s"])._replace(memory=23034 * MIB, watts=72, link=31.5e9)
+    assert card_of(target) == card_of(TARGETS["l40s"])._replace(memory=23034 * MIB, link=31.5e9)
     assert named(file) == target  # a second time
 
 
@@ -110,8 +109,8 @@ def test_a_small_file_is_another_name_for_a_card(tmp_path: Path) -> None:
         ('name = "mine"\nlike = "h100"\nbf16 = nan', "bf16 is nan"),
         ('name = "mine"\nlike = "h100"\nmemory = 24', "memory is 24"),
         ('name = "mine"\nlike = "h100"\nnode = 1.5', "node is 1.5"),
-        pytest.param(f'name = "mine"\nlike = "h100"\nwatts = {10**400}', "too large", id="400 digits"),
-        pytest.param(f'name = "mine"\nlike = "h100"\nwatts = {"9" * 5000}', "not TOML", id="5000 digits"),
+        pytest.param(f'name = "mine"\nlike = "h100"\nlink = {10**400}', "too large", id="400 digits"),
+        pytest.param(f'name = "mine"\nlike = "h100"\nlink = {"9" * 5000}', "not TOML", id="5000 digits"),
         ('name = "mine"\nlike = "h100"\ncapability = "9"', "capability is '9'"),
     ],
 )

@@ -1,4 +1,4 @@
-"""How many steps a run makes, and what they come to: seconds, validations, energy, money."""
+"""How many steps a run makes, and what they come to: seconds, validations, money."""
 
 import datetime
 import math
@@ -14,9 +14,8 @@ from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.config.flags import parse_args
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.data.tokenfile import write_token_file
-from llmc_jax.machine.cards import card_of, named
 from llmc_jax.machine.gpus import TARGETS
-from llmc_jax.plan.course import Data, Price, course, data_of, energy, length_of, price_of, tables
+from llmc_jax.plan.course import Data, Price, course, data_of, length_of, price_of, prices
 from llmc_jax.plan.interval import Interval, certain
 
 STEP = Interval(0.1, 0.125, 0.2)
@@ -127,42 +126,35 @@ def test_what_a_validation_over_all_data_takes_is_left_out_and_said() -> None:
     assert found is not None and found.validating == certain(0) and "validations" in found.left_out
 
 
-# ----- energy and money -----------------------------------------------------------------------------------------------
+# ----- money ----------------------------------------------------------------------------------------------------------
 
 
-def test_money_and_energy_are_those_of_all_gpus() -> None:
+def test_money_is_that_of_all_gpus() -> None:
     config = replace(BASE, max_steps=36_000, devices=2)
-    card, price = card_of(named("h100")), Price(2.5, "x", "2026-01-01", "y")
-    found = course(STEP, config, card=card, price=price)
-    assert found is not None and found.usd is not None and found.kwh is not None
+    price = Price(2.5, "x", "2026-01-01", "y")
+    found = course(STEP, config, price=price)
+    assert found is not None and found.usd is not None
     assert found.gpu_hours == pytest.approx((2.0, 2.5, 4.0))
     assert found.usd == pytest.approx((5.0, 6.25, 10.0)) and found.price is price
-    assert found.kwh == energy(found.gpu_hours, card)
-    # An H100 with its share of the machine and the data centre: between 0.5 and 1.7 kW, for 2 to 4 hours of it.
-    assert 1.0 < found.kwh.low < found.kwh.typical < found.kwh.high < 6.8
 
 
-def test_without_a_card_or_a_price_there_is_no_energy_and_no_money() -> None:
+def test_without_a_price_there_is_no_money() -> None:
     found = course(STEP, replace(BASE, max_steps=1))
-    assert found is not None and found.kwh is None and found.usd is None and found.price is None
+    assert found is not None and found.usd is None and found.price is None
 
 
 def test_every_card_has_a_dated_price_with_a_source() -> None:
-    prices, (gpu, host, pue) = tables()
-    assert set(prices) == set(TARGETS)
-    for price in prices.values():
+    assert set(prices()) == set(TARGETS)
+    for price in prices().values():
         assert 0.1 < price.usd < 20 and price.provider and price.source
         assert datetime.date(2026, 1, 1) <= datetime.date.fromisoformat(price.date)
-    for share in (gpu, host, pue):
-        assert share.low <= share.typical <= share.high
-    assert gpu.high <= 1 <= pue.low
 
 
 def test_a_price_of_ones_own_counts_more() -> None:
     own = price_of("h100", 1.25)
     assert own is not None and (own.usd, own.date) == (1.25, "")
     listed = price_of("h100")
-    assert listed == tables()[0]["h100"] and price_of("mine") is None and price_of(None) is None
+    assert listed == prices()["h100"] and price_of("mine") is None and price_of(None) is None
     for wrong in (-1.0, math.nan, math.inf):
         with pytest.raises(InputError, match="--price"):
             price_of("h100", wrong)
