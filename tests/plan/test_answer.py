@@ -14,12 +14,18 @@ from llmc_jax.machine.target import machine_of
 from llmc_jax.plan import answer as answers
 from llmc_jax.plan import time as times
 from llmc_jax.plan.answer import Answer, as_json
+from llmc_jax.plan.asked import asked_config
 from llmc_jax.plan.interval import Interval
 from llmc_jax.plan.memory import KINDS
 from llmc_jax.plan.report import amount, as_text, spread, three
 from tests.plan.test_cpu import known
 
 D12 = "-e d12 -b 64 -d 524288"
+
+
+def planned(flags: str, gpu: str, network: float | None = None) -> Answer:
+    """Return the answer without a search for the largest -b."""
+    return answers.answer(asked_config(flags), gpu, answers.Wishes(network=network), largest=False)
 
 
 @pytest.fixture(scope="module")
@@ -45,18 +51,16 @@ def test_the_largest_are_the_largest(eight: Answer) -> None:
         flags = f"-e d24 -d 524288 -r {row.recompute} --recompute-blocks {row.recompute_blocks}"
         assert row.batch_size is not None and row.program is not None and found.place.available is not None
         assert row.program <= found.place.available
-        assert not estimate(f"{flags} -b {2 * row.batch_size}", gpu="a100-40").memory.fits
+        assert not planned(f"{flags} -b {2 * row.batch_size}", "a100-40").memory.fits
     assert {row.zero_stage for row in eight.largest} == {0, 1, 2}
 
 
 def test_a_slower_network_between_machines_costs_time(eight: Answer) -> None:
-    times = [
-        estimate(f"{D12} -d 1048576", gpu="h100", devices=16, network=gbit).step.seconds.typical for gbit in (10, 400)
-    ]
+    times = [planned(f"{D12} -d 1048576 --devices 16", "h100", gbit).step.seconds.typical for gbit in (10, 400)]
     assert times[0] > times[1]
-    slow = estimate(f"{D12} -z 1", gpu="h100", devices=8, network=10).network
-    assert slow is not None and slow.between == 10e9 / 8 and estimate(D12, gpu="h100").network is None
-    assert estimate(f"{D12} -z 1", gpu="h100", devices=8, network=1).step.seconds == eight.step.seconds  # one machine
+    slow = planned(f"{D12} -z 1 --devices 8", "h100", 10).network
+    assert slow is not None and slow.between == 10e9 / 8 and planned(D12, "h100").network is None
+    assert planned(f"{D12} -z 1 --devices 8", "h100", 1).step.seconds == eight.step.seconds  # one machine
 
 
 def test_data_that_nobody_named_says_nothing_of_a_runs_length() -> None:
@@ -72,7 +76,7 @@ def test_a_card_of_your_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setitem(table, "mine", None)  # type: ignore[arg-type]
     path = tmp_path / "mine.toml"
     path.write_text('name = "mine"\nlike = "rtx4090"\nmemory = 49140\n')
-    own, known = estimate("-e d24 -b 8", gpu=str(path)), estimate("-e d24 -b 8", gpu="rtx4090")
+    own, known = planned("-e d24 -b 8", str(path)), planned("-e d24 -b 8", "rtx4090")
     assert own.place.memory == 49140 << 20 and own.place.name == "mine"
     assert own.memory.program == known.memory.program and own.memory.fits
     assert own.step.seconds == known.step.seconds

@@ -110,11 +110,16 @@ def test_with_kernels(tmp_path: Path, said: list[str], monkeypatch: pytest.Monke
     assert [name for name, _ in found.steps] == ["xla", "the kernels"]
 
 
+@pytest.fixture
+def searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No process is begun: what a search finds is known."""
+    monkeypatch.setattr(start, "_searched", lambda *_: FOUND)
+
+
 def test_time_is_kept(find_out: Callable[..., Findings]) -> None:
     found = find_out(seconds=0.0)
     assert found == Findings(notes=found.notes) and len(found.notes) == 1
     assert find_out() == found  # it is not repeated
-    assert find_out(again=True).fastest
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
@@ -129,17 +134,19 @@ def test_a_check_that_ends_with_an_error_is_begun_again(
         with pytest.raises(error):
             find_out()
     assert not known.all_known()
-    first = find_out()
-    assert first.fastest and find_out() == first and not first.notes
+    monkeypatch.setattr(start, "_searched", lambda *_: FOUND)
+    assert find_out() == FOUND and known.all_known()
 
 
+@pytest.mark.usefixtures("searched")
 def test_a_card_that_becomes_free_is_used(find_out: Callable[..., Findings], monkeypatch: pytest.MonkeyPatch) -> None:
     """As after a start that was killed, whose process was still there."""
     looks = iter(["other processes use the card (17)"] * 2)
     monkeypatch.setattr(card, "busy", lambda _: next(looks, ""))
-    assert find_out().fastest
+    assert find_out() == FOUND
 
 
+@pytest.mark.usefixtures("searched")
 def test_a_lock_that_fails_lets_the_check_run(
     find_out: Callable[..., Findings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,7 +154,7 @@ def test_a_lock_that_fails_lets_the_check_run(
         raise OSError(errno.EIO, "")
 
     monkeypatch.setattr(fcntl, "flock", fails)
-    assert find_out().fastest
+    assert find_out() == FOUND
 
 
 def test_processes_that_may_be_killed_do_not_write_into_the_cache_of_the_runs(
