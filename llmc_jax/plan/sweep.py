@@ -65,15 +65,11 @@ def swept(config: TrainConfig, gpu: str | None, sweep: Sweep, wanted: Wishes) ->
         on = value if name == GPU else own
         one = config if name == GPU else fitted(replace(config, **{name: value}), name)
         try:
-            mine = wanted._replace(price=wanted.price if name != GPU or _same(on, own) else None)
-            rows.append(Row(written, on, one, answer(one, on, mine, largest=False)))
+            price = wanted.price if name != GPU or short_name(named(value)) == own else None
+            rows.append(Row(written, on, one, answer(one, on, wanted._replace(price=price), largest=False)))
         except InputError as error:
             rows.append(Row(written, on, one, None, "; ".join(line.strip() for line in str(error).splitlines())))
     return tuple(rows)
-
-
-def _same(gpu: str, own: str | None) -> bool:
-    return short_name(named(gpu)) == own
 
 
 def fitted(config: TrainConfig, changed: str = "") -> TrainConfig:

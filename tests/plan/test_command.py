@@ -88,6 +88,12 @@ def test_the_json_is_what_the_function_returns(capsys: pytest.CaptureFixture[str
     assert "NVIDIA H100" in report
 
 
+def test_a_sweep_is_json_too(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = planned(capsys, *SMALL, "--sweep", "b=2,3")["sweep"]
+    assert [(row["value"], row["config"]["batch_size"]) for row in rows] == [("2", 2), ("3", 3)]
+    assert all(row["answer"]["memory"]["fits"] for row in rows)
+
+
 def test_a_reader_that_leaves_early_ends_it_quietly(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
