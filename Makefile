@@ -13,7 +13,7 @@ aot_of_all := $(addprefix tests/aot/test_,aot.py compile_for.py graphs.py step_t
 unexport PYTHONPATH PYTHONHOME # what runs is .venv alone
 export PIP_USER := 0
 
-.PHONY: help train test test-slow test-aot test-triton test-trackers lint setup setup-aot setup-dev clean
+.PHONY: help train test test-slow test-aot test-triton test-trackers lint plan-tools setup setup-aot setup-dev clean
 .NOTPARALLEL:
 
 help: ## list these targets
@@ -60,6 +60,9 @@ test-trackers: .venv-trackers/.ready ## the trackers with their real packages, o
 		hypothesis $$(.venv-trackers/bin/python -c \
 		"from llmc_jax.trackers.sinks import KINDS; print(*(each.package for each in KINDS.values()))")
 	touch $@
+
+plan-tools: setup ## what compiles for GPUs that are not there, for llmc_jax.plan (Linux; 1 GB of packages)
+	@scripts/setup_aot.sh $$($(python) -c 'from importlib.metadata import version; print(version("jax"))')
 
 lint: setup-dev ## ruff and mypy
 	$(python) -m ruff check .

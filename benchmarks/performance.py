@@ -186,7 +186,7 @@ def ceilings(card: Results) -> str:
 
 # ----- the rest -------------------------------------------------------------------------------------------------------
 
-# What the plan said before the card had run anything: `llmc-jax plan FLAGS --gpu h200` at e8c1994.
+# What the plan said before the card had run anything: `llmc-jax plan FLAGS --gpu h200 --quick` at e8c1994.
 BEFORE = {STEP: (110.0, 26.4), "d24 bf16 B=32": (154.0, 32.1), "d48 bf16 B=16": (345.0, 59.7)}
 
 

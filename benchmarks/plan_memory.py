@@ -3,8 +3,8 @@
     python benchmarks/plan_memory.py              compile all steps, into results/plan_memory.md and .json
     python benchmarks/plan_memory.py --held-out   only those that the formula was not made on
 
-Run it with the Python of `make test-aot` (.venv-aot-VERSION), which has JAX's CUDA plugin; takes a quarter of an hour
-on two cores. Nothing runs on a GPU.
+Needs JAX's CUDA plugin beside this Python (`make plan-tools`); takes a quarter of an hour on two cores the first time,
+seconds the next, because what was compiled is kept. Nothing runs on a GPU.
 
 - program: bytes of arguments, results and temporaries on one device, as XLA says (`memory_analysis`).
 - computed: by llmc_jax/plan/moments.py, from shapes alone; error: less the program, of the program. At: its moment.
@@ -14,8 +14,6 @@ on two cores. Nothing runs on a GPU.
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,8 +25,10 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.heading import machine_line  # noqa: E402
 from llmc_jax.base import plain  # noqa: E402
+from llmc_jax.config.flags import parse_args  # noqa: E402
 from llmc_jax.plan import compiled, memory  # noqa: E402
-from llmc_jax.plan.memory import CPU, KINDS  # noqa: E402
+from llmc_jax.plan.memory import CPU, KINDS, Memory  # noqa: E402
+from llmc_jax.plan.separate import compiled_apart  # noqa: E402
 
 AT_ONCE = 2  # processes
 PAGE, RECORD = (ROOT / f"benchmarks/results/plan_memory.{kind}" for kind in ("md", "json"))
@@ -88,39 +88,18 @@ class Row(NamedTuple):
 # ----- compiling ------------------------------------------------------------------------------------------------------
 
 
-# LLVM need not optimize what never runs. Buffers are assigned before it: the memory is the same to the byte, and the
-# step of GPT-2 1558M on 8 H100s is compiled in 17 s in place of 49.
-UNOPTIMIZED = (("xla_backend_optimization_level", 0),)
-
-
-def compiled_here(gpu: str, flags: str) -> int:
-    """Compile a step in this process, which can do so for one kind of GPU only; return its program's bytes."""
-    plan = compiled.plan_for(gpu, flags)
-    options = (*plan.execution.compiler_options, *(() if gpu == CPU else UNOPTIMIZED))
-    return compiled.compile_step(plan, gpu, options).memory.total
-
-
-def program_bytes(gpu: str, flags: str) -> int:
-    """Return the bytes that the compiler says of a step, in a process of its own. Raises RuntimeError."""
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    command = [sys.executable, __file__, "--one", gpu, flags]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{gpu} {flags}: {done.stderr[-300:]}")
-    return int(done.stdout.split()[-1])
-
-
 def rows(cases: dict[str, tuple[str, ...]], held_out: bool) -> list[Row]:
-    """Compile steps, each in a process of its own."""
+    """Compile steps, each in a process of its own. Raises InputError where one cannot be."""
     named = [(gpu, flags) for gpu, found in cases.items() for flags in found]
+    configs = [parse_args(flags.split()) for _, flags in named]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        answers = list(pool.map(program_bytes, *zip(*named, strict=True)))
+        answers = list(pool.map(compiled_apart, (gpu for gpu, _ in named), configs))
     return [row(*case, held_out, answer) for case, answer in zip(named, answers, strict=True)]
 
 
-def row(gpu: str, flags: str, held_out: bool, program: int) -> Row:
+def row(gpu: str, flags: str, held_out: bool, found: Memory) -> Row:
     quick = memory.computed(compiled.plan_for(gpu, flags))
-    return Row(gpu, flags, held_out, program, dict(quick.kinds), quick.moment)
+    return Row(gpu, flags, held_out, found.program, dict(quick.kinds), quick.moment)
 
 
 # ----- as text --------------------------------------------------------------------------------------------------------
@@ -183,11 +162,7 @@ def page(found: Sequence[Row]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--held-out", action="store_true", help="print those alone, and write nothing")
-    parser.add_argument("--one", nargs=2, metavar=("GPU", "FLAGS"), help="print one step's bytes, and write nothing")
     options = parser.parse_args()
-    if options.one:
-        print(compiled_here(*options.one))
-        return
     held = rows(HELD_OUT, True)
     if options.held_out:
         print(table(held))

@@ -3,7 +3,8 @@
     python benchmarks/plan_page.py
 
 In the page stands behind each `<!-- printed by: WORDS -->` what `llmc-jax plan WORDS` prints, up to the next
-`<!-- until here -->`. All is computed, and the same everywhere: tests/plan/test_page.py compares it.
+`<!-- until here -->`. Most are computed, and the same everywhere; what is
+compiled needs `make plan-tools`. tests/plan/test_page.py compares what is computed.
 """
 
 import re

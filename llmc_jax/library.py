@@ -350,6 +350,7 @@ def estimate(
     *,
     gpu: str | None = None,
     devices: int = 0,
+    quick: bool = True,
     tokens: float | None = None,
     price: float | None = None,
     network: float | None = None,
@@ -357,8 +358,9 @@ def estimate(
     """Return whether train.py's flags fit on a GPU, how fast a step is, how long a run takes and what it costs.
 
     flags: as one types them; the data need not be there. gpu: a short name such as "h100", the driver's name, or the
-    path of a .toml file of your own; None: the device at hand. devices: how many; 0: as flags say, or one. tokens:
-    to train on, in place of -x. price: USD for an hour of one GPU. network: Gbit/s of each GPU between machines.
+    path of a .toml file of your own; None: the device at hand. devices: how many; 0: as flags say, or one. quick:
+    compile nothing, otherwise memory is that of the compiled program. tokens: to train on, in place of -x. price: USD
+    for an hour of one GPU. network: Gbit/s of each GPU between machines.
 
     The answer is a named tuple of named tuples: `memory` (with `fits`), `step` (with `seconds` and
     `tokens_per_second`), `course` (None where nothing says how many steps), `largest` (-b by way of computing) and
@@ -370,4 +372,4 @@ def estimate(
 
     config = flags if isinstance(flags, TrainConfig) else asked_config(flags)
     config = replace(config, devices=devices) if devices else config
-    return answer(config, gpu, Wishes(tokens, price, network))
+    return answer(config, gpu, Wishes(quick, tokens, price, network))

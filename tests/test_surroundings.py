@@ -105,7 +105,7 @@ def test_a_folder_that_exists_is_no_pattern(home: Path, beginning: str) -> None:
     assert f"tokens      {train:,}\n" in good("data", "inspect", pattern)
     found = json.loads(good("evaluate", f"{beginning}{RUN}", "--data", pattern, "--json"))
     assert found["subjects"][0]["results"][0]["tokens"] == train - 1
-    planned = json.loads(good("plan", *SHAPE, "-i", pattern, "--gpu", "h100", "--json", "-"))
+    planned = json.loads(good("plan", *SHAPE, "-i", pattern, "--gpu", "h100", "--quick", "--json", "-"))
     assert planned["course"]["length"]["steps"] == train // 16
     assert read_metrics(home / RUN / "metrics.jsonl")[0]["steps"] == train // 16
 
@@ -300,7 +300,7 @@ SAID = {
     "compare checkpoints": ("compare", "checkpoints", RUN, RUN),
     "report": ("report", RUN, "-o", "é.html"),
     "watch": ("watch", RUN, "--once"),
-    "plan": ("plan", *SHAPE, "--gpu", "h100"),
+    "plan": ("plan", *SHAPE, "--gpu", "h100", "--quick"),
     "profile": ("profile", *SHAPE, "--calculate"),
     "kernels": ("kernels",),
 }

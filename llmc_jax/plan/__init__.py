@@ -8,8 +8,9 @@ cpu.py           the same on a CPU, by rates that are measured on it
 network.py       what several devices take to send each other their gradients
 compiled.py      the step of a plan, compiled for GPUs that are not there
 program.py       what a compiled program consists of, and which operation of the model each instruction belongs to
-memory.py        a step's memory by kind, computed from shapes alone
+memory.py        a step's memory by kind, computed from shapes alone, or as much as the compiler says
 moments.py       what a step's program holds from moment to moment, from shapes alone
+separate.py      programs compiled in processes of their own, and kept by content
 course.py        a run's steps, hours and cost; prices.toml: what an hour of a GPU costs, dated
 sweep.py         a configuration with each value of an option, or on each GPU: as a table
 search.py        the largest -b that fits, for each -r, --recompute-blocks and -z

@@ -23,11 +23,12 @@ from llmc_jax.machine.target import machine_of, this_machine
 from llmc_jax.models.gpt2.tensors import num_parameters
 from llmc_jax.plan.asked import checked_model
 from llmc_jax.plan.course import Course, course, data_of, forward_of, price_of
-from llmc_jax.plan.cpu import Say, calibration
-from llmc_jax.plan.memory import Memory, computed
+from llmc_jax.plan.cpu import calibration
+from llmc_jax.plan.memory import CPU, Memory, computed
 from llmc_jax.plan.network import GBIT, Network, network_of
 from llmc_jax.plan.plan import Plan, make_plan
 from llmc_jax.plan.search import Largest, auto_sizes, largest_size, limit_of, mark_fastest, sizes, ways
+from llmc_jax.plan.separate import Say, compiled_apart
 from llmc_jax.plan.time import StepTime, step_time
 
 
@@ -69,7 +70,9 @@ class Answer(NamedTuple):
     setting: Setting
     place: Place
     kernels: tuple[Choice, ...]
-    memory: Memory
+    memory: Memory  # compiled where that was wanted and can be
+    computed: Memory
+    not_compiled: str | None  # why not, where it was wanted
     step: StepTime
     network: Network | None  # that several devices are taken to have
     course: Course | None  # None: nothing says how many steps the run makes
@@ -80,6 +83,7 @@ class Answer(NamedTuple):
 class Wishes(NamedTuple):
     """What a user says beside train.py's flags."""
 
+    quick: bool = False  # compile nothing
     tokens: float | None = None  # to train on, in place of -x
     price: float | None = None  # USD for an hour of one device
     network: float | None = None  # Gbit/s of each device between machines
@@ -122,6 +126,7 @@ class Planner(NamedTuple):
     model: ModelConfig
     place: Place
     network: Network
+    say: Say = lambda words: None
 
     def plan(self, config: TrainConfig) -> Plan:
         """Return the plan of a configuration; whether it fits is a question of its own. Raises InputError."""
@@ -129,6 +134,20 @@ class Planner(NamedTuple):
         if available and self.place.machine.platform == "cpu":  # shared by the devices that it pretends to have
             available //= max(1, config.devices)
         return make_plan(config, self.model, self.place.machine, memory=available)
+
+    def compiled(self, config: TrainConfig) -> Memory:
+        """Return what a configuration takes as compiled. Raises InputError where nothing can be compiled."""
+        gpu = CPU if self.place.machine.platform == "cpu" else self.place.name
+        if gpu is None:
+            raise InputError(
+                f"nothing can be compiled for {self.place.label} elsewhere: it is not in llmc_jax/machine/gpus.py"
+            )
+        if gpu == CPU and config.devices > 1:
+            raise InputError("for several devices that a processor pretends to have nothing is compiled")
+        shape = self.model  # whose file the process need not find
+        model = f"L{shape.num_layers}-NH{shape.num_heads}-C{shape.channels}-V{shape.vocab_size}-T{shape.max_seq_len}"
+        found, known = compiled_apart(gpu, replace(config, model=model), self.say), computed(self.plan(config))
+        return found._replace(available=known.available, card=known.card, outside=known.outside)
 
     def fits(self, config: TrainConfig) -> bool:
         """Return whether a configuration fits with room to spare; where the memory is not known, nothing does."""
@@ -185,16 +204,24 @@ def answer(
     place = place_named(gpu)
     asked = replace(config, devices=config.devices or place.devices)
     validate(asked)
-    planner = Planner(checked_model(asked), place, network_of(place.machine.kind, wishes.network))
+    planner = Planner(checked_model(asked), place, network_of(place.machine.kind, wishes.network), say)
     config = planner.with_batch(asked)
     plan = planner.plan(config)
     measured = calibration(plan.dtype, say) if place.machine.platform == "cpu" else None
     step, rows = step_time(plan, measured, planner.network), planner.largest(config) if largest else ()
+    memory, problem = computed(plan), None
+    if not wishes.quick:
+        try:
+            memory = planner.compiled(config)
+        except InputError as why:
+            problem = str(why)
     return Answer(
         setting=setting_of(plan, auto_batch=config != asked),
         place=place,
         kernels=plan.choices,
-        memory=computed(plan),
+        memory=memory,
+        computed=computed(plan),
+        not_compiled=problem,
         step=step,
         network=planner.network if step.exchanges else None,
         course=course(
@@ -202,11 +229,11 @@ def answer(
             data=data_of(config), price=price_of(place.name, wishes.price),
         ),
         largest=rows,
-        not_known=tuple(not_known(planner, step)),
+        not_known=tuple(not_known(planner, step, memory, problem)),
     )  # fmt: skip
 
 
-def not_known(planner: Planner, step: StepTime) -> Iterator[str]:
+def not_known(planner: Planner, step: StepTime, memory: Memory, problem: str | None) -> Iterator[str]:
     """Yield what a reader must know of the limits of an answer."""
     network = planner.network
     if not step.measured:
@@ -222,7 +249,9 @@ def not_known(planner: Planner, step: StepTime) -> Iterator[str]:
             f"{network.inside / 1e9:g} GB/s, the network between machines of {network.node} at "
             f"{100 * network.reached_between:.0f} % of {network.between / GBIT:g} Gbit/s for each GPU (--network)."
         )
-    yield "Memory: computed from shapes, not compiled (docs/plan.md has the errors of that)."
+    if memory.source == "computed":
+        why = f"; {problem}" if problem else ""
+        yield f"Memory: computed from shapes, not compiled (docs/plan.md has the errors of that){why}."
     yield "Nothing here counts other programs on the device, clocks that fall when it is hot, or waiting for data."
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 OWN = (
     own("--gpu", "NAME", None, "the GPU to plan for: h100, a100, rtx4090 and more (an unknown name lists all), its "
         "driver's name, or a .toml file of your own (docs/plan.md); without it the device at hand"),
+    own("--quick", "", False, "compute the memory, compile nothing"),
     own("--operations", "", False, "also a line for each operation: FLOPs, bytes, floor, time", excludes="sweep"),
     own("--sweep", "NAME=LIST", None, "only a table, over values of gpu or one of train.py's options: devices=1,2,4,8"),
     own("--tokens", "X", None, "train on this many tokens, such as 10e9, instead of -x", 1),
@@ -42,7 +43,7 @@ def help_text() -> str:
         OWN,
         (
             ("-e d12 -b 64 -d 524288 --gpu h100 --devices 8", "GPT-2 124M on eight H100s"),
-            ("--preset gpt2-1558M --gpu h100 --devices 8", "llm.c's launch, in two seconds"),
+            ("--preset gpt2-1558M --gpu h100 --devices 8 --quick", "llm.c's launch, in two seconds"),
             ("-e d12 --gpu a100 --sweep devices=1,2,4,8", "how it scales"),
             ("-e d48 -b 4 --sweep gpu=rtx4090,a100,h200", "where it would fit"),
             ("-e d12 -b 4 -t 64", "the device at hand; a CPU is measured first, for some twelve seconds"),
@@ -78,7 +79,7 @@ def _say(words: str) -> None:
 def _wishes(own: SimpleNamespace) -> "Wishes":
     from llmc_jax.plan.answer import Wishes  # here, because --help and errors do without JAX
 
-    return Wishes(own.tokens, own.price, own.network)
+    return Wishes(own.quick, own.tokens, own.price, own.network)
 
 
 def _answer(words: list[str], own: SimpleNamespace) -> tuple[dict[str, Any], str]:

@@ -15,7 +15,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +24,7 @@ import numpy as np
 from llmc_jax.base.child import Failed, answer_of
 from llmc_jax.base.commands import ROOT
 from llmc_jax.base.errors import InputError
-from llmc_jax.base.files import cache_folder, digest_of_files, write_bytes
+from llmc_jax.base.files import cache_folder, digest_of_files
 from llmc_jax.base.plain import from_json, to_json
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.machine.device import cpu_name, usable_cores
@@ -38,8 +37,8 @@ from llmc_jax.models.gpt2.work import Shape, Work, rows_at_once
 from llmc_jax.models.tensors import sizes
 from llmc_jax.plan.efficiency import Roof
 from llmc_jax.plan.interval import Interval
+from llmc_jax.plan.separate import Say, kept
 
-Say = Callable[[str], None]
 KEPT = 32 * 2**20  # bytes up to which glibc keeps memory that has been given back (mallopt(3), M_MMAP_THRESHOLD)
 
 
@@ -305,13 +304,7 @@ def calibration(dtype: str = "fp32", say: Say = lambda words: None) -> Calibrati
     facts = [cpu_name(), len(usable_cores()), versions(), digest_of_files(sources), os.environ.get("XLA_FLAGS", "")]
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
     path = cache_folder() / "calibration" / f"{digest}_{dtype}.json"
-    with suppress(OSError, ValueError, RecursionError):
-        kept: Calibration = from_json(Calibration, json.loads(path.read_text()))
-        return kept
-    found = measured_apart(dtype, say)
-    with suppress(OSError):  # without a place for it, or room, it is measured every time
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_bytes(path, json.dumps(to_json(found)).encode())
+    found: Calibration = kept(path, Calibration, lambda: measured_apart(dtype, say))
     return found
 
 
@@ -325,8 +318,8 @@ def measured_apart(dtype: str, say: Say = lambda words: None) -> Calibration:
         raise InputError(
             f"calibration of this CPU failed: {why}; try again when it is less busy, or give --gpu to plan for a GPU"
         ) from None
-    measured: Calibration = from_json(Calibration, found)
-    return measured
+    calibration: Calibration = from_json(Calibration, found)
+    return calibration
 
 
 if __name__ == "__main__":

@@ -22,15 +22,16 @@ a processor the head is another: the classifier's result is not written over the
 """
 
 from collections import Counter
+from typing import TYPE_CHECKING
 
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.machine.gpus import MIB
 from llmc_jax.models.gpt2.memory import kept_in_a_layer
 from llmc_jax.models.gpt2.tensors import flat_size
-from llmc_jax.models.gpt2.units import split_rows
 from llmc_jax.models.gpt2.work import Shape, array_bytes, has_copy, rows_at_once
-from llmc_jax.plan.plan import Plan
-from llmc_jax.training import outliers
+
+if TYPE_CHECKING:  # it imports JAX, which whoever reads what was kept does without
+    from llmc_jax.plan.plan import Plan
 
 WORKSPACE = 32 * MIB  # what XLA gives cuBLASLt to work in
 LATE, AT_ONCE, EARLY = "late", "at once", "early"
@@ -39,6 +40,8 @@ Kinds = Counter[str]  # bytes by kind
 
 def state_kinds(config: ModelConfig, shape: Shape) -> Kinds:
     """Return the bytes of the program's arguments: what stays from step to step, and the batch."""
+    from llmc_jax.training import outliers  # here: it imports JAX
+
     e, whole = shape.element, flat_size(config)
     part = part_size(config, shape) if shape.stage else whole
     copy = e * whole if has_copy(shape) else 0
@@ -51,21 +54,23 @@ def state_kinds(config: ModelConfig, shape: Shape) -> Kinds:
 
 def part_size(config: ModelConfig, shape: Shape) -> int:
     """Return the elements of a split buffer that each device has."""
+    from llmc_jax.models.gpt2.units import split_rows  # here: it imports JAX
+
     return split_rows(config, shape.devices) * config.channels
 
 
-def moments(plan: Plan) -> dict[str, Kinds]:
+def moments(plan: "Plan") -> dict[str, Kinds]:
     """Return the bytes beside the arguments by kind, at each moment that may need most."""
     found = (_of_order(plan, order) for order in orders(plan))
     return min(found, key=lambda order: max(each.total() for each in order.values()))
 
 
-def largest_moment(plan: Plan) -> tuple[str, Kinds]:
+def largest_moment(plan: "Plan") -> tuple[str, Kinds]:
     """Return the moment that needs most beside the arguments, and its bytes by kind."""
     return max(moments(plan).items(), key=lambda each: each[1].total())
 
 
-def orders(plan: Plan) -> tuple[str, ...]:
+def orders(plan: "Plan") -> tuple[str, ...]:
     """Return the orders that XLA chooses from.
 
     In chunks the head is a loop, in which nothing is put off, and where blocks are computed again the backward waits
@@ -84,12 +89,12 @@ def orders(plan: Plan) -> tuple[str, ...]:
     return (LATE,) if shape.recompute == 2 else (LATE, AT_ONCE)
 
 
-def hopper(plan: Plan) -> bool:
+def hopper(plan: "Plan") -> bool:
     """Return whether all products are cuBLASLt's: they read their slice of the weights where it lies."""
     return plan.machine.target == "sm_90"
 
 
-def on_cpu(plan: Plan) -> bool:
+def on_cpu(plan: "Plan") -> bool:
     return plan.machine.platform == "cpu"
 
 
@@ -101,7 +106,7 @@ def chunked(shape: Shape) -> bool:
 # ----- the moments ----------------------------------------------------------------------------------------------------
 
 
-def _of_order(plan: Plan, order: str) -> dict[str, Kinds]:
+def _of_order(plan: "Plan", order: str) -> dict[str, Kinds]:
     """Return the moments of a program in one order."""
     layers, config, shape = slices(plan) + (early(plan) if order == EARLY else Kinds()), plan.model, plan.shape
     behind = Kinds({"gradients": array_bytes("dwte_head", config, shape)})  # the head, while the layers go backwards
@@ -120,12 +125,12 @@ def _of_order(plan: Plan, order: str) -> dict[str, Kinds]:
     return found
 
 
-def stretch(plan: Plan) -> int:
+def stretch(plan: "Plan") -> int:
     """Return how many layers the backward makes ready at once: those that are computed again together, or one."""
     return min(max(plan.shape.recompute_blocks, 1), plan.model.num_layers)
 
 
-def _head(plan: Plan, order: str) -> Kinds:
+def _head(plan: "Plan", order: str) -> Kinds:
     """Return what lies in the head: its inputs lnf and residual, the logits, the gradients of lnf and of wte."""
     config, shape = plan.model, plan.shape
     stream, dwte = array_bytes("residual", config, shape), array_bytes("dwte_head", config, shape)
@@ -145,7 +150,7 @@ def _head(plan: Plan, order: str) -> Kinds:
     return found
 
 
-def _layer(plan: Plan, above: int) -> Kinds:
+def _layer(plan: "Plan", above: int) -> Kinds:
     """Return what lies there as a layer, or a stretch of them, goes backwards: above it so many are done.
 
     The activations from it down, the stream's gradient, what the layer works with, and the gradients of those above.
@@ -159,7 +164,7 @@ def _layer(plan: Plan, above: int) -> Kinds:
     return Kinds({"activations": kept, "working arrays": stream, "gradients": pieces}) + work_of_a_layer(plan)
 
 
-def logits(plan: Plan) -> int:
+def logits(plan: "Plan") -> int:
     """Return the bytes of the logits that exist at a time; their gradient is written over them."""
     return plan.shape.element * rows_at_once(plan.shape) * plan.model.padded_vocab_size
 
@@ -172,7 +177,7 @@ def kept_for_backward(config: ModelConfig, shape: Shape) -> int:
     return layers * sum(kept_in_a_layer(config, shape, shape.recompute).values())
 
 
-def work_of_a_layer(plan: Plan) -> Kinds:
+def work_of_a_layer(plan: "Plan") -> Kinds:
     """Return what the backward of a layer works with, at the moment that needs most.
 
     - gelu: two gradients of the MLP's hidden layer; at -r 0 GELU's output is used up by then, of what is kept
@@ -199,7 +204,7 @@ def work_of_a_layer(plan: Plan) -> Kinds:
     return Kinds({"working arrays": work + again, "workspace": workspace_bytes})
 
 
-def early(plan: Plan) -> Kinds:
+def early(plan: "Plan") -> Kinds:
     """Return the buffers of all layers that attention's backward writes dqkv to: nothing says when they are made."""
     shape = plan.shape
     if not shape.flash:
@@ -207,7 +212,7 @@ def early(plan: Plan) -> Kinds:
     return Kinds({"working arrays": plan.model.num_layers * array_bytes("qkv", plan.model, shape)})
 
 
-def slices(plan: Plan) -> Kinds:
+def slices(plan: "Plan") -> Kinds:
     """Return the slices of the weights that the forward makes and the backward uses again."""
     config, shape = plan.model, plan.shape
     if hopper(plan) and not shape.recompute_blocks:
@@ -215,14 +220,14 @@ def slices(plan: Plan) -> Kinds:
     return Kinds({"parameters": shape.element * 12 * config.num_layers * config.channels**2})
 
 
-def sums(plan: Plan) -> Kinds:
+def sums(plan: "Plan") -> Kinds:
     """Return the sums of the gradients over micro-batches, in float32."""
     config, shape = plan.model, plan.shape
     count = shape.sums or int(shape.micro_batches > 1)
     return Kinds({"gradients": 4 * count * (part_size(config, shape) if shape.stage == 2 else flat_size(config))})
 
 
-def joined(plan: Plan) -> Kinds:
+def joined(plan: "Plan") -> Kinds:
     """Return the gradients of the tensors, of which wte's is in float32, and the flat one that they are joined to."""
     config, shape = plan.model, plan.shape
     e, whole = shape.element, flat_size(config)

@@ -169,21 +169,29 @@ def spread(seconds: Interval) -> str:
 
 # ----- memory ---------------------------------------------------------------------------------------------------------
 
+COMPILED = "The program is the compiler's; what each kind takes of it is computed, and what differs is unexplained."
+
 
 def memory_section(found: Answer) -> Section:
     """Return whether it fits, and what takes how much."""
-    memory, available = found.memory, found.memory.available
+    memory, compiled = found.memory, found.memory.source == "compiled"
+    parts = {**memory.kinds, "unexplained": memory.unexplained, "the program": memory.program}
     scale, unit = (2**30, "GiB") if memory.program >= 2**30 else (2**20, "MiB")
+    available = memory.available
     rows = [
         [name, f"{size / scale:,.2f}", in_percent(100 * size / available) if available else ""]
-        for name, size in {**memory.kinds, "the program": memory.program}.items()
+        for name, size in parts.items()
         if size
     ]
+    if compiled:
+        rows[-1].append(f"{found.computed.program / scale:,.2f}")
     rows += [[part.name, f"{part.bytes / scale:,.2f}"] for part in memory.outside]
     if memory.outside:
         rows.append(["with all that", f"{memory.total / scale:,.2f}"])
-    notes = [f"{part.name}, an estimate: {part.source}." for part in memory.outside]
-    return Table(["fits?", unit, f"of {gib(available)}" if available else "share"], rows, ["fits?"]), notes
+    heading, of = f"fits? ({memory.source})", f"of {gib(available)}" if available else "share"
+    notes = [COMPILED] if compiled else []
+    notes += [f"{part.name}, an estimate: {part.source}." for part in memory.outside]
+    return Table([heading, unit, of, "computed"], rows, [heading]), notes
 
 
 # ----- time -----------------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """A sweep: a configuration with each of some values of an option, or on each of some GPUs, as a table.
 
-Leaves out the figures of one configuration (answer.py).
+All computed, nothing compiled. Leaves out the figures of one configuration (answer.py).
 """
 
 from collections.abc import Sequence
@@ -66,7 +66,7 @@ def swept(config: TrainConfig, gpu: str | None, sweep: Sweep, wanted: Wishes) ->
         one = config if name == GPU else fitted(replace(config, **{name: value}), name)
         try:
             price = wanted.price if name != GPU or short_name(named(value)) == own else None
-            rows.append(Row(written, on, one, answer(one, on, wanted._replace(price=price), largest=False)))
+            rows.append(Row(written, on, one, answer(one, on, wanted._replace(quick=True, price=price), largest=False)))
         except InputError as error:
             rows.append(Row(written, on, one, None, "; ".join(line.strip() for line in str(error).splitlines())))
     return tuple(rows)

@@ -12,11 +12,13 @@ from llmc_jax.machine import cards, gpus
 from llmc_jax.machine.device import Device
 from llmc_jax.machine.target import machine_of
 from llmc_jax.plan import answer as answers
+from llmc_jax.plan import compiled
 from llmc_jax.plan import time as times
 from llmc_jax.plan.answer import Answer, as_json
-from llmc_jax.plan.asked import asked_config
+from llmc_jax.plan.asked import asked_config, checked_model
 from llmc_jax.plan.interval import Interval
-from llmc_jax.plan.memory import KINDS
+from llmc_jax.plan.memory import KINDS, Memory, computed
+from llmc_jax.plan.network import network_of
 from llmc_jax.plan.report import amount, as_text, spread, three
 from tests.plan.test_cpu import known
 
@@ -82,6 +84,12 @@ def test_a_card_of_your_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert own.step.seconds == known.step.seconds
 
 
+def test_what_is_beside_a_compiled_program_is_of_the_card_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_compiler(monkeypatch)
+    found = estimate(D12, gpu="rtx4090", devices=2, quick=False)
+    assert found.memory.source == "compiled" and found.memory.outside == found.computed.outside
+
+
 def test_b_auto_is_the_largest_that_fits() -> None:
     found = estimate("-e d24 -b auto -d 524288", gpu="a100-40")
     here = next(row for row in found.largest if row[:3] == (1, 0, 0))
@@ -115,6 +123,55 @@ def test_a_cpu_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     assert one.place.label in as_text(one, operations=True, width=80)
 
 
+def test_several_devices_of_a_cpu_are_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "compiled_apart", lambda *asked: pytest.fail("it is"))
+    config = asked_config("-e L2-NH2-C64 -t 64 --devices 2")
+    asked = answers.Planner(checked_model(config), answers.place_here(), network_of("cpu"))
+    with pytest.raises(InputError):
+        asked.compiled(config)
+
+
+# ----- compiled -------------------------------------------------------------------------------------------------------
+
+LONG = "-e d24 -b 4"
+
+
+def with_compiler(monkeypatch: pytest.MonkeyPatch, more: int = 0) -> list[tuple[str, int]]:
+    """Let the compiler find so many bytes more than is computed; return the GPU and -b that it is asked for."""
+    asked: list[tuple[str, int]] = []
+
+    def found(gpu: str, config: TrainConfig, say: object) -> Memory:
+        asked.append((gpu, config.batch_size))
+        kinds = computed(compiled.plan_for(gpu, config)).kinds
+        return Memory("compiled", "", kinds, more, (), None, None)
+
+    monkeypatch.setattr(answers, "compiled_apart", found)
+    return asked
+
+
+def test_the_compiler_has_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    by_shape = estimate(LONG, gpu="a100-40")
+    asked = with_compiler(monkeypatch, 5)
+    found = estimate(LONG, gpu="a100-40", quick=False)
+    assert found.memory == by_shape.memory._replace(source="compiled", moment="", unexplained=5)
+    assert (found.computed, found.largest, asked) == (by_shape.memory, by_shape.largest, [("a100-40", 4)])
+
+
+def test_without_a_compiler_it_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "compiled_apart", without_compiler)
+    found = estimate(LONG, gpu="a100-40", quick=False)
+    assert found.memory == found.computed and found.memory.source == "computed"
+    assert found.not_compiled == "none is here"
+    assert any("none is here" in line for line in found.not_known)
+
+
+def without_compiler(*asked: object) -> Memory:
+    raise InputError("none is here")
+
+
+# ----- the device at hand ---------------------------------------------------------------------------------------------
+
+
 def gpu_here(monkeypatch: pytest.MonkeyPatch, kind: str, memory: int) -> None:
     """Let the device at hand be a GPU, of whose memory JAX may take so many bytes."""
     device = Device("gpu", kind, 2, memory, 8, "Linux")
@@ -131,10 +188,18 @@ def test_a_gpu_at_hand_is_planned_as_one_that_is_elsewhere(monkeypatch: pytest.M
     assert found.step == elsewhere.step and found.largest == elsewhere.largest
 
 
-def test_a_gpu_at_hand_without_a_short_name_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_and_its_program_is_compiled_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu_here(monkeypatch, "NVIDIA H100 80GB HBM3", 70 << 30)
+    asked = with_compiler(monkeypatch)
+    estimate(D12, quick=False)
+    assert asked == [("h100", 64)]
+
+
+def test_a_gpu_at_hand_that_no_compiler_knows_elsewhere_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     kind = next(kind for kind in gpus.GPUS if cards.name_of(kind) is None)
     gpu_here(monkeypatch, kind, 30 << 30)
-    found = estimate("-e d12 -b 4 --dtype fp16")
+    found = estimate("-e d12 -b 4 --dtype fp16", quick=False)
+    assert found.memory.source == "computed" and found.not_compiled and kind in found.not_compiled
     assert found.memory.fits  # of the rest of a card that is not known nothing is asked
 
 
@@ -164,7 +229,7 @@ def test_the_report_fits_the_screen(flags: str, gpu: str, width: int) -> None:
 def test_json_holds_what_the_parts_compute(eight: Answer) -> None:
     found = json.loads(json.dumps(as_json(eight)))
     assert found["memory"]["fits"] is True
-    assert found["memory"]["program"] == sum(found["memory"]["kinds"].values())
+    assert found["memory"]["program"] == sum(found["memory"]["kinds"].values()) + found["memory"]["unexplained"]
     rates = found["step"]["tokens_per_second"]
     assert rates["typical"] == pytest.approx(524288 / found["step"]["seconds"]["typical"])
     assert rates["low"] < rates["typical"] < rates["high"]

@@ -15,7 +15,7 @@ from llmc_jax.plan.command import OWN, main
 from llmc_jax.plan.network import BETWEEN
 
 ROOT = Path(__file__).resolve().parents[2]
-SMALL = ["-e", "L2-NH2-C64-V300-T64", "-b", "2", "-t", "64", "--gpu", "h100"]
+SMALL = ["-e", "L2-NH2-C64-V300-T64", "-b", "2", "-t", "64", "--gpu", "h100", "--quick"]
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str, status: int = 0) -> tuple[str, str]:
@@ -25,7 +25,7 @@ def run(capsys: pytest.CaptureFixture[str], *words: str, status: int = 0) -> tup
 
 
 def planned(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
-    text, _ = run(capsys, *words, "--json", "-")
+    text, _ = run(capsys, *words, "--quick", "--json", "-")
     return json.loads(text)
 
 
@@ -82,7 +82,7 @@ def test_every_problem_of_its_own_flags_is_told_at_once(capsys: pytest.CaptureFi
 def test_the_json_is_what_the_function_returns(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     report, _ = run(capsys, *SMALL, "--json", str(path))
-    found = estimate(SMALL[:-2], gpu="h100")
+    found = estimate(SMALL[:-3], gpu="h100")
     assert isinstance(found, Answer)
     assert json.loads(path.read_text()) == json.loads(json.dumps(as_json(found)))
     assert "NVIDIA H100" in report

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from llmc_jax.machine.cards import CARDS
-from llmc_jax.plan import compiled
+from llmc_jax.plan import compiled, memory
 from llmc_jax.plan.memory import CPU, KINDS, Memory, Part, computed
 from llmc_jax.plan.moments import largest_moment
 
@@ -29,7 +29,7 @@ def computed_of(row: dict[str, Any]) -> Memory:
 def test_computed_is_what_the_compiler_says(row: dict[str, Any]) -> None:
     found = computed_of(row)
     assert found.program == pytest.approx(row["program"], rel=0.1)
-    assert set(found.kinds) == set(KINDS)
+    assert set(found.kinds) == set(KINDS) and found.unexplained == 0
 
 
 @pytest.mark.parametrize("row", KINDS_OF_ARRAYS, ids=lambda row: f"{row['gpu']} {row['flags']}")
@@ -44,6 +44,14 @@ def test_computed_kinds_are_those_of_the_compiled_arrays(row: dict[str, Any]) ->
 def test_and_mostly_much_nearer() -> None:
     errors = [abs(computed_of(row).program / row["program"] - 1) for row in RECORDED if row["held_out"]]
     assert statistics.median(errors) < 0.03
+
+
+@pytest.mark.parametrize("words", ["-b 2 -t 32", "-b 2 -t 32 -d 256"])
+def test_the_compiler_s_total_is_split_as_computed(words: str) -> None:
+    plan = compiled.plan_for(CPU, f"-e L2-NH2-C16 {words}")
+    found, quick = memory.compiled(plan, CPU), computed(plan)
+    assert (found.source, found.kinds, found.moment) == ("compiled", quick.kinds, quick.moment)
+    assert found.program == compiled.compile_step(plan, CPU).memory.total == quick.program + found.unexplained
 
 
 OF_LENGTH = "-e L4-NH4-C128-V257-T512 -b 8 -t 512"
@@ -77,7 +85,7 @@ def test_a_processor_s_program_within_five_percent(flags: str) -> None:
 
 def memory_of(program: int, available: int | None, card: int | None = None, beside: int = 0) -> Memory:
     kinds = dict.fromkeys(KINDS, 0) | {"parameters": program}
-    return Memory("head", kinds, (Part("context", beside, "a guess"),), available, card)
+    return Memory("computed", "head", kinds, 0, (Part("context", beside, "a guess"),), available, card)
 
 
 def test_what_fits() -> None:
