@@ -16,6 +16,8 @@ from pallas_kernels import mosaic
 from pallas_kernels.adamw import adamw_update, global_norm
 from tests import plain_model
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 bf16, fp16, f32 = jnp.bfloat16, jnp.float16, jnp.float32
 N = 5 * 1024
 # Within a row, over a border, from border to border, neighbours, whole rows, the last element.
@@ -52,7 +54,7 @@ def expected(buffers: dict[str, Any], ranges: Any = RANGES) -> tuple[np.ndarray,
 
 @pytest.mark.parametrize(
     ("params", "gradient", "copy"),
-    [(f32, bf16, bf16), (f32, f32, None), (f32, fp16, fp16), (f32, f32, bf16), (bf16, bf16, None), (fp16, fp16, None)],
+    [(f32, bf16, bf16), (f32, f32, None), (f32, fp16, fp16), (bf16, bf16, None), (fp16, fp16, None)],
 )
 def test_against_float64(params: Any, gradient: Any, copy: Any) -> None:
     buffers = inputs(params, gradient, copy)
@@ -70,7 +72,7 @@ def test_against_float64(params: Any, gradient: Any, copy: Any) -> None:
         np.testing.assert_array_equal(copied, p.astype(copy))
 
 
-@pytest.mark.parametrize("ranges", [(), ((0, N),), ((1024, 2048),), ((1023, 1025),)])
+@pytest.mark.parametrize("ranges", [(), ((0, N),), ((1023, 1025),)])
 def test_decay_of_exactly_the_ranges(ranges: Any) -> None:
     buffers = inputs(f32, f32)
     found = adamw_update(**buffers, **scalars(decay=ranges, numbers=EXACT._replace(weight_decay=0.5)), interpret=True)
@@ -116,6 +118,7 @@ def test_stochastic_params_without_masters() -> None:
     assert abs(errors.mean()) < 4 * errors.std() / N**0.5  # as often too large as too small
 
 
+@partial(jax.jit, static_argnums=2)
 def rounded_at(row: int, values: jax.Array, seed: int) -> jax.Array:
     """The kernel's rounding of 1024 values as if they were a row of a large buffer."""
     layout = mosaic.flat_layout(kernels.BLOCK, 4)
@@ -198,8 +201,10 @@ def test_what_cannot_be_updated_is_refused(change: dict[str, Any], says: str) ->
 # ----- the norm -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [bf16, fp16, f32])
-@pytest.mark.parametrize("n", [1024, 3 * 1024, 16_384, 5 * 16_384, 4 * 65_536])
+@pytest.mark.parametrize(
+    ("n", "dtype"),
+    [(1024, bf16), (1024, fp16), (3 * 1024, f32), (16_384, bf16), (5 * 16_384, f32), (4 * 65_536, bf16)],
+)
 def test_global_norm(n: int, dtype: Any) -> None:
     """One block, an odd number of them, one program, an odd number of programs, a trainer's buffer."""
     gradient = jnp.asarray(np.random.default_rng(n).normal(1.0, 0.1, n), dtype)

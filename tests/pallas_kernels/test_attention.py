@@ -41,17 +41,12 @@ SLOW = [
     Case(1, 65, 2, 64, jnp.bfloat16, "mma", relu=True),
     Case(1, 1, 2, 32, jnp.bfloat16, "wgmma"),  # a single token: attention is v, dq and dk are 0
     Case(1, 64, 2, 80, jnp.float16, "mma"),  # exactly one tile; a head of 5 * 16 channels
-    Case(1, 1, 2, 64, jnp.bfloat16, "mma"),
-    Case(1, 63, 2, 64, jnp.bfloat16, "mma"),
-    Case(2, 200, 2, 128, jnp.bfloat16, "mma"),
-    Case(1, 130, 3, 96, jnp.float16, "mma"),
-    Case(1, 130, 2, 128, jnp.bfloat16, "mma", relu=True),
-    Case(1, 1000, 1, 64, jnp.bfloat16, "mma"),
-    Case(2, 200, 2, 128, jnp.bfloat16, "wgmma"),  # keys and values of dkv's own rows are read anew
-    Case(1, 130, 2, 80, jnp.float16, "wgmma"),
-    Case(1, 130, 2, 96, jnp.bfloat16, "wgmma"),
-    Case(1, 300, 2, 64, jnp.float16, "wgmma", relu=True),
-    Case(1, 1000, 1, 64, jnp.bfloat16, "wgmma"),  # the ring goes round
+    Case(1, 200, 1, 128, jnp.bfloat16, "mma"),
+    Case(1, 130, 1, 96, jnp.float16, "mma"),
+    Case(1, 200, 1, 128, jnp.bfloat16, "wgmma"),  # keys and values of dkv's own rows are read anew
+    Case(1, 130, 1, 80, jnp.float16, "wgmma"),
+    Case(1, 130, 1, 96, jnp.bfloat16, "wgmma"),
+    Case(1, 600, 1, 64, jnp.bfloat16, "wgmma"),  # the ring goes round
 ]
 
 
@@ -171,6 +166,7 @@ def test_the_comparison_sees_mistakes(mistake: str) -> None:
             check(jnp.asarray(WRONG[mistake](right), case.dtype), right, case)
 
 
+@pytest.mark.slow
 def test_float16_holds_gradients_of_scores_that_only_their_scale_makes_small() -> None:
     """Up to 3e5 before it, more than the largest float16; with it, by 64 channels, an eighth."""
     case = Case(1, 16, 1, 64, jnp.float16, "mma")

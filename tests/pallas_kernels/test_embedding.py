@@ -38,17 +38,15 @@ def check(tokens: np.ndarray, C: int, dout_dtype: Any = bf16, dwte_dtype: Any = 
 
 
 random = np.random.default_rng(3)
+# Four of one shape, and most of what follows too: what takes the time is to compile a program for each.
 PATTERNS = {
-    "random": random.integers(0, Vp, (3, 33)),
-    "all equal: one run through every window": np.full((2, 50), 7),
-    "all the last id": np.full((2, 16), Vp - 1),
+    "random": random.integers(0, Vp, (4, 25)),
+    "all the last id: one run through every window": np.full((4, 25), Vp - 1),
     "every run fills a window": np.repeat(np.arange(4), 32).reshape(4, 32),
-    "every run crosses a border": np.repeat(np.arange(5), 30)[:144].reshape(3, 48),
+    "every run crosses a border": np.repeat(np.arange(4), 30)[:100].reshape(4, 25),
     "a run over two borders, begun and ended inside windows": np.repeat([0, 1, 2], [20, 60, 20]).reshape(4, 25),
-    "none twice": random.permutation(Vp).reshape(2, 20),
-    "a window and one token": np.arange(33).reshape(33, 1),
+    "a window and one token, none twice": np.arange(33).reshape(33, 1),
     "fewer tokens than are loaded at a time": np.array([[3, 1, 3]]),
-    "a single token": np.array([[Vp - 1]]),
 }
 
 
@@ -61,33 +59,32 @@ def test_patterns_of_tokens(pattern: str) -> None:
     ("C", "dtypes"),
     [
         (128, (bf16, bf16)),  # single elements: the narrowest accesses
-        (256, (fp16, fp16)),
         (768, (bf16, f32)),  # GPT-2's: pairs of elements, one program for the whole row
         pytest.param(1024, (f32, f32), marks=pytest.mark.slow),
         pytest.param(1280, (bf16, bf16), marks=pytest.mark.slow),  # five programs for a row
-        (64, (bf16, f32)),  # padded to 128
-        (200, (f32, bf16)),  # padded to 256
+        (64, (f32, bf16)),  # padded to 128
+        (200, (fp16, fp16)),  # padded to 256
     ],
 )
 def test_channels_and_dtypes(C: int, dtypes: Any) -> None:
     check(random.integers(0, 9, (5, 15)), C, *dtypes)
 
 
-@pytest.mark.parametrize("B", [1, 8, 19])
+@pytest.mark.parametrize("B", [8, 19])
 def test_positions_of_batches_around_eight_rows(B: int) -> None:
     check(random.integers(0, Vp, (B, 3)), 128)
 
 
 def test_rounded_once() -> None:
-    """bf16 in, bf16 out, float32 between: half a unit of the float64 sum. In bf16 a sum of ones stops at 256."""
+    """bf16 in, bf16 out, float32 between: half a unit of the float64 sum. In bf16 256 and any number of ones is 256."""
     rng = np.random.default_rng(0)
-    tokens = jnp.asarray(rng.integers(0, 3, (8, 12)), jnp.int32)
-    dout, dwte = jnp.asarray(rng.normal(size=(8, 12, 128)), bf16), jnp.asarray(rng.normal(size=(Vp, 128)), bf16)
-    found = interpreted(embedding_backward)(dout, tokens, dwte)
-    for ours, wanted in zip(found, expected(dout, tokens, dwte), strict=True):
-        np.testing.assert_allclose(np.asarray(ours, np.float64), wanted, rtol=1.01 * 2.0**-8, atol=1e-5)
-    ones = interpreted(embedding_backward)(jnp.ones((10, 27, 128), bf16), jnp.zeros((10, 27), jnp.int32), 0 * dwte)
-    assert (ones[0][0] == 270).all() and (ones[0][1:] == 0).all() and (ones[1] == 10).all()
+    tokens = jnp.asarray(rng.integers(0, 3, (4, 25)), jnp.int32)
+    dout, dwte = jnp.asarray(rng.normal(size=(4, 25, 128)), bf16), jnp.asarray(rng.normal(size=(Vp, 128)), bf16)
+    ones = jnp.ones_like(dout).at[0].set(256)
+    for given in ((dout, tokens, dwte), (ones, 0 * tokens, 0 * dwte)):
+        found = interpreted(embedding_backward)(*given)
+        for ours, wanted in zip(found, expected(*given), strict=True):
+            np.testing.assert_allclose(np.asarray(ours, np.float64), wanted, rtol=1.01 * 2.0**-8, atol=1e-5)
 
 
 def test_tokens_do_not_touch_one_another() -> None:
@@ -100,11 +97,11 @@ def test_tokens_do_not_touch_one_another() -> None:
     np.testing.assert_array_equal(np.delete(found, 2, 0), np.delete(wanted, 2, 0))
 
 
-@pytest.mark.parametrize("wrong", [-1, Vp, 2**31 - 1])
+@pytest.mark.parametrize("wrong", [-1, Vp])
 def test_unknown_ids_add_nothing(wrong: int) -> None:
-    tokens = random.integers(0, Vp, (3, 30)).astype(np.int32)
+    tokens = random.integers(0, Vp, (4, 25)).astype(np.int32)
     tokens[1, :20] = wrong
-    dout, dwte = np.array(integers((3, 30, 128), f32)), integers((Vp, 128), f32)
+    dout, dwte = np.array(integers((4, 25, 128), bf16)), integers((Vp, 128), f32)
     found, _ = interpreted(embedding_backward)(jnp.asarray(dout), jnp.asarray(tokens), dwte)
     dout[1, :20], tokens[1, :20] = 0, 0
     np.testing.assert_array_equal(found, expected(dout, tokens, dwte)[0])

@@ -22,8 +22,16 @@ def expected_of(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return x / 2 * (1 + tanh), (1 + tanh) / 2 + x / 2 * (1 - tanh**2) * du
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
-@pytest.mark.parametrize("shape", [(1509,), (3, 1024), (1,), (2, 4096), (5, 7)])
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        *[((1509,), dtype) for dtype in ROUNDING],
+        ((3, 1024), jnp.bfloat16),
+        ((1,), jnp.float32),
+        ((2, 4096), jnp.float16),
+        ((5, 7), jnp.bfloat16),
+    ],
+)
 def test_forward_and_backward(shape: tuple[int, ...], dtype: jnp.dtype) -> None:
     """Sizes: not a multiple of anything, of 1024, one, several blocks of 2048, and less than one."""
     rng = np.random.default_rng(0)
@@ -41,9 +49,9 @@ def test_forward_and_backward(shape: tuple[int, ...], dtype: jnp.dtype) -> None:
     assert (np.abs(np.asarray(dbias, np.float64) - sums.sum(0)) <= allowed).all()
 
 
-@pytest.mark.parametrize(("rows", "C"), [(61, 200), (37, 300), (21, 1000)])
+@pytest.mark.parametrize(("rows", "C"), [(61, 200), (21, 1000)])
 def test_a_block_adds_up_several_rows(rows: int, C: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With two shares: strips of 256, 512 and 1024 columns, in which one, two and four warps hold a row."""
+    """With two shares: strips of 256 and 1024 columns, in which one and four warps hold a row."""
     monkeypatch.setattr(gelu, "shares_of", lambda *_: 2)
     dtype = jnp.bfloat16
     rng = np.random.default_rng(C)
