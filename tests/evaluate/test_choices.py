@@ -54,7 +54,7 @@ def scorer() -> Scorer:
 
 
 def test_answers_are_the_plain_models_item_by_item() -> None:
-    asked = items(12, 4)
+    asked = items(6, 3)
     found = answers(asked, score(scorer(), rows_of_items(asked)))
     for item, answer in zip(asked, found, strict=True):
         losses = [item_losses(item, completion)[0] for completion in item.completions]
@@ -69,7 +69,7 @@ def test_answers_are_the_plain_models_item_by_item() -> None:
 
 
 def test_what_the_model_would_write_is_the_plain_models_item_by_item() -> None:
-    asked = [*items(6, 1), *(written_by_the_model(context, 3) for context in [(1, 2), (200,), (5,) * 20])]
+    asked = [*items(2, 1), *(written_by_the_model(context, 3) for context in [(1, 2), (200,), (5,) * 20])]
     found = answers(asked, score(scorer(), rows_of_items(asked), ScoreOptions(rank=True)))
     for item, answer in zip(asked, found, strict=True):
         best = item_losses(item, item.completions[0])[1]
@@ -132,7 +132,7 @@ def test_real_questions_item_by_item(shared: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(shared / "data" / "tiktoken"))
     file = shared / "data" / "hellaswag_val_sample1000.jsonl"
     config = parse_descriptor("L1-NH2-C16-T256")
-    asked = read_items("hellaswag", file, gpt2_tokenizer(allow_network=False), limit=60, vocab_size=config.vocab_size)
+    asked = read_items("hellaswag", file, gpt2_tokenizer(allow_network=False), limit=20, vocab_size=config.vocab_size)
     assert len(read_items("hellaswag", file, gpt2_tokenizer(allow_network=False))) == 1000
     values = plain_model.random_flat(config, flat_size(config), seed=2).astype(np.float32)
     place = placement(config, Parallel(), devices_of(1))

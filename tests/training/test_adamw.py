@@ -319,8 +319,10 @@ KINDS = {  # params, copy, rounding
 }
 
 
-@pytest.mark.parametrize(("rule", "devices"), [("matrices", 8), ("all", 3), ("none", 2)])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "rule", "devices"),
+    [("fp32", "all", 3), ("fp32", "none", 2), *((kind, "matrices", 8) for kind in KINDS if kind != "fp32")],
+)
 def test_the_parts_are_updated_as_the_whole(kind: str, rule: str, devices: int) -> None:
     """Bit for bit: what decays and what is rounded which way goes by the place in the flat buffer."""
     dtype, copied, rounding = KINDS[kind]
@@ -354,7 +356,7 @@ def test_the_parts_are_updated_as_the_whole(kind: str, rule: str, devices: int) 
     assert not np.array_equal(whole[0], update(arrays, copies, True)[0])
 
 
-@pytest.mark.parametrize("length", [1, 3, 768, 1600, 12288, 65_535, 65_536])
+@pytest.mark.parametrize("length", [1, 3, 768, 65_536])
 def test_noise_positions_of_rows(length: int) -> None:
     """Against 64-bit numbers: rows around each multiple of 2^32, and the last that 32 bits number."""
     at = [max(0, k * 2**32 // length + d) for k in (0, 1, 2, 3, 7, length // 2 - 1) for d in (-1, 0, 1)]

@@ -113,7 +113,10 @@ def _few(T: int) -> int:
 
 
 def _cut_items() -> dict[str, list[dict[str, Any]]]:
-    """Return the arguments of the GPU check's items of our kernels by function, cut, each once."""
+    """Return the arguments of the GPU check's items of our kernels by function, cut, each once; of these every other.
+
+    With the residual, whose sums are layernorm's own, every fourth.
+    """
     found: dict[str, list[dict[str, Any]]] = {}
     for item in plan.numerics(False):
         function, more = item.arguments["function"], item.arguments
@@ -123,14 +126,14 @@ def _cut_items() -> dict[str, list[dict[str, Any]]]:
         arguments = more | {"sizes": cut(*more["sizes"])}
         if arguments not in found.setdefault(function, []):
             found[function].append(arguments)
-    return found
+    return {name: items[3::4] if "residual" in name else items[1::2] for name, items in found.items()}
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize("function, items", _cut_items().items())
 def test_no_right_kernel_is_wrong(function: str, items: list[dict[str, Any]]) -> None:
-    """Every kind of shape that the GPU check judges, in interpret mode."""
+    """The kinds of shape that the GPU check judges, in interpret mode."""
     verdicts = {str(each): measured.measure(**each, interpret=True)["verdict"] for each in items}
     assert set(verdicts.values()) == {"right"}, verdicts
 
