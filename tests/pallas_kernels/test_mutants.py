@@ -29,7 +29,7 @@ class Mutant(NamedTuple):
     sizes: list[int]
 
 
-ATTENTION, T = "attention", 128
+ATTENTION, T = "attention", 256
 SIZES = [1, T, 2, 64]
 LAST_TILE = f"(j == {T // attention.ROWS - 1}) & (lax.axis_index('head') == p.NH - 1)"
 MEET = "mosaic.meet(barrier)  # the target's column"
