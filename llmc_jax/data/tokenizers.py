@@ -496,7 +496,7 @@ def public_tokenizer(name: str, allow_network: bool = True) -> Choice:
     """Return the tokenizer of a name in PUBLIC. Raises InputError where it cannot be had."""
     if name == "bytes":
         return Choice(bytes_tokenizer(), "bytes")
-    return Choice(gpt2_tokenizer(allow_network), "GPT-2's")
+    return Choice(gpt2_tokenizer(allow_network=allow_network), "GPT-2's")
 
 
 # ----- showing text -------------------------------------------------------------------------------------------------
