@@ -14,7 +14,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,11 +42,13 @@ from tests.same_run import check_same, differences, leftovers, steps_of, write_s
 ROOT = Path(__file__).resolve().parents[1]
 TOO_LONG = 300  # seconds, for whatever should happen; so that a mistake fails the test instead of holding it for ever
 STEP_LINE = re.compile(r"\s*step\s+(\d+)/")
+QUICKLY = {"JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # as quick_compilation has it in this process
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 # Two micro-batches of 64 tokens an update; 25 of them an epoch, so that epochs end within steps; two shards.
 SHARDS = {"train": (11 * 64 + 1, 14 * 64 + 30), "val": (600,)}
 FLAGS = shlex.split(
-    "-e L2-NH2-C32-V257-T32 -i data/train_*.bin -j data/val_*.bin -b 2 -t 32 -d 128 -l 1e-2 -u 5 -q 0.1 "
+    "-e L1-NH2-C16-V257-T32 -i data/train_*.bin -j data/val_*.bin -b 2 -t 32 -d 128 -l 1e-2 -u 5 -q 0.1 "
     "-sl 3 -sg 3 -v 5 -m 4 -s 7 -g 8 -n 3 -nk 2 -y 1 --print-every 1"
 )
 
@@ -65,7 +66,7 @@ class Life:
     """One process of the run, and what it has said so far."""
 
     def __init__(self, folder: Path, run: str, steps: int, cache: Path | None = None) -> None:
-        environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+        environment = os.environ | QUICKLY
         if cache is not None:
             environment["LLMC_JAX_CACHE"] = str(cache)
         command = [sys.executable, "-u", str(ROOT / "train.py"), *FLAGS, "-x", str(steps), "-o", run]
@@ -304,17 +305,13 @@ def outcomes(folder: Path, copies: Iterable[Copy]) -> dict[Outcome, Copy]:
     return found
 
 
-def check_continued(folder: Path, copies: Iterable[Copy], reference: Path, apart: bool = True) -> None:
-    """Continue each copy, and compare it with the undisturbed run.
-
-    apart: in processes of their own, two at a time; else the first one only, and the others in this process.
-    """
-
-    def continued(copy: Copy, apart: bool) -> None:
+def check_continued(folder: Path, copies: Iterable[Copy], reference: Path) -> None:
+    """Continue each copy, the first in a process of its own, and compare it with the undisturbed run."""
+    for k, copy in enumerate(copies):
         place = Path(tempfile.mkdtemp(dir=folder)) / "base"
         copy_folder(copy.folder, place)
         run = place / "new" / "run"
-        if apart:
+        if k == 0:
             life = Life(folder, str(run.relative_to(folder)), STEPS)
             assert life.wait() == 0, f"{copy}: {''.join(life.said)}"
         else:
@@ -324,19 +321,12 @@ def check_continued(folder: Path, copies: Iterable[Copy], reference: Path, apart
         assert leftovers(run) == []
         assert all(entry.problem is None for entry in store.entries(run))
 
-    if apart:
-        with ThreadPoolExecutor(2) as pool:
-            list(pool.map(lambda copy: continued(copy, True), copies))
-    else:
-        for k, copy in enumerate(copies):
-            continued(copy, k == 0)
-
 
 def test_eleven_points(recorded: Recording) -> None:
     copies = [recorded.found[point, cut] for point in ELEVEN_POINTS for cut in (False, True)]
     found = outcomes(recorded.folder, dict.fromkeys(copies))
     assert {outcome.step for outcome in found} == {0, 3, STEPS}
-    check_continued(recorded.folder, found.values(), recorded.run, apart=False)
+    check_continued(recorded.folder, found.values(), recorded.run)
 
 
 @pytest.mark.slow
@@ -359,7 +349,7 @@ def test_every_point_of_a_restart(recorded: Recording) -> None:
         check_same(again.run, recorded.run)
         found |= outcomes(recorded.folder, again.copies)
         print(f"{name}: {len(again.points)} points, {len(again.copies)} copies, {len(found)} outcomes so far")
-    check_continued(recorded.folder, found.values(), recorded.run, apart=False)
+    check_continued(recorded.folder, found.values(), recorded.run)
 
 
 @pytest.mark.slow
@@ -433,7 +423,7 @@ def test_an_error_at_every_place(recorded: Recording, error: str, monkeypatch: p
     assert not wrong, "\n".join(wrong)
     found = outcomes(recorded.folder, copies)
     print(f"{error} at {len(places)} places, {len(found)} outcomes")
-    check_continued(recorded.folder, found.values(), recorded.run, apart=False)
+    check_continued(recorded.folder, found.values(), recorded.run)
 
 
 # The program with known names for what is hidden, so that a tracer of system calls can be told of them.
@@ -474,7 +464,7 @@ def test_an_error_inside_a_save(recorded: Recording, calls: str, error: str, ste
     paths = [f"{tensor}/{name}" for name in ("c/0", "zarr.json")]
     tracer = ["strace", "-f", "-qq", "-o", str(report), *(word for path in paths for word in ("-P", path))]
     tracer += ["-e", f"trace={calls}", "-e", f"inject={calls}:error={error}"]
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    environment = os.environ | QUICKLY | {"PYTHONPATH": str(ROOT)}
     ended = subprocess.run(
         [*tracer, sys.executable, "-c", TRACED, *words(recorded.folder, run)],
         env=environment, capture_output=True, text=True, timeout=TOO_LONG, check=False,

@@ -31,7 +31,7 @@ from llmc_jax.profile import command as profile_command
 from llmc_jax.trials import command as kernels
 from tests.metrics import read_metrics
 
-pytestmark = pytest.mark.usefixtures("nothing_lasts")
+pytestmark = pytest.mark.usefixtures("nothing_lasts", "quick_compilation")
 
 DATA, RUN, DECOY = "d[12]*", "é[r]un?", "d1"  # of data, of the run; and what the first is a pattern of
 SHAPE = ("-e", "L1-NH1-C16-V257-T16", "-t", 16, "-b", 1)

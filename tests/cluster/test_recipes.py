@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LAUNCH = ROOT / "docs/launch"
 PAGE = ROOT / "docs/processes.md"
 SECONDS = 300  # after which processes that wait for each other are ended
-MODEL = "-e L1-NH2-C32-V257-T64 -b 2 -t 64 -d 256 -v 0 -s 0 --reduction fixed"
+MODEL = "-e L1-NH2-C16-V257-T64 -b 2 -t 64 -d 256 -v 0 -s 0 --reduction fixed"
 
 
 class Place:
@@ -44,7 +44,10 @@ class Place:
         write_shards(folder, {"train": (20 * 256 + 1,), "val": (600,)})
         self.flags = f"{MODEL} -i {folder}/train_*.bin -j {folder}/val_*.bin --peer-timeout 60"
         self.environment = {name: value for name, value in os.environ.items() if name not in ("NPROC", "XLA_FLAGS")}
-        self.environment |= {"JAX_PLATFORMS": "cpu", "PYTHON": sys.executable, "PATH": f"{folder}:{os.environ['PATH']}"}
+        self.environment |= {
+            "JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "PYTHON": sys.executable,
+            "PATH": f"{folder}:{os.environ['PATH']}",
+        }  # fmt: skip
 
     def program(self, name: str, text: str) -> Path:
         """A program that the scripts find first."""

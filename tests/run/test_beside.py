@@ -21,6 +21,8 @@ from tests.logs.test_picture import metrics_of
 from tests.run.test_loop import tiny_flags
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 # Programs in the place of llmc_jax.report.beside: ours, each file once a moment; and such as misbehave
 OFTEN = "from llmc_jax.report import beside; beside.FIRST = beside.DRAW_EVERY = 0.01; beside.SHARE = 1e9; "
 WRITES = OFTEN + "beside.write = lambda name, asked: open(asked.folder + '/' + name, 'a').write('x'); beside.main()"

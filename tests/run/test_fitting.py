@@ -31,7 +31,7 @@ from tests.metrics import read_metrics
 from tests.same_run import check_same
 
 pytestmark = pytest.mark.usefixtures("nothing_lasts", "quick_compilation")
-SMALL = "-e L2-NH2-C32-V257-T16 -t 16"
+SMALL = "-e L1-NH1-C16-V257-T16 -t 16"
 
 
 def plan_with(size: int, words: str = "") -> Plan:

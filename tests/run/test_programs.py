@@ -25,6 +25,8 @@ from llmc_jax.run.weights import first_state
 from llmc_jax.trials.known import clear, run_programs
 from tests.metrics import read_metrics
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 ROOT = Path(__file__).resolve().parents[2]
 FLAGS = "-e L1-NH1-C16-V257-T16 -b 4 -t 16 -x 4 -v 0 -s 0 -n 2"
 

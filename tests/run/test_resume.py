@@ -158,7 +158,7 @@ def covering(cases: list[Case], together: int) -> list[Case]:
 ALL = [Case(*each) for each in itertools.product(SCHEDULES, PRECISIONS, (1, 2), (False, True), STOPS)]
 EVERY = covering(ALL, 2)
 
-SOME = [Case("linear", "bf16", 2, False, "at")]
+SOME = [Case("linear", "bf16", 2, False, "before")]
 names_of = {"ids": lambda case: "-".join(map(str, case))}
 
 
@@ -337,7 +337,8 @@ MISTAKES: dict[str, Callable[[pytest.MonkeyPatch], Any]] = {
 def test_a_resume_that_forgets_is_seen(
     mistake: str, train: Train, references: dict[Case, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    case = Case("constant", "fp16", 2, True, "before")
+    position, *_ = MISTAKES  # which any run shows; the others it takes one that has a loss scale and outliers
+    case = SOME[0] if mistake == position else Case("constant", "fp16", 2, True, "before")
     with pytest.MonkeyPatch.context() as patch, pytest.raises(AssertionError, match=r"event |differs"):
         check_resumed(case, train, references, tmp_path_factory, lambda: MISTAKES[mistake](patch))
 
