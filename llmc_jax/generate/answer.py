@@ -3,7 +3,6 @@
 Leaves out how tokens are drawn (engine.py), and the screen (show.py).
 """
 
-import math
 import signal
 import threading
 import time
@@ -11,12 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 
-from llmc_jax.base.errors import InputError
-from llmc_jax.generate import llmc
 from llmc_jax.generate.engine import Drawn, Dropped, Request, generate
-from llmc_jax.generate.look import look
 from llmc_jax.generate.model import Model
-from llmc_jax.generate.text import TextStream
 from llmc_jax.machine.device import refusing_full_memory
 
 STOPPED = "stopped"  # why a sample ended, beside those of `Drawn`: by Ctrl-C
@@ -58,20 +53,15 @@ def ask(
     request: Request,
     show: Callable[[Drawn], None] = lambda drawn: None,
     stop: threading.Event | None = None,
-    *,
-    as_llmc: bool = False,
 ) -> Answer:
     """Return a request's answer; show gets each token as it comes, and stop, once set, ends it.
 
-    as_llmc: one sample as llm.c draws it, the seed as the state of its generator. Of the request only the number of
-    tokens and the seed are read then, as `check_as_llmc` has checked them.
     Raises InputError as `generate` does, and where the device's memory is full.
     """
     answer = Answer([Sample() for _ in range(request.samples)])
     begin = time.perf_counter()
-    advice = "lower --samples or --tokens, write --exact, or --dtype bf16"
-    events = _drawn_as_llmc(model, request) if as_llmc else generate(model, request)
-    with refusing_full_memory(advice), closing(events):  # type: ignore[type-var]
+    events = generate(model, request)
+    with refusing_full_memory("lower --samples or --tokens, or --dtype bf16"), closing(events):  # type: ignore[type-var]
         for event in events:
             if isinstance(event, Dropped):
                 answer.drops.append(event)
@@ -80,30 +70,7 @@ def ask(
             show(event)
             if stop is not None and stop.is_set():
                 break
-    if as_llmc:
-        answer.samples[0].logprobs = [seen.logprob for seen in look(model, answer.samples[0].ids, 0)]
     return answer
-
-
-def check_as_llmc(model: Model, request: Request) -> None:
-    """Raise InputError for what llm.c's sampler cannot do."""
-    T = model.config.max_seq_len
-    if not 1 <= request.tokens < T:
-        raise InputError(
-            f"--llmc --tokens {request.tokens}: it must be from 1 to {T - 1}: llm.c's text ends with the model's T={T}"
-        )
-    if request.sampling.seed == 0:
-        raise InputError("--llmc --seed 0: llm.c's generator would give nothing but 0; take another seed")
-
-
-def _drawn_as_llmc(model: Model, request: Request) -> Iterator[Drawn]:
-    """Yield tokens as the engine yields what it draws; their logprobs are not known."""
-    start = model.weights, model.config, request.tokens + 1, model.end_of_text, model.attention
-    text = TextStream(model.tokenizer)
-    for position, token in enumerate(llmc.generate(*start, state=request.sampling.seed, ids=model.drawable)):
-        last = position + 1 == request.tokens
-        words = text.add(token) + (text.finish() if last else "")
-        yield Drawn(0, position, token, math.nan, (), words, "length" if last else "")
 
 
 def _take(answer: Answer, drawn: Drawn, now: float) -> None:

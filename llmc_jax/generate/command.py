@@ -4,24 +4,22 @@ Standard output gets the text, or the one JSON object; notes go to standard erro
 """
 
 import argparse
-import io
 import os
-import select
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from shutil import get_terminal_size
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llmc_jax.base.errors import ExitCode, InputError
-from llmc_jax.base.files import cache_folder, plain, refusing
+from llmc_jax.base.files import plain, refusing
 from llmc_jax.base.kit import command_line, print_json
 from llmc_jax.base.streams import print_error
 from llmc_jax.base.text import wrapped
 from llmc_jax.data.documents import read_text
-from llmc_jax.generate.flags import STANDARD_INPUT, parse
+from llmc_jax.generate.flags import parse
 from llmc_jax.machine.device import describe_device, device_label
 from llmc_jax.machine.jax_setup import configure, settle
 
@@ -30,8 +28,6 @@ if TYPE_CHECKING:
     from llmc_jax.generate.engine import Request
     from llmc_jax.generate.model import Model
     from llmc_jax.generate.sampling import Sampling
-
-PATIENCE = 2.0  # seconds without a prompt on standard input, after which it is said that one is awaited
 
 
 @command_line("generate")
@@ -76,34 +72,20 @@ def written_prompt(asked: argparse.Namespace) -> Written:
     if asked.prompt_ids is not None:
         from llmc_jax.generate.text import listed_ids
 
-        if not (ids := listed_ids(asked.prompt_ids, "--prompt-ids")):
-            raise InputError("--prompt-ids: is empty; without it the model starts a new text")
-        return Written("--prompt-ids", ids=ids)
-    if asked.prompt not in (None, STANDARD_INPUT):
-        return Written("--prompt", os.fsencode(asked.prompt))
-    named = asked.prompt_file if asked.prompt is None else asked.prompt
-    waits = {"interactive", "serve", "llmc"} & asked.given or sys.stdin is None or sys.stdin.isatty()
-    if named is None and waits:
+        return Written("--prompt-ids", ids=listed_ids(asked.prompt_ids, "--prompt-ids"))
+    if asked.prompt is not None:
+        place, data = "--prompt", os.fsencode(asked.prompt)
+    elif asked.prompt_file is not None:
+        place = f"--prompt-file {asked.prompt_file}"
+        with refusing(f"{place}: cannot be read", "check the path"), open(asked.prompt_file, "rb") as file:
+            data = _without_line_end(read_text(file, place))
+    elif {"interactive", "serve"} & asked.given or sys.stdin is None or sys.stdin.isatty():
         return Written("")
-    if named in (None, STANDARD_INPUT):
-        place = "standard input"
-        data = read_text(_standard_input(), place)
     else:
-        place = f"--prompt-file {named}"
-        with refusing(f"{place}: cannot be read", "check the path"), open(named, "rb") as file:
-            data = read_text(file, place)
-    if named is not None and not data:
+        return Written("standard input", _without_line_end(read_text(sys.stdin.buffer, "standard input")))
+    if not data:
         raise InputError(f"{place}: is empty; without a prompt the model starts a new text")
-    return Written(place, data if "perplexity" in asked.given else _without_line_end(data))
-
-
-def _standard_input() -> IO[bytes]:
-    if sys.stdin is None:  # closed by the caller's shell
-        return io.BytesIO()
-    with suppress(OSError, ValueError):  # of what cannot be waited for
-        if not select.select([sys.stdin.buffer], [], [], PATIENCE)[0]:
-            say("note", "waiting for the prompt on standard input; `< /dev/null` starts a new text")
-    return sys.stdin.buffer
+    return Written(place, data)
 
 
 def _without_line_end(data: bytes) -> bytes:
@@ -173,14 +155,10 @@ def say_end(model: "Model", request: "Request", answer: "Answer") -> None:
     rate = "" if answer.rate is None else f", then {answer.rate:,.0f} tokens/s"
     count = f"{answer.tokens:,} token{'s' * (answer.tokens != 1)}"
     say("ended", f"{why}; {count}, the first after {answer.first:.2f} s{rate}")
-    T, again = model.config.max_seq_len, [drop for drop in answer.drops if drop.position > 0]
-    if len(again) < len(answer.drops):
-        kept = answer.drops[0].kept
-        say("note", f"the prompt has {len(request.prompt):,} tokens, more than T={T}: the newest {kept} are taken")
-    if again:
-        kept, where = again[0].kept, again[0].position + 1
-        times = f"the text outgrew the model's T={T} {len(again)} time{'s' * (len(again) > 1)}"
-        say("note", f"{times}: its newest {kept} tokens are kept, the older ones dropped, first at new token {where}")
+    if answer.drops:
+        places = ", ".join(str(drop.position + 1) for drop in answer.drops[:3]) + ", …" * (len(answer.drops) > 3)
+        T, times = model.config.max_seq_len, f"{len(answer.drops)} time{'s' * (len(answer.drops) > 1)}"
+        say("note", f"the text outgrew the model's T={T} {times}: its oldest tokens are dropped at new token {places}")
 
 
 # ----- continuing a text --------------------------------------------------------------------------------------------
@@ -188,17 +166,9 @@ def say_end(model: "Model", request: "Request", answer: "Answer") -> None:
 
 def request_of(model: "Model", ids: tuple[int, ...], asked: argparse.Namespace) -> "Request":
     """Return what the flags ask for, checked; then say what the model is. Raises InputError."""
-    from llmc_jax.generate.answer import check_as_llmc
     from llmc_jax.generate.engine import Request, check_request
 
-    request = Request(
-        ids, asked.tokens, asked.samples, sampling_of(asked), stops=tuple(asked.stop), ignore_end=asked.ignore_end,
-        exact=asked.exact,
-    )  # fmt: skip
-    if asked.llmc:
-        if "tokens" not in asked.given:
-            request = request._replace(tokens=min(asked.tokens, model.config.max_seq_len - 1))
-        check_as_llmc(model, request)
+    request = Request(ids, asked.tokens, asked.samples, sampling_of(asked), tuple(asked.stop), asked.ignore_end)
     check_request(model, request)
     say_model(model)
     return request
@@ -208,24 +178,29 @@ def sampling_of(asked: argparse.Namespace) -> "Sampling":
     """Return how the flags want tokens to be drawn."""
     from llmc_jax.generate.sampling import Sampling
 
-    numbers = {name: getattr(asked, name) for name in Sampling._fields}
-    return Sampling(**{**numbers, "temperature": 0.0 if asked.greedy else asked.temperature})
+    return Sampling(**{name: getattr(asked, name) for name in Sampling._fields})
 
 
 def continue_text(model: "Model", ids: tuple[int, ...], asked: argparse.Namespace) -> int:
-    """Continue the prompt, with --llmc as llm.c does, and show it as it comes; or as one JSON object at the end."""
+    """Continue the prompt and show one sample as it comes, several when all have ended; or as one JSON object."""
     from llmc_jax.data.tokenizers import sample_text
     from llmc_jax.generate.answer import ask, until_ctrl_c
     from llmc_jax.generate.show import Screen
 
-    request = request_of(model, ids, asked)
+    request, prompt = request_of(model, ids, asked), sample_text(model.tokenizer, ids)
     with until_ctrl_c() as stop:
-        if asked.json:
-            found = ask(model, request, stop=stop, as_llmc=asked.llmc)
-            print_json(plain(answer_facts(model, request, found) | ({"llmc": True} if asked.llmc else {})))
+        if asked.json or request.samples > 1:
+            found = ask(model, request, stop=stop)
         else:
-            with Screen(sys.stdout, sample_text(model.tokenizer, ids), request.samples) as screen:
-                found = ask(model, request, screen.add, stop, as_llmc=asked.llmc)
+            with Screen(sys.stdout, prompt) as screen:
+                found = ask(model, request, screen.add, stop)
+    if asked.json:
+        print_json(plain(answer_facts(model, request, found)))
+    elif request.samples > 1:
+        for number, sample in enumerate(found.samples, 1):
+            print(f"--- sample {number} of {request.samples} ---")
+            with Screen(sys.stdout, prompt) as screen:
+                screen.write(sample.text)
     say_end(model, request, found)
     return ExitCode.STOPPED if stop.is_set() else ExitCode.DONE
 
@@ -238,7 +213,7 @@ def answer_facts(model: "Model", request: "Request", answer: "Answer") -> dict[s
     prompt = "".join(map(stream.add, request.prompt)) + stream.finish()
     settings = {
         **request.sampling._asdict(),
-        **{name: getattr(request, name) for name in ("tokens", "samples", "stops", "ignore_end", "exact")},
+        **{name: getattr(request, name) for name in ("tokens", "samples", "stops", "ignore_end")},
     }
     return {
         "model": model_facts(model),
@@ -257,6 +232,7 @@ def answer_facts(model: "Model", request: "Request", answer: "Answer") -> dict[s
 
 def show_probabilities(model: "Model", ids: tuple[int, ...], asked: argparse.Namespace) -> int:
     """Show what the model thinks of each token of the prompt and of what it adds: `--probs`."""
+    from llmc_jax.data.tokenizers import sample_text
     from llmc_jax.generate import probabilities
     from llmc_jax.generate.answer import ask, until_ctrl_c
     from llmc_jax.generate.look import look
@@ -273,37 +249,18 @@ def show_probabilities(model: "Model", ids: tuple[int, ...], asked: argparse.Nam
         tokens = probabilities.plain_data(model.tokenizer, seen)
         print_json(plain({**answer_facts(model, request, answer), "tokens": tokens}))
     else:
-        color = probabilities.takes_colors(sys.stdout)
-        text = probabilities.colored_text(model.tokenizer, seen, color)
-        parts = (text, probabilities.legend(color), probabilities.probability_table(model.tokenizer, seen))
-        print("\n\n".join(filter(None, parts)))
+        table = probabilities.probability_table(model.tokenizer, seen)
+        print(sample_text(model.tokenizer, [*ids, *added]), table, sep="\n\n")
     say_end(model, request, answer)
     return ExitCode.STOPPED if stop.is_set() else ExitCode.DONE
-
-
-def show_perplexity(model: "Model", ids: tuple[int, ...], asked: argparse.Namespace) -> int:
-    """Print loss and perplexity of the prompt: `--perplexity`."""
-    from llmc_jax.generate.look import perplexity
-
-    need_text(ids, "--perplexity")
-    say_model(model)
-    found = perplexity(model, ids)
-    if asked.json:
-        print_json(plain({"model": model_facts(model), **found._asdict()}))
-        return ExitCode.DONE
-    rows = [("tokens", f"{found.tokens:,}"), ("loss", f"{found.loss:.6f} nats per token")]
-    rows.append(("perplexity", f"{found.perplexity:,.4f}"))
-    if found.bits_per_byte is not None:
-        rows.append(("bits per byte", f"{found.bits_per_byte:.4f}"))
-    print("\n".join(f"{name:<14} {value}" for name, value in rows))
-    return ExitCode.DONE
 
 
 def draw_heads(model: "Model", ids: tuple[int, ...], asked: argparse.Namespace) -> int:
     """Draw what a layer's heads look at in the prompt: `--attention`."""
     from llmc_jax.generate.heads import check_layer, draw_text_attention
 
-    need_text(ids, "--attention")
+    if not ids:
+        raise InputError("--attention: needs a text; give one by --prompt, --prompt-file or on standard input")
     check_layer(model.config, asked.layer)
     say_model(model)
     draw_text_attention(asked.attention, model, ids, asked.layer)
@@ -311,25 +268,14 @@ def draw_heads(model: "Model", ids: tuple[int, ...], asked: argparse.Namespace) 
     return ExitCode.DONE
 
 
-def need_text(ids: tuple[int, ...], question: str) -> None:
-    """Raise InputError where no text was given for a question about one."""
-    if not ids:
-        raise InputError(f"{question}: needs a text; give one by --prompt, --prompt-file or on standard input")
-
-
 def converse(model: "Model", ids: tuple[int, ...], asked: argparse.Namespace) -> int:
     """Let the user and the model write a text in turns: `--interactive`."""
-    from llmc_jax.generate.interactive import history, talk
-
-    def note(words: str) -> None:
-        say("note", words)
+    from llmc_jax.generate.interactive import HELP, talk
 
     request = request_of(model, ids, asked)
     if sys.stdin.isatty():
-        note("type the beginning of a text; /help lists what else can be typed, Ctrl-D ends")
-    file = None if asked.no_history else cache_folder() / "generate_history"
-    with history(file, note):
-        talk(model, request, sys.stdout, note)
+        say("note", HELP)
+    talk(model, request, sys.stdout, partial(say, "note"))
     return ExitCode.DONE
 
 
@@ -350,6 +296,5 @@ QUESTIONS = {
     "interactive": converse,
     "serve": serve_page,
     "probs": show_probabilities,
-    "perplexity": show_perplexity,
     "attention": draw_heads,
 }

@@ -38,7 +38,6 @@ class Request(NamedTuple):
     sampling: Sampling = Sampling()
     stops: tuple[str, ...] = ()  # a sample ends before the first of these
     ignore_end: bool = False  # continue past the end-of-text token
-    exact: bool = False  # one sample after the other, so that their number cannot change a bit
     candidates: int = 0  # how many of the likeliest tokens come with each drawn one
 
 
@@ -75,14 +74,7 @@ def generate(model: Model, request: Request) -> Iterator[Drawn | Dropped]:
     Closing the iterator stops it. Raises InputError for what cannot be asked, and where the memory is too small.
     """
     check_request(model, request)
-    samples = range(request.samples)
-    batches = [[sample] for sample in samples] if request.exact else [list(samples)]
-
-    def all_of_them() -> Iterator[Drawn | Dropped]:
-        for batch in batches:
-            yield from _generate(model, request, batch)
-
-    return all_of_them()
+    return _generate(model, request)
 
 
 def check_request(model: Model, request: Request) -> None:
@@ -98,32 +90,14 @@ def check_request(model: Model, request: Request) -> None:
         raise InputError(f"the prompt has the id {bad}; this model has ids 0 to {V - 1}")
     if "" in request.stops:
         raise InputError("--stop: a stop string must not be empty")
-    together = 1 if request.exact else request.samples
-    smaller = "--dtype bf16 takes about half of that" if model.dtype == "fp32" else "take a smaller model"
-    what = f"{model.path}: {request.tokens} tokens of {together} samples at a time need at least"
-    advice = "lower --samples, or write --exact" if together > 1 else smaller
-    check_memory(what, memory_bytes(model, request), model.dtype, advice)
+    what = f"{model.path}: {request.tokens} tokens of {request.samples} samples need at least"
+    check_memory(what, memory_bytes(model, request), model.dtype, "lower --samples or --tokens, or take --dtype bf16")
 
 
 def memory_bytes(model: Model, request: Request) -> int:
-    """Return the bytes that a request needs at least: weights, keys and values, and what a prefill holds at a time."""
-    config, element = model.config, COMPUTE_BYTES[model.dtype]
-    size, texts = cache_size(config, request), 1 if request.exact else request.samples
-    length = len(request.prompt) or 1
-    activations = _prefill_bytes(config, 1, length - first_seen(length, config), element)
-    if first_seen(length + request.tokens - 1, config) > first_seen(length, config):  # all texts are prefilled together
-        activations = max(activations, _prefill_bytes(config, texts, kept_after_drop(config), element))
-    head = 3 * texts * config.vocab_size * 4
-    weights = sum(array.nbytes for array in jax.tree.leaves(model.weights))
-    return weights + cache_bytes(config, texts, size, element) + activations + head
-
-
-def _prefill_bytes(config: ModelConfig, texts: int, length: int, element: int) -> int:
-    """Return the bytes of what a prefill holds in one layer: in its MLP, or while each position looks at each other."""
-    size = prompt_size(config, length)
-    mlp = 10 * config.channels * element
-    attention = config.num_heads * size * (4 + element) + 2 * config.channels * element  # scores in float32, weights
-    return texts * size * max(mlp, attention)
+    """Return the bytes that a request needs at least: weights, and the keys and values of all samples."""
+    cache = cache_bytes(model.config, request.samples, cache_size(model.config, request), COMPUTE_BYTES[model.dtype])
+    return cache + sum(array.nbytes for array in jax.tree.leaves(model.weights))
 
 
 def _power(length: int, smallest: int, largest: int) -> int:
@@ -224,17 +198,16 @@ class _Batch(NamedTuple):
         return _State(draws, cache, seen)
 
 
-def _generate(model: Model, request: Request, samples: list[int]) -> Iterator[Drawn | Dropped]:
-    """Yield the new tokens of samples that are computed together."""
-    sampling, config = request.sampling, model.config
+def _generate(model: Model, request: Request) -> Iterator[Drawn | Dropped]:
+    sampling, config, rows = request.sampling, model.config, range(request.samples)
     batch = _Batch(
-        model, np.array(samples, np.int32), cache_size(config, request), numbers_of(sampling),
+        model, np.array(rows, np.int32), cache_size(config, request), numbers_of(sampling),
         steps_of(sampling, request.candidates, model.drawable),
     )  # fmt: skip
     prompt = list(request.prompt) or [model.end_of_text]
-    texts = [list(prompt) for _ in samples]
-    running = {row: TextStream(model.tokenizer, request.stops) for row in range(len(samples))}
-    seen = _seen(prompt, len(samples), config) if sampling.repetition_penalty != 1 else None
+    texts = [list(prompt) for _ in rows]
+    running = {row: TextStream(model.tokenizer, request.stops) for row in rows}
+    seen = _seen(prompt, len(rows), config) if sampling.repetition_penalty != 1 else None
     begin = list(window(prompt, config))
     if len(begin) < len(prompt):
         yield Dropped(0, len(begin))
@@ -244,10 +217,10 @@ def _generate(model: Model, request: Request, samples: list[int]) -> Iterator[Dr
         room = length < config.max_seq_len
         if room and not last:  # begun before its input is read
             state, length = batch.decoded(state, length, len(prompt) + position + 1), length + 1
-        for row in set(range(len(samples))) - set(running):  # ended: any token will do
+        for row in set(rows) - set(running):  # ended: any token will do
             texts[row].append(model.end_of_text)
-        for row, drawn in _read(draws, running, samples, position, model, request, last):
-            texts[row].append(drawn.token)
+        for drawn in _read(draws, running, position, model, request):
+            texts[drawn.sample].append(drawn.token)
             yield drawn
         if not running:
             return
@@ -267,15 +240,9 @@ def _seen(prompt: Sequence[int], rows: int, config: ModelConfig) -> jax.Array:
 
 
 def _read(
-    draws: Draws,
-    running: dict[int, TextStream],
-    samples: list[int],
-    position: int,
-    model: Model,
-    request: Request,
-    last: bool,
-) -> Iterator[tuple[int, Drawn]]:
-    """Yield the rows that still run and what was drawn for them; those that end here no longer run then."""
+    draws: Draws, running: dict[int, TextStream], position: int, model: Model, request: Request
+) -> Iterator[Drawn]:
+    """Yield what was drawn for the samples that still run; those that end here no longer run then."""
     found = jax.device_get(draws)
     if np.isnan(found.logprobs[list(running)]).any():
         raise InputError(
@@ -286,10 +253,10 @@ def _read(
         token, stream = int(found.tokens[row]), running[row]
         end = "end of text" if token == model.end_of_text and not request.ignore_end else ""
         text = "" if end else stream.add(token)
-        end = end or ("stop" if stream.stopped else "length" if last else "")
+        end = end or ("stop" if stream.stopped else "length" if position + 1 == request.tokens else "")
         if end:
             text += stream.finish()
             end = "stop" if stream.stopped else end
             del running[row]
         best: Any = zip(found.candidates[row].tolist(), found.candidate_logprobs[row].tolist(), strict=True)
-        yield row, Drawn(samples[row], position, token, float(found.logprobs[row]), tuple(best), text, end)
+        yield Drawn(row, position, token, float(found.logprobs[row]), tuple(best), text, end)

@@ -5,12 +5,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from llmc_jax.base.commands import typed
-from llmc_jax.base.errors import InputError, raise_problems
-from llmc_jax.base.options import Option, own, problems_together
+from llmc_jax.base.errors import InputError
+from llmc_jax.base.options import Option, own
 from llmc_jax.base.parsers import Parser
 from llmc_jax.checkpoint.llmc import V2_ORDERS
 
-STANDARD_INPUT = "-"
 PORT = 8000
 
 DESCRIPTION = """\
@@ -26,15 +25,14 @@ EXAMPLES = (
 )
 
 # What excludes what. A text begins once, one question is asked at a time, and where nothing is drawn, nothing of how.
-MODES = "probs attention perplexity interactive serve llmc"
+MODES = "probs attention interactive serve"
 PROMPTS = "prompt prompt_file prompt_ids"
-FILTERS = "top_k top_p min_p"
-DRAWN = f"tokens samples stop ignore_end exact seed repetition_penalty temperature {FILTERS} greedy"
+DRAWN = "tokens samples stop ignore_end seed repetition_penalty temperature top_k top_p min_p"
 
 CHECKPOINT = (own("checkpoint", "[CHECKPOINT]", "", "", type=str),)
 TEXT = (
-    own("--prompt", "TEXT", None, "the text to continue; - is standard input. Without a prompt: standard input "
-        "where it is no terminal, else a new text", excludes=PROMPTS),
+    own("--prompt", "TEXT", None, "the text to continue. Without a prompt: standard input where it is no terminal, "
+        "else a new text", excludes=PROMPTS),
     own("--prompt-file", "FILE", None, "the same from a file, without its final newline", excludes=PROMPTS),
     own("--prompt-ids", "IDS", None, 'the same as token ids: "15496 995"', excludes=PROMPTS),
     own("-n --tokens", "N", 200, "new tokens, at most (default 200; with --probs 1)"),
@@ -45,29 +43,21 @@ TEXT = (
 )  # fmt: skip
 SAMPLING = (
     own("--repetition-penalty", "X", 1.0, "above 1: a token that the text already has is less likely (default 1: off)"),
-    own("--temperature", "X", 1.0, "below 1: likely tokens get likelier (default 1; 0: --greedy)"),
+    own("--temperature", "X", 1.0, "below 1: likely tokens get likelier (default 1; 0: always the likeliest)"),
     own("--top-k", "N", 0, "of the N likeliest tokens (default 0: all)", 0),
     own("--top-p", "X", 1.0, "of the fewest that have X of the probability (default 1: all)"),
     own("--min-p", "X", 0.0, "of those with X of the likeliest one's probability (default 0: all)"),
-    own("--greedy", "", False, "always the likeliest token", excludes=f"temperature {FILTERS} samples",
-        why="the likeliest token is taken, there is no choice"),
     own("--seed", "N", 1337, "the same seed draws the same tokens (default 1337)", 0, most=2**64 - 1),
-    own("--exact", "", False, "one sample after the other: the same bits, whatever their number"),
 )  # fmt: skip
 QUESTIONS = (
     own("--probs", "[N]", None, "what the model thinks of each token of the text and of those that it adds (-n): its "
-        "probability, and the N likeliest (default 5)", 0, alone=5, excludes=f"{MODES} samples exact"),
-    own("--perplexity", "", False, "loss and perplexity of the text; nothing is added", excludes=f"{MODES} {DRAWN}"),
+        "probability, and the N likeliest (default 5)", 0, alone=5, excludes=f"{MODES} samples"),
     own("--attention", "FILE", None, "draw what a layer's heads attend to: .png, .svg, .pdf",
         excludes=f"{MODES} {DRAWN} json", writes=".png .svg .pdf"),
     own("--layer", "N", 0, "with --attention: from 0 (default 0)", 0, needs="attention"),
-    own("--interactive", "", False, "type and read in turns; /help there lists what else one can type",
-        excludes=f"{MODES} samples exact json"),
+    own("--interactive", "", False, "type and read in turns", excludes=f"{MODES} samples json"),
     own("--serve", "[PORT]", None, f"a page on 127.0.0.1 to ask the model with (default port {PORT}; 0: any free one)",
         0, alone=PORT, most=(1 << 16) - 1, excludes=f"{MODES} {PROMPTS} {DRAWN} json"),
-    own("--no-history", "", False, "with --interactive: neither read nor keep what was typed", needs="interactive"),
-    own("--llmc", "", False, "draw as llm.c does while it trains, with its random numbers",
-        excludes=f"{MODES} {PROMPTS} {FILTERS} temperature repetition_penalty greedy samples stop exact ignore_end"),
 )  # fmt: skip
 # How a checkpoint is opened.
 MODEL = (
@@ -107,37 +97,16 @@ def asking_parser(
     return parser
 
 
-def make_parser() -> Parser:
-    """Return the parser."""
-    usage = "[-h] CHECKPOINT [--prompt TEXT | --prompt-file FILE] [flags]"
-    return asking_parser("generate", usage, DESCRIPTION, EXAMPLES, GROUPS)
-
-
 def parse(words: Sequence[str]) -> argparse.Namespace:
     """Return every flag, those that were not given with their defaults; `given` are the names of the others.
 
     Raises InputError for what cannot be together.
     """
-    found = make_parser().parse_args(_spelled_out(words))
-    if found.temperature == 0 and not found.greedy:
-        found.greedy, found.given = True, found.given - {"temperature"} | {"greedy"}
-        typed = (about._replace(flags=("--temperature 0",)) if about.name == "greedy" else about for about in OPTIONS)
-        raise_problems(problems_together(typed, found.given))
+    usage = "[-h] CHECKPOINT [--prompt TEXT | --prompt-file FILE] [flags]"
+    found = asking_parser("generate", usage, DESCRIPTION, EXAMPLES, GROUPS).parse_args(words)
     if not found.checkpoint:
         raise InputError("CHECKPOINT: is missing; name a run's folder or a model's file, or a shape such as d12")
     found.checkpoint = Path(found.checkpoint)
-    if found.prompt == "":
-        raise InputError("--prompt: is empty; without --prompt the model starts a new text")
-    if STANDARD_INPUT in (found.prompt, found.prompt_file) and found.interactive:
-        flag = "--prompt" if found.prompt else "--prompt-file"
-        raise InputError(f"{flag} - and --interactive: standard input is what is typed")
     if found.probs is not None and "tokens" not in found.given:
         found.tokens = 1
     return found
-
-
-def _spelled_out(words: Sequence[str]) -> list[str]:
-    """Return the words with the numbers that may be left out, for which argparse takes what follows: a checkpoint."""
-    alone = {about.long_flag: about.alone for about in OPTIONS if about.alone is not None}
-    pairs = zip(words, [*words[1:], ""], strict=True)
-    return [f"{a}={alone[a]}" if a in alone and not b.lstrip("-+").isdecimal() else a for a, b in pairs]

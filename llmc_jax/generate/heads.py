@@ -28,7 +28,6 @@ from llmc_jax.ops.attention import relu_attention_weights
 MOST_LABELS = 40  # of more tokens only positions are written
 LABEL_INCHES = 0.135
 LONGEST_LABEL = 14
-FEW = 300  # positions up to which each is drawn by itself; of more, matplotlib averages those that share a pixel
 PANEL_INCHES = 2.1  # at least
 LARGEST = 0.001  # the part of the weights that may be beyond the scale of colours
 COLORS = "cividis"  # as good for every kind of colour vision
@@ -91,8 +90,9 @@ def draw_attention(path: str | Path, weights: np.ndarray, labels: Sequence[str],
     """Draw the weights (NH, T, T) of a layer's heads, a panel each, into a PNG, SVG or PDF by the file's ending.
 
     Rows are the positions that look, columns those looked at; what a position cannot see is left white. One scale of
-    colours holds for all panels; it is that of the square root, so that small weights can be told from none. labels: of
-    the T tokens, written where there are few. The file appears complete or not at all. Raises InputError.
+    colours holds for all panels; it is that of the square root, so that small weights can be told from none, and ends
+    where all but the largest LARGEST lie within: the first positions of a text, which see few others, have large
+    weights. labels: of the T tokens, written where there are few. The file appears complete or not at all.
     """
     from matplotlib.colors import PowerNorm
     from matplotlib.figure import Figure
@@ -104,19 +104,21 @@ def draw_attention(path: str | Path, weights: np.ndarray, labels: Sequence[str],
     figure = Figure(figsize=(columns * panel + 1.9, rows * (panel + 0.25) + 1.3), dpi=110, layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False).ravel()
     future = np.arange(T)[:, None] < np.arange(T)
-    largest, beyond = scale_of(weights[:, ~future])
+    seen = np.nan_to_num(weights[:, ~future])
+    largest = float(np.quantile(seen, 1 - LARGEST, method="higher")) or float(seen.max()) or 1.0
     norm = PowerNorm(0.5, 0.0, largest, clip=True)
     image: Any = None
-    for index, axes in enumerate(panels):
-        if index >= heads:
-            axes.set_axis_off()
-            continue
-        shown = np.ma.masked_array(weights[index], future)
-        image = axes.imshow(shown, cmap=COLORS, norm=norm, interpolation="none" if T <= FEW else "auto")
+    for index, axes in enumerate(panels[:heads]):
+        image = axes.imshow(np.ma.masked_array(weights[index], future), cmap=COLORS, norm=norm)
         axes.set_title(f"head {index}", fontsize=9)
-        _name_positions(axes, labels, left=index % columns == 0, below=index + columns >= heads)
-    bar = figure.colorbar(image, ax=panels.tolist(), fraction=0.03, aspect=30, pad=0.01, format="%.2g", extend=beyond)
-    bar.set_ticks([largest * part**2 for part in (0, 0.2, 0.4, 0.6, 0.8, 1)])
+        axes.spines[:].set_visible(False)
+        axes.tick_params(labelsize=7)
+        if T <= MOST_LABELS:
+            _name_positions(axes, labels)
+        axes.label_outer()
+    for axes in panels[heads:]:
+        axes.set_axis_off()
+    bar = figure.colorbar(image, ax=panels.tolist(), fraction=0.03, aspect=30, pad=0.01, format="%.2g", extend="max")
     bar.set_label("weight", fontsize=9)
     bar.ax.tick_params(labelsize=8)
     figure.suptitle(drawable(title), fontsize=12, fontweight="bold", parse_math=False)
@@ -125,31 +127,9 @@ def draw_attention(path: str | Path, weights: np.ndarray, labels: Sequence[str],
     save_figure(figure, Path(path))
 
 
-def scale_of(weights: np.ndarray) -> tuple[float, str]:
-    """Return the weight that has the last colour, and whether larger ones have it too, in matplotlib's words.
-
-    All but the largest LARGEST lie within. The first positions of a text, which see few others, have large weights: if
-    the scale were theirs, a long text would be all dark.
-    """
-    finite = weights[np.isfinite(weights)]
-    if not finite.size or finite.max() <= 0:
-        return 1.0, "neither"
-    largest = float(np.quantile(finite, 1 - LARGEST, method="higher")) or float(finite.max())
-    return largest, "max" if finite.max() > largest else "neither"
-
-
-def _name_positions(axes: Any, labels: Sequence[str], *, left: bool, below: bool) -> None:
-    """Write the tokens, or of a long text some positions, at the left edge and under the lowest panels."""
-    from matplotlib.ticker import MaxNLocator
-
-    axes.spines[:].set_visible(False)
-    if len(labels) > MOST_LABELS:
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_locator(MaxNLocator(nbins=5, integer=True))
-        axes.tick_params(labelsize=7, labelleft=left, labelbottom=below)
-        return
+def _name_positions(axes: Any, labels: Sequence[str]) -> None:
+    """Write the tokens beside and under a panel."""
     words = [drawable(each if len(each) <= LONGEST_LABEL else f"{each[: LONGEST_LABEL - 1]}…") for each in labels]
-    style = {"fontsize": 7, "parse_math": False}
-    axes.set_yticks(range(len(words)), words if left else [""] * len(words), **style)
-    axes.set_xticks(range(len(words)), words if below else [""] * len(words), rotation=90, **style)
+    axes.set_yticks(range(len(words)), words, fontsize=7, parse_math=False)
+    axes.set_xticks(range(len(words)), words, fontsize=7, parse_math=False, rotation=90)
     axes.tick_params(length=1.5, pad=1)

@@ -4,22 +4,22 @@ Leaves out HTTP (serve.py) and the page itself (page.html).
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.streams import escaped
-from llmc_jax.generate import sampling
 from llmc_jax.generate.command import model_facts
 from llmc_jax.generate.engine import Drawn, Request
 from llmc_jax.generate.model import Model
-from llmc_jax.generate.sampling import Sampling
+from llmc_jax.generate.sampling import Sampling, check
 from llmc_jax.generate.text import typed_ids
 
 WHOLE = {"tokens": (200, 1, 100_000), "samples": (1, 1, 8), "candidates": (5, 0, 20)}  # default, least, most
 SAMPLING = Sampling()._asdict()
-FIELDS = ("prompt", "after", "stops", *WHOLE, *SAMPLING)
-LARGEST = 1e9  # more than any setting can be
+DEFAULTS: dict[str, Any] = {"prompt": "", "after": [], "stops": []}
+DEFAULTS |= {name: default for name, (default, *_) in WHOLE.items()} | SAMPLING
+MOST_STOPS, LONGEST_STOP = 16, 200
 
 
 def facts(model: Model) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def facts(model: Model) -> dict[str, Any]:
         "V": V,
         "tokenizer": None if model.tokenizer is None else model.tokenizer.name,
         "tokenizer_note": model.tokenizer_note,
-        "defaults": {name: default for name, (default, *_) in WHOLE.items()} | SAMPLING,
+        "defaults": DEFAULTS,
         "limits": {name: most for name, (*_, most) in WHOLE.items()},
     }
 
@@ -45,8 +45,8 @@ def parsed(body: bytes) -> dict[str, Any]:
         raise InputError(f"the body: is not JSON in UTF-8 ({str(error)[:100]}); send one object") from error
     if not isinstance(content, dict):
         raise InputError('the body: is JSON, but no object; send one such as {"prompt": "Once"}')
-    if unknown := sorted(content.keys() - set(FIELDS)):
-        raise InputError(f"{unknown[0][:100]!r}: no such setting; known: {', '.join(FIELDS)}")
+    if unknown := sorted(content.keys() - DEFAULTS.keys()):
+        raise InputError(f"{unknown[0][:100]!r}: no such setting; known: {', '.join(DEFAULTS)}")
     return content
 
 
@@ -62,49 +62,33 @@ def request_of(model: Model, content: Mapping[str, Any]) -> Request:
     if it was the first of its samples.
     Raises InputError with one line that names the setting.
     """
-    V = model.config.vocab_size
-    ids: Check = (lambda value: _all(value, lambda id: type(id) is int and 0 <= id < V), f"ids from 0 to {V - 1}")
-    counts: Any = {name: _checked(content, name, default, _whole(*ends)) for name, (default, *ends) in WHOLE.items()}
-    chosen = {
-        name: type(default)(_checked(content, name, default, SEED if name == "seed" else _number(default)))
-        for name, default in SAMPLING.items()
-    }
-    sampling.check(Sampling(**chosen))
-    text = _checked(content, "prompt", "", (lambda value: isinstance(value, str), "a text"))
-    listed = {"prompt": list(typed_ids(model.tokenizer, text, "prompt"))}
-    prompt = _checked(listed, "prompt", [], ids) or [model.end_of_text]
-    after, stops = _checked(content, "after", [], ids), _checked(content, "stops", [], STOPS)
-    return Request((*prompt, *after), sampling=Sampling(**chosen), stops=tuple(stops), **counts)
+    chosen: dict[str, Any] = {name: _checked(name, content.get(name, default)) for name, default in DEFAULTS.items()}
+    sampling = Sampling(**{name: chosen[name] for name in SAMPLING})
+    check(sampling)
+    V, prompt = model.config.vocab_size, typed_ids(model.tokenizer, chosen["prompt"], "prompt")
+    for name, ids in (("prompt", prompt), ("after", chosen["after"])):
+        if not all(0 <= id < V for id in ids):
+            raise InputError(f"{name}: has an id that this model does not have; its own are 0 to {V - 1}")
+    counts = {name: chosen[name] for name in WHOLE}
+    return Request((*(prompt or [model.end_of_text]), *chosen["after"]), sampling=sampling,
+                   stops=tuple(chosen["stops"]), **counts)  # fmt: skip
 
 
-Check = tuple[Callable[[Any], bool], str]  # what a setting may be, and in words
-
-
-def _all(value: object, good: Callable[[Any], bool]) -> bool:
-    return isinstance(value, list) and all(map(good, value))
-
-
-def _whole(least: int, most: int) -> Check:
-    return lambda value: type(value) is int and least <= value <= most, f"a whole number from {least} to {most}"
-
-
-def _number(default: float) -> Check:
-    """Return what a setting of the sampling may be at all; the rest says `sampling.check`."""
-    whole = _whole(0, int(LARGEST))
-    return whole if type(default) is int else (lambda v: type(v) in (int, float) and abs(v) <= LARGEST, "a number")
-
-
-SEED = _whole(0, (1 << 64) - 1)
-STOPS: Check = (
-    lambda value: _all(value, lambda stop: isinstance(stop, str) and 0 < len(stop) <= 200) and len(value) <= 16,
-    "a list of at most 16 strings, each of 1 to 200 characters",
-)
-
-
-def _checked(content: Mapping[str, Any], name: str, default: Any, check: Check) -> Any:
-    """Return a setting, or its default. Raises InputError for what it may not be."""
-    value, (good, expected) = content.get(name, default), check
-    if not good(value):
+def _checked(name: str, value: Any) -> Any:
+    """Return a setting. Raises InputError for a value of another type, or beyond what a page may ask for."""
+    kind = type(DEFAULTS[name])
+    expected = {int: "a whole number", float: "a number", str: "a text", list: "a list"}[kind]
+    good = type(value) is kind or (kind is float and type(value) is int)
+    if name in WHOLE:
+        _, least, most = WHOLE[name]
+        expected, good = f"a whole number from {least} to {most}", good and least <= value <= most
+    elif name == "after":
+        expected, good = "a list of ids", good and all(type(id) is int for id in value)
+    elif name == "stops":
+        expected = f"a list of at most {MOST_STOPS} texts, each of 1 to {LONGEST_STOP} characters"
+        short = good and all(type(stop) is str and 0 < len(stop) <= LONGEST_STOP for stop in value)
+        good = short and len(value) <= MOST_STOPS
+    if not good:
         raise InputError(f"{name}: found {escaped(json.dumps(value)[:60])}; expected {expected}")
     return value
 

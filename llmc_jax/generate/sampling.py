@@ -53,7 +53,7 @@ def check(sampling: Sampling) -> None:
     for name, value in sampling._asdict().items():
         words, allowed = RANGES[name]
         if not allowed(value):
-            raise InputError(f"--{name.replace('_', '-')} {value}: it must be {words}")
+            raise InputError(f"--{name.replace('_', '-')} {str(value)[:40]}: it must be {words}")
 
 
 class Numbers(NamedTuple):

@@ -87,16 +87,13 @@ SAMPLING = Sampling(temperature=0.9, top_k=50, top_p=0.95, min_p=0.001, repetiti
 def test_samples_do_not_depend_on_how_many_there_are(model: Model) -> None:
     request = Request((1, 2), 40, samples=3, sampling=SAMPLING, ignore_end=True)
     together = list(generate(model, request))
-    one_by_one = list(generate(model, request._replace(exact=True)))
-    first = list(generate(model, request._replace(samples=1)))
     texts = [tokens_of(iter(together), sample) for sample in range(3)]
-    assert texts == [tokens_of(iter(one_by_one), sample) for sample in range(3)]
-    assert tokens_of(iter(first)) == texts[0]
+    for fewer in (1, 2):
+        some = list(generate(model, request._replace(samples=fewer)))
+        assert [tokens_of(iter(some), sample) for sample in range(fewer)] == texts[:fewer]
     assert texts[0] != texts[1] != texts[2]
     drawn = [each for each in together if isinstance(each, Drawn)]
     assert [(each.position, each.sample) for each in drawn] == [(p, s) for p in range(40) for s in range(3)]
-    alone = [each for each in one_by_one if isinstance(each, Drawn)]
-    assert [each.sample for each in alone] == [0] * 40 + [1] * 40 + [2] * 40
 
 
 def test_going_on_with_a_text_is_the_longer_generation(model: Model) -> None:
@@ -206,17 +203,6 @@ def test_a_drop_lets_go_of_the_old_cache_first(model: Model, monkeypatch: pytest
     assert caches == [0, 0]
 
 
-def test_the_memory_of_a_drop_is_that_of_all_texts() -> None:
-    """What XLA says of the program in which all of them are prefilled."""
-    found = open_model("L2-NH2-C32-V257-T256")
-    request = Request((1,), 300, samples=8)
-    arrays = found.weights, np.zeros((8, 128), np.int32), np.int32(128)
-    program = engine._prefill.lower(*arrays, 256, found.config, found.execution, 8).compile().memory_analysis()
-    needed = memory_bytes(found, request) - sum(array.nbytes for array in jax.tree.leaves(found.weights))
-    assert 0.7 < needed / (program.output_size_in_bytes + program.temp_size_in_bytes) <= 1.1
-    assert memory_bytes(found, request._replace(tokens=256)) < memory_bytes(found, request._replace(tokens=257))
-
-
 def test_a_model_that_diverged_is_named(model: Model) -> None:
     weights = model.weights._replace(lnfb=model.weights.lnfb * np.nan)
     for sampling in (GREEDY, Sampling()):
@@ -228,12 +214,8 @@ def test_what_does_not_fit_is_refused_with_what_it_needs(model: Model, monkeypat
     request = Request((1,), 5, samples=1000)
     needed = memory_bytes(model, request)
     weights = sum(array.nbytes for array in jax.tree.leaves(model.weights))
-    assert needed > weights + 1000 * 2 * 2 * 32 * 16 * 4
+    assert needed == weights + 1000 * 2 * 2 * 32 * 16 * 4
     monkeypatch.setattr(models, "available_memory_bytes", lambda: needed - 1)
     with pytest.raises(InputError, match="--samples"):
         generate(model, request)
-    generate(model, request._replace(exact=True))
-    monkeypatch.setattr(models, "available_memory_bytes", lambda: weights)
-    for alone in (request._replace(exact=True), request._replace(samples=1)):
-        with pytest.raises(InputError, match="--dtype bf16"):
-            generate(model, alone)
+    generate(model, request._replace(samples=999))

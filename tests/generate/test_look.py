@@ -1,9 +1,7 @@
 """What a model thinks of a text, and its attention, against the plain model in NumPy."""
 
-import io
 import json
 import math
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
@@ -18,7 +16,7 @@ import pytest
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import plain as plain_json
 from llmc_jax.config.model import parse_descriptor
-from llmc_jax.data.tokenizers import bytes_tokenizer, sample_text
+from llmc_jax.data.tokenizers import bytes_tokenizer
 from llmc_jax.generate import heads, look, probabilities, scorer
 from llmc_jax.generate.engine import kept_after_drop
 from llmc_jax.generate.look import Seen
@@ -96,23 +94,6 @@ def test_look_against_the_plain_model(length: int, dtype: str, attention: str, b
         assert (each.token in tokens) == (each.rank < 4) and (each.rank >= 4 or tokens[each.rank] == each.token)
 
 
-def test_perplexity_against_the_plain_model() -> None:
-    length = len(TEXT)
-    loss = -np.mean(expected(TEXT)[range(length), TEXT])
-    found = look.perplexity(model(), TEXT, num_bytes=50)
-    assert found.tokens == length
-    assert found.loss == pytest.approx(loss, abs=1e-5)
-    assert found.perplexity == pytest.approx(math.exp(loss), rel=1e-5)
-    assert found.bits_per_byte == pytest.approx(loss * length / math.log(2) / 50, rel=1e-5)
-
-
-def test_bytes_of_a_text_are_those_of_its_tokens() -> None:
-    ids = [*b"some text, and", V - 1, *b"more of it"]  # an end of text is no text
-    assert look.perplexity(model(), ids) == look.perplexity(model(), ids, num_bytes=24)
-    assert look.perplexity(model()._replace(tokenizer=None), ids).bits_per_byte is None
-    assert look.perplexity(model(), [V - 1] * 20).bits_per_byte is None
-
-
 def test_equal_logits_are_ranked_by_id() -> None:
     logits = np.zeros((3, 8), np.float32)
     logits[1, 2], logits[2, 5:] = 300, 1e9  # a certainty; padding that must not count
@@ -153,11 +134,9 @@ def test_a_text_that_fits_is_one_window() -> None:
 
 @pytest.mark.parametrize("bad", [V, -1])  # V is an id of the padding
 def test_foreign_ids_are_refused(bad: int) -> None:
-    for ask in (look.look, look.perplexity, lambda m, ids: heads.attention_weights(m, ids, 0)):
+    for ask in (look.look, lambda m, ids: heads.attention_weights(m, ids, 0)):
         with pytest.raises(InputError, match=f"token 1 has id {bad}"):
             ask(model(), [0, bad])
-    with pytest.raises(InputError, match="--perplexity"):
-        look.perplexity(model(), [])
 
 
 # ----- attention ----------------------------------------------------------------------------------------------------
@@ -214,44 +193,12 @@ def test_picture_shows_the_weights_and_leaves_the_future_white(tmp_path: Path) -
     assert yellow[panel][below].all() and white[panel][below.T].all()
 
 
-def test_the_scale_of_colours_is_that_of_nearly_all_weights() -> None:
-    weights = np.concatenate([np.full(5, 1.0), np.linspace(0, 0.02, 9995)])
-    assert heads.scale_of(weights) == (pytest.approx(0.02, rel=1e-2), "max")
-    assert heads.scale_of(np.full(10, 0.3)) == (0.3, "neither")
-    assert heads.scale_of(np.array([0, np.nan])) == (1.0, "neither")  # relu attention may see nothing at all
-
-
 # ----- shown --------------------------------------------------------------------------------------------------------
 
 
 def seen_of(text: bytes, bits: list[float]) -> list[Seen]:
     best = ((97, math.log(0.5)), (10, math.log(1e-6)))
     return [Seen(token, -each * math.log(2), 3, math.log(4), best) for token, each in zip(text, bits, strict=True)]
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_colors_only_for_a_terminal_that_wants_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setenv("TERM", "xterm")
-    assert probabilities.takes_colors(Terminal()) and not probabilities.takes_colors(io.StringIO())
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert not probabilities.takes_colors(Terminal())
-
-
-def test_colored_text() -> None:
-    tokenizer = bytes_tokenizer()
-    seen = seen_of("aé\nb\x1b[".encode() + b"\xff", [0.5, 20, 2, 4, 8, 4, 0, 20])
-    text = probabilities.colored_text(tokenizer, seen, color=True)
-    # of é's two bytes the more surprising one counts; the escape character is dropped, but not what follows it
-    assert text == "a\x1b[1;31mé\x1b[0m\n\x1b[35mb\x1b[0m[\x1b[1;31m�\x1b[0m"
-    uncolored = probabilities.colored_text(tokenizer, seen, color=False)
-    assert uncolored == re.sub(r"\x1b\[[\d;]*m", "", text) == sample_text(tokenizer, [each.token for each in seen])
-    assert probabilities.colored_text(None, seen[:2], color=False) == "97 195 "
-    assert probabilities.legend(color=False) == "" != probabilities.legend(color=True)
 
 
 @pytest.mark.parametrize(

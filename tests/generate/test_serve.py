@@ -270,7 +270,7 @@ def test_what_http_refuses(
     [
         (b"", "body"), (b"{", "body"), (b"[]", "body"), (b'"x"', "body"), (b"\xff{}", "body"), (b"[" * 1900, "body"),
         (b'{"top_p": NaN}', "body"), (b'{"seed": %b}' % (b"9" * 1900), "seed"), (b'{"top_p": 1e999}', "top_p"),
-        (b'{"top_p": %b}' % (b"9" * 1900), "top_p"), (b'{"top_p": true}', "top_p"), (b'{"top_p": 2}', "top-p"),
+        (b'{"top_p": %b}' % (b"9" * 1900), "top_p"), (b'{"top_p": true}', "top_p"), (b'{"top_p": 2}', "top_p"),
         (b'{"temperature": -1}', "temperature"), (b'{"temperature": "hot"}', "temperature"),
         (b'{"seed": -1}', "seed"), (b'{"seed": 1.5}', "seed"), (b'{"tokens": 0}', "tokens"),
         (b'{"tokens": 1000000000}', "tokens"), (b'{"samples": 9}', "samples"), (b'{"candidates": 21}', "candidates"),
@@ -281,7 +281,7 @@ def test_what_http_refuses(
 def test_bad_values_are_named(body: bytes, word: str, server: Server) -> None:
     status, line = refusal(server, body)
     assert status == 400 and "\n" not in line and len(line) < 300
-    assert word in line.split(":")[0]
+    assert word in line.split(":")[0].replace("-", "_")
 
 
 def test_what_the_engine_refuses_and_mistakes_of_ours(capfd: pytest.CaptureFixture[str]) -> None:

@@ -18,8 +18,6 @@ from llmc_jax.data.tokenizers import END_OF_TEXT, Table, Tokenizer, file_tokeniz
 from llmc_jax.evaluate import command as evaluate
 from llmc_jax.generate import command as generate
 from llmc_jax.generate import page
-from llmc_jax.generate.answer import ask
-from llmc_jax.generate.engine import Request
 from llmc_jax.generate.llmc import SEED, sample_mult, sample_softmax
 from llmc_jax.generate.llmc import generate as llmc_generate
 from llmc_jax.run.command import main as train_main
@@ -232,7 +230,6 @@ def test_padding_is_never_drawn(trained: Trained, say: Say) -> None:
     for pick in (sample_softmax, sample_mult):
         assert max(llmc_generate(*args, pick, model.drawable)) < ids
         assert max(llmc_generate(*args, pick)) >= ids
-    assert max(ask(model, Request((), 8), as_llmc=True).samples[0].ids) < ids
 
 
 @of_full_size
