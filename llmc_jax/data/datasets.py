@@ -3,7 +3,8 @@
 A new data set is a row of DATASETS. The files lie in `dev/data/NAME/`, where llm.c's scripts leave theirs. Leaves out
 the download itself (download.py, hub.py), the reading of evaluations (tasks.py) and of text (prepare.py).
 
-Sizes and digests are those that several independent projects state; revisions on Hugging Face are pinned.
+Revisions on Hugging Face are pinned. Sizes and digests are those that several independent projects state; of corpora in
+many files, those that the server lists at the pinned revision.
 """
 
 import re

@@ -160,9 +160,10 @@ def _corpus(dataset: Dataset, options: argparse.Namespace) -> None:
             check_parquet(dataset.name)
     if options.source:
         inputs = sets.local_inputs(recipe, options.source)
-        with refusing(f"{inputs[0]}: cannot be read", "check its permissions"):
-            if dataset.place is None and mismatch(sets.remote(dataset, dataset.files[0]), inputs[0]):
-                raise InputError(f"{inputs[0]}: is not {dataset.name}; for other text: {typed('data')} prepare")
+        for path in inputs if dataset.place is None else ():
+            with refusing(f"{path}: cannot be read", "check its permissions"):
+                if mismatch(sets.remote(dataset, dataset.files[0]), path):
+                    raise InputError(f"{path}: is not {dataset.name}; for other text: {typed('data')} prepare")
     else:
         inputs = _downloaded(dataset, sets.published_files(dataset, options.files), downloads)
     if tokenizer is None:

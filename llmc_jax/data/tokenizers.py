@@ -11,6 +11,7 @@ import os
 import struct
 import tempfile
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +20,7 @@ import numpy as np
 
 from llmc_jax.base import magics
 from llmc_jax.base.errors import FormatError, InputError
-from llmc_jax.base.files import refusing, write_atomic
+from llmc_jax.base.files import refusing, write_atomic, write_bytes
 from llmc_jax.config.model import GPT2_VOCAB, pad_vocab
 
 END_OF_TEXT = b"<|endoftext|>"
@@ -179,9 +180,12 @@ def _downloaded_merges(path: Path | None) -> bytes:
 
     source = Remote((MERGES_URL,), "GPT-2's tokenizer table", _HOW_TO_GET_TABLE, sha256=MERGES_SHA256)
     with tempfile.TemporaryDirectory() as folder:
-        if path:
-            path.unlink(missing_ok=True)  # it is damaged
-        return fetch(source, path or Path(folder, "merges")).read_bytes()
+        data = fetch(source, Path(folder, "merges")).read_bytes()
+    if path:
+        with suppress(OSError):  # a cache that cannot be written costs the next run a download, no more
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_bytes(path, data)
+    return data
 
 
 def byte_characters() -> tuple[str, ...]:

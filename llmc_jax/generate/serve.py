@@ -248,7 +248,7 @@ class Text(Handler):
             if not self.begun:
                 raise
             self.log_exception(type(error), error, error.__traceback__)
-            self.write({"error": refusal(error)[1]})
+            self.write(json.dumps({"error": refusal(error)[1]}) + "\n")
         finally:
             line.remove(self)
             self.server.move()

@@ -104,20 +104,22 @@ def compare_steps(how: Search, known: Findings, until: float) -> Findings:
     attentions = rows.get("attention", [])[1:-1]  # that are right too
     for step in _attempts(ours, xla, attentions, options):
         if (tried := _tried(how, step, until)) is None:
-            return known
+            break
         if not tried.problem:
             # where XLA is faster, the kernels that a flag names still run, and so need these options
             right = [right[0]._replace(options=step.options), step._replace(seconds=tried.seconds)]
             break
         known = _told(how, known, f"a whole step on {step.name}: {tried.problem}")
         spoilt = ours
-    if spoilt and len(right) == 1:
+    if spoilt and len(right) == 1 and tried:
         known = _told(how, known, "no whole step with kernels is correct, so XLA runs everything")
     kept = right[-1].rows
     found = [
         each._replace(problem="a whole step with it is wrong") if each.key in spoilt.items() - kept.items() else each
         for each in known.found
     ]
+    if tried is None:  # time or memory did not suffice; what was found wrong before counts
+        return known._replace(found=tuple(found))
     best = _fastest(how, right, attentions, until)
     steps = tuple((step.name, step.seconds) for step in right)
     return known._replace(found=tuple(found), fastest=tuple(best.rows.items()), options=best.options, steps=steps)

@@ -313,6 +313,9 @@ def test_a_download_is_kept_for_the_next_time(monkeypatch: pytest.MonkeyPatch, t
     assert gpt2_tokenizer().vocab_size == 260
     with pytest.raises(InputError, match="switched off"):
         gpt2_tokenizer(allow_network=False)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path / "file" / "cache"))  # where nothing can be written
+    assert gpt2_tokenizer().vocab_size == 260
 
 
 # ----- choosing ------------------------------------------------------------------------------------------------------

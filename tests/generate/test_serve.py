@@ -122,7 +122,9 @@ def asked(server: Server, **content: Any) -> Iterator[http.client.HTTPResponse]:
 def all_records(server: Server, **content: Any) -> list[dict[str, Any]]:
     with asked(server, **content) as response:
         assert (response.status, response.headers["Content-Type"]) == (200, "application/x-ndjson")
-        return [json.loads(line) for line in response]
+        lines = response.readlines()
+    assert all(line.endswith(b"\n") for line in lines)
+    return [json.loads(line) for line in lines]
 
 
 def refusal(

@@ -137,6 +137,16 @@ def test_what_cannot_be_compared_runs_as_shipped() -> None:
     assert not found.fastest and "XLA's step" in found.notes[0] and "--measure" in found.notes[1]
 
 
+def test_a_wrong_step_counts_where_time_ends_before_another() -> None:
+    card = Card(lambda chosen, _: None if chosen else 0.2)
+    found = card.search(seconds=len(candidates.listed(D12)) + 2.5)  # XLA's step and one with the kernels
+    assert card.tried[-2:] == ["step", "step"] and len(found.notes) == 2 and not found.fastest
+    wrong = {each.operation for each in found.found if each.problem}
+    assert {"classifier", "attention"} <= wrong
+    chosen = choose(Preferences(), D12.machine, "bf16", 64, found).choices
+    assert not {choice.by for choice in chosen if choice.operation in wrong} & {"pallas"}
+
+
 def test_what_was_asked_for_is_checked_too() -> None:
     """Where XLA is faster it still runs."""
     case = D12._replace(asked=Preferences(kernels="pallas"))
