@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.gpu.results import DONE, Results  # noqa: E402
-from llmc_jax.plan.interval import Interval  # noqa: E402
+from llmc_jax.base.numbers import Interval  # noqa: E402
 
 FOLDER, NAME = ROOT / "benchmarks/results", "gpu_nvidia_h200"
 PAGES = tuple(ROOT / name for name in ("README.md", "docs/performance.md", "docs/compare.md"))

@@ -27,8 +27,8 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from llmc_jax.base.numbers import Interval  # noqa: E402
 from llmc_jax.machine.jax_setup import configure, restart_with_huge_pages  # noqa: E402
-from llmc_jax.plan.interval import Interval  # noqa: E402
 
 PAGE, FIGURES = (ROOT / f"benchmarks/results/plan_error.{kind}" for kind in ("md", "json"))
 GOAL = 0.15  # of the measured time
@@ -100,7 +100,7 @@ def predicted_here(words: str, calibration: Any) -> Any:
     """Return the StepTime of train.py's flags on the CPU that was calibrated."""
     from llmc_jax.config.flags import parse_args
     from llmc_jax.config.model import parse_descriptor
-    from llmc_jax.machine.target import Machine
+    from llmc_jax.machine.gpus import Machine
     from llmc_jax.plan.plan import make_plan
     from llmc_jax.plan.time import step_time
 
@@ -113,8 +113,7 @@ def predicted_of(run: Run) -> Any:
     """Return the StepTime of a run of llm.c's program."""
     from llmc_jax.config.flags import parse_args
     from llmc_jax.config.model import parse_descriptor
-    from llmc_jax.machine.gpus import GPUS, TARGETS
-    from llmc_jax.machine.target import machine_of
+    from llmc_jax.machine.gpus import GPUS, TARGETS, machine_of
     from llmc_jax.plan.efficiency import ATTENTION, ATTENTION_BACKWARD, MEMORY, gpu
     from llmc_jax.plan.plan import make_plan
     from llmc_jax.plan.time import step_time

@@ -39,8 +39,7 @@ from llmc_jax.machine import deviceless
 from llmc_jax.machine.nvml import GpuReading
 from llmc_jax.models.gpt2.tensors import flat_size
 from llmc_jax.trials import problems
-from llmc_jax.trials.children import END_SECONDS, Outcome, Task
-from llmc_jax.trials.figures import SAME, NotMeasured
+from llmc_jax.trials.children import END_SECONDS, SAME, NotMeasured, Outcome, Task
 from pallas_kernels import gelu, layernorm, tuning
 from tests.aot.cases import public_kernels
 from tests.machine.test_nvml import FULL, FakeNvml

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import plan_error
 from benchmarks.plan_error import BUSY, HELD_OUT, RUNS, Compared, calm, compared, predicted_of
-from llmc_jax.plan.interval import Interval
+from llmc_jax.base.numbers import Interval
 
 FIRST, SECOND, *_ = HELD_OUT
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from llmc_jax.machine.nvml import GpuReading, read_gpu
-from llmc_jax.trials.figures import Figures
+from llmc_jax.trials.children import Figures
 
 EVERY = 0.1  # seconds between readings
 BUSY = 50  # percent of the driver's last moments in which a kernel ran

@@ -16,7 +16,7 @@ from llmc_jax.models.gpt2.decode import cache_bytes, decode, prefill, repeated, 
 from llmc_jax.models.gpt2.model import PLAIN
 from llmc_jax.models.gpt2.tensors import Params
 from llmc_jax.training.state import DTYPES
-from llmc_jax.trials.figures import Figures
+from llmc_jax.trials.children import Figures
 
 TOLERANCE = 1e-5  # in float32, relative to the largest logit
 

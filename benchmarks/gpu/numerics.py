@@ -12,7 +12,7 @@ from llmc_jax.config.model import parse_descriptor
 from llmc_jax.models.gpt2 import model as gpt2
 from llmc_jax.training.state import DTYPES
 from llmc_jax.trials import problems
-from llmc_jax.trials.figures import Figures
+from llmc_jax.trials.children import Figures
 from llmc_jax.trials.numerics import judged, judged_model
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.gpu import groups
-from llmc_jax.trials.figures import Figures, NotMeasured
+from llmc_jax.trials.children import Figures, NotMeasured
 
 ROOT = Path(__file__).resolve().parents[2]
 VOCAB = 50257

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from llmc_jax.trials.figures import Figures, NotMeasured
+from llmc_jax.trials.children import Figures, NotMeasured
 
 TOOL = "compute-sanitizer"
 PLACES = ("/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer")  # where it is if not on PATH

@@ -11,7 +11,7 @@ from benchmarks.gpu import groups
 from benchmarks.gpu.plan import PARTS, Item, plan
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import digest_of_files
-from llmc_jax.trials.figures import Figures
+from llmc_jax.trials.children import Figures
 from pallas_kernels import tuning
 
 DONE, SKIPPED, FAILED, UNJUDGED = "done", "skipped", "failed", "not judged"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.gpu.programs import require_packages, train, words_with_data
-from llmc_jax.trials.figures import Figures
+from llmc_jax.trials.children import Figures
 
 PROGRAMS = "xla_cache"  # in a run's folder: what train.py compiled for it on a GPU
 

@@ -7,7 +7,7 @@ from llmc_jax.config.train import ATTENTIONS
 from llmc_jax.kernels import functions
 from llmc_jax.kernels.choice import implementations
 from llmc_jax.ops import attention as jnp_attention
-from llmc_jax.trials.figures import NotMeasured
+from llmc_jax.trials.children import NotMeasured
 from llmc_jax.trials.problems import WAYS, Function, plain_twin
 
 # What there is a problem of: each kernel; of attention the pair of them.

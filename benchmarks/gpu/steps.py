@@ -24,7 +24,7 @@ from llmc_jax.training.adamw import AdamWNumbers
 from llmc_jax.training.schedule import ScheduleNumbers
 from llmc_jax.training.state import DTYPES, initial_state
 from llmc_jax.training.step import StepNumbers, train_step
-from llmc_jax.trials.figures import Figures
+from llmc_jax.trials.children import Figures
 from llmc_jax.trials.problems import skewed_tokens
 
 

@@ -4,7 +4,7 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from benchmarks.gpu.results import DONE, Results
-from llmc_jax.machine.target import Machine
+from llmc_jax.machine.gpus import Machine
 
 MET, REACHED, MISSED, UNKNOWN = "aim met", "must met", "NOT MET", "not measured"
 

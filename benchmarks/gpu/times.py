@@ -11,8 +11,8 @@ import jax
 from benchmarks.gpu import solvers
 from benchmarks.gpu.calls import pace, time_of
 from llmc_jax.trials import problems
+from llmc_jax.trials.children import Figures
 from llmc_jax.trials.clock import queued, timing
-from llmc_jax.trials.figures import Figures
 from llmc_jax.trials.problems import Problem
 
 SETS_BYTES = 12e9  # of inputs at most

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.gpu.stepping import STEPS, seconds_of_a_step
-from llmc_jax.trials.figures import Figures, NotMeasured
+from llmc_jax.trials.children import Figures, NotMeasured
 
 
 def measure(

@@ -18,8 +18,7 @@ from benchmarks.gpu.plan import Item, timed
 from benchmarks.gpu.results import NO_MEMORY, source_digest
 from benchmarks.gpu.stepping import QUEUED
 from llmc_jax.base.errors import InputError
-from llmc_jax.trials.children import Children, Outcome, Task
-from llmc_jax.trials.figures import Figures
+from llmc_jax.trials.children import Children, Figures, Outcome, Task
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("llmc_jax", "pallas_kernels")  # what makes a side

@@ -4,6 +4,7 @@ Leaves out the arrays (state.py), how both are stored (store.py), and whether a 
 """
 
 import hashlib
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 
 from llmc_jax.base.errors import FormatError
 from llmc_jax.config.model import ModelConfig
+from llmc_jax.config.train import TrainConfig
 from llmc_jax.data.tokenizers import Named
 
 FORMAT = 2  # of the metadata and of the manifest beside it, as they are written
@@ -124,3 +126,28 @@ def shape_of(found: Any) -> ModelConfig | None:
     names = ModelConfig.__dataclass_fields__.keys()
     sound = isinstance(found, Mapping) and found.keys() == names and all(type(each) is int for each in found.values())
     return ModelConfig(**found) if sound else None
+
+
+# ----- early stopping -----------------------------------------------------------------------------------------------
+
+# It follows from the validation losses, which are the same in every process, and lies in each checkpoint. So all
+# processes stop at the same step, and so does a run that was killed and resumed.
+
+
+def judged(counters: Counters, step: int, loss: float, delta: float) -> Counters:
+    """Return the counters after a validation before step `step`.
+
+    It is an improvement where the loss lies more than `delta` below that of the last improvement; NaN and infinity are
+    none. So small gains count together once they add up to more than delta.
+    """
+    counters = counters._replace(val_loss=loss, validated=step)
+    if math.isfinite(loss) and (counters.best_loss is None or loss < counters.best_loss):
+        counters = counters._replace(best_loss=loss, best_step=step)
+    if math.isfinite(loss) and (counters.improved is None or loss < counters.improved - delta):
+        return counters._replace(improved=loss, stale=0)
+    return counters._replace(stale=counters.stale + 1)
+
+
+def stops_early(config: TrainConfig, counters: Counters) -> bool:
+    """Return whether so many validations in a row were no improvement that the run ends."""
+    return 0 < config.patience <= counters.stale

@@ -11,7 +11,6 @@ probabilities.py  how these are shown: a table, plain data
 heads.py        the weights of attention, and their picture
 serve.py        a page on this machine to ask the model with (page.html); page.py: what it asks and is told
 answer.py       a request answered: samples collected, timed, ended by Ctrl-C
-show.py         a text as it comes, on a terminal or in a file
 interactive.py  a text written in turns
 
 Leaves out the model's own forward (models/gpt2/model.py, decode.py) and the command line (generate/command.py).

@@ -1,15 +1,18 @@
 """A request answered: its samples collected, shown as they come, and timed; Ctrl-C ends it between two tokens.
 
-Leaves out how tokens are drawn (engine.py), and the screen (show.py).
+Screen is the terminal or file that they are shown on. Leaves out how tokens are drawn (engine.py).
 """
 
+import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from typing import Self, TextIO
 
+from llmc_jax.data.tokenizers import printable
 from llmc_jax.generate.engine import Drawn, Dropped, Request, generate
 from llmc_jax.generate.model import Model
 from llmc_jax.machine.device import refusing_full_memory
@@ -107,3 +110,41 @@ def until_ctrl_c() -> Iterator[threading.Event]:
         yield stop
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+DIM, PLAIN = "\x1b[2m", "\x1b[0m"
+
+
+def takes_colors(file: TextIO) -> bool:
+    """Return whether colours may be written: to a terminal that knows them, unless NO_COLOR is set (no-color.org)."""
+    return file.isatty() and os.environ.get("TERM", "") != "dumb" and not os.environ.get("NO_COLOR")
+
+
+class Screen:
+    """Shows a text, and what is added to it. Control characters are left out; left as a context, it ends the line."""
+
+    def __init__(self, file: TextIO, prompt: str) -> None:
+        """Show the prompt."""
+        self._file, self._at_line_start = file, True
+        dim, plain = (DIM, PLAIN) if prompt and takes_colors(file) else ("", "")
+        file.write(dim)
+        self.write(prompt)
+        file.write(plain)
+
+    def add(self, drawn: Drawn) -> None:
+        """Show what a token lets out."""
+        self.write(drawn.text)
+
+    def write(self, text: str) -> None:
+        """Show more of the text."""
+        if text := printable(text):
+            self._file.write(text)
+            self._at_line_start = text.endswith("\n")
+        self._file.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._at_line_start:
+            self.write("\n")

@@ -184,8 +184,7 @@ def sampling_of(asked: argparse.Namespace) -> "Sampling":
 def continue_text(model: "Model", ids: tuple[int, ...], asked: argparse.Namespace) -> int:
     """Continue the prompt and show one sample as it comes, several when all have ended; or as one JSON object."""
     from llmc_jax.data.tokenizers import sample_text
-    from llmc_jax.generate.answer import ask, until_ctrl_c
-    from llmc_jax.generate.show import Screen
+    from llmc_jax.generate.answer import Screen, ask, until_ctrl_c
 
     request, prompt = request_of(model, ids, asked), sample_text(model.tokenizer, ids)
     with until_ctrl_c() as stop:

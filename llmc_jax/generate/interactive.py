@@ -1,6 +1,6 @@
 """A text written in turns: a line is typed, the model continues all that stands there, and so on.
 
-Leaves out how tokens are drawn and shown (answer.py, show.py).
+Leaves out how tokens are drawn and shown (answer.py).
 """
 
 import contextlib
@@ -10,10 +10,9 @@ from typing import TextIO
 
 from llmc_jax.base.errors import InputError
 from llmc_jax.data.tokenizers import sample_text
-from llmc_jax.generate.answer import STOPPED, ask, until_ctrl_c
+from llmc_jax.generate.answer import STOPPED, Screen, ask, until_ctrl_c
 from llmc_jax.generate.engine import Request, check_request, kept_after_drop
 from llmc_jax.generate.model import Model
-from llmc_jax.generate.show import Screen
 from llmc_jax.generate.text import typed_ids
 
 HELP = (

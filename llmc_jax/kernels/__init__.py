@@ -20,7 +20,7 @@ from llmc_jax.kernels.choice import (
 )
 from llmc_jax.kernels.functions import GROUPS, assembled, pallas_functions
 from llmc_jax.kernels.record import MadeFor, Resolved
-from llmc_jax.machine.target import Machine, this_machine
+from llmc_jax.machine.gpus import Machine, this_machine
 from llmc_jax.ops.table import XLA
 
 __all__ = [

@@ -13,7 +13,7 @@ from llmc_jax.config.train import ATTENTIONS
 from llmc_jax.kernels import functions
 from llmc_jax.kernels.functions import GROUPS, PLAIN, assembled
 from llmc_jax.machine.compiling import Options
-from llmc_jax.machine.target import Machine, measured_on
+from llmc_jax.machine.gpus import Machine, measured_on
 from llmc_jax.ops import attention, gelu
 from llmc_jax.ops.table import Function, Operations
 from llmc_jax.training.optimizer import Optimizer

@@ -26,7 +26,7 @@ from llmc_jax.kernels.choice import (
 )
 from llmc_jax.kernels.functions import GROUPS
 from llmc_jax.machine.compiling import Options, of_one_device
-from llmc_jax.machine.target import Machine
+from llmc_jax.machine.gpus import Machine
 
 FORMAT = 1
 FOR_PEOPLE = ("why", "fell_back")  # fields of a choice on which no bit depends

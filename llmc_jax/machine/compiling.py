@@ -16,7 +16,7 @@ import jax
 from jax.sharding import NamedSharding
 
 from llmc_jax.base.errors import InputError
-from llmc_jax.machine.target import measured_on
+from llmc_jax.machine.gpus import measured_on
 
 Options = tuple[tuple[str, bool | int], ...]  # XLA's options and their values: hashable, and plain enough for JSON
 Settings = tuple[tuple[str, bool | int | str], ...]  # the same, and names of files among them

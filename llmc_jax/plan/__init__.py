@@ -1,7 +1,6 @@
 """Memory, time and cost of a run on a machine that need not be there: `llmc-jax plan --help`.
 
 plan.py          precision, kernels, memory and the step's numbers, which runs and measurements take from there
-interval.py      an estimate as three numbers
 efficiency.py    a machine's peaks, what shares of them are reached, and the floors they set
 time.py          what a step takes, operation by operation
 cpu.py           the same on a CPU, by rates that are measured on it

@@ -18,8 +18,8 @@ from llmc_jax.kernels import Choice, Machine
 from llmc_jax.machine import cards
 from llmc_jax.machine.cards import Card
 from llmc_jax.machine.device import describe_device
+from llmc_jax.machine.gpus import machine_of, this_machine
 from llmc_jax.machine.jax_setup import MEMORY_SHARE, configure
-from llmc_jax.machine.target import machine_of, this_machine
 from llmc_jax.models.gpt2.tensors import num_parameters
 from llmc_jax.plan.asked import checked_model
 from llmc_jax.plan.course import Course, course, data_of, forward_of, price_of

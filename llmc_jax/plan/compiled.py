@@ -15,7 +15,7 @@ from llmc_jax.config.model import parse_descriptor
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.machine import compiling, deviceless, gpus
 from llmc_jax.machine.compiling import Settings
-from llmc_jax.machine.target import Machine, machine_of
+from llmc_jax.machine.gpus import Machine, machine_of
 from llmc_jax.models.gpt2.tensors import flat_size
 from llmc_jax.models.gpt2.units import split_size
 from llmc_jax.plan.memory import CPU

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import matching
+from llmc_jax.base.numbers import Interval, total
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.data.tokenfile import expand_pattern, open_token_file
-from llmc_jax.plan.interval import Interval, total
 
 if TYPE_CHECKING:
     from llmc_jax.plan.time import StepTime

@@ -25,6 +25,7 @@ from llmc_jax.base.child import Failed, answer_of
 from llmc_jax.base.commands import ROOT
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import cache_folder, digest_of_files
+from llmc_jax.base.numbers import Interval
 from llmc_jax.base.plain import from_json, to_json
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.machine.device import cpu_name, usable_cores
@@ -36,7 +37,6 @@ from llmc_jax.models.gpt2.work import COMPUTE_BYTES as ELEMENT
 from llmc_jax.models.gpt2.work import Shape, Work, rows_at_once
 from llmc_jax.models.tensors import sizes
 from llmc_jax.plan.efficiency import Roof
-from llmc_jax.plan.interval import Interval
 from llmc_jax.plan.separate import Say, kept
 
 KEPT = 32 * 2**20  # bytes up to which glibc keeps memory that has been given back (mallopt(3), M_MMAP_THRESHOLD)

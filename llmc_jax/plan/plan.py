@@ -20,8 +20,7 @@ from llmc_jax.machine import compiling, gpus
 from llmc_jax.models.gpt2.memory import Needed, chosen_logit_rows, required_memory_bytes
 from llmc_jax.models.gpt2.model import Execution
 from llmc_jax.models.gpt2.work import Shape, shape_of
-from llmc_jax.training.loss_scale import LossScaleNumbers
-from llmc_jax.training.optimizer import Optimizer
+from llmc_jax.training.optimizer import LossScaleNumbers, Optimizer
 from llmc_jax.training.parallel.gradient import sums_kept
 from llmc_jax.training.parallel.stage import Parallel
 from llmc_jax.training.schedule import RISING, ScheduleNumbers

@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from llmc_jax.base import text
+from llmc_jax.base.numbers import Interval
 from llmc_jax.kernels import Choice
 from llmc_jax.machine.device import gib
 from llmc_jax.plan.answer import Answer, Setting
 from llmc_jax.plan.course import Course
-from llmc_jax.plan.interval import Interval
 from llmc_jax.plan.search import Largest
 from llmc_jax.plan.time import OperationTime, StepTime
 

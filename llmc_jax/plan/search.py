@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from llmc_jax.base.errors import InputError
+from llmc_jax.base.numbers import Interval
 from llmc_jax.config.checks import validate
 from llmc_jax.config.model import divisors
 from llmc_jax.config.train import TrainConfig
-from llmc_jax.plan.interval import Interval
 
 LEVELS = ((0, 0), (1, 0), (2, 0), (1, 1), (1, 2), (1, 4))  # -r and --recompute-blocks, which makes -r the same
 STAGES = (0, 1, 2)  # of -z

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
+from llmc_jax.base.numbers import Interval, certain, total
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.machine.compiling import TRITON_GEMM
 from llmc_jax.models.gpt2.operations import BLOCK, END, row_of
@@ -38,7 +39,6 @@ from llmc_jax.plan.efficiency import (
     gpu,
     roofline,
 )
-from llmc_jax.plan.interval import Interval, certain, total
 from llmc_jax.plan.moments import largest_moment
 from llmc_jax.plan.network import Compute, Network, collective_seconds, network_of, step_of
 from llmc_jax.plan.plan import Plan

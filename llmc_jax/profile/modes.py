@@ -21,9 +21,8 @@ from llmc_jax.config.model import ModelConfig
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.machine.cards import named
 from llmc_jax.machine.device import device_label, gib
-from llmc_jax.machine.gpus import GPUS, peak_flops
+from llmc_jax.machine.gpus import GPUS, Machine, machine_of, peak_flops
 from llmc_jax.machine.jax_setup import configure, settle
-from llmc_jax.machine.target import Machine, machine_of
 from llmc_jax.models.gpt2 import memory as memory_of
 from llmc_jax.models.gpt2.tensors import num_parameters
 from llmc_jax.models.gpt2.work import Shape, flops_per_token, products_flops, step_work

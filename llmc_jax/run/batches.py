@@ -10,9 +10,9 @@ import jax
 import numpy as np
 
 from llmc_jax import cluster
+from llmc_jax.checkpoint.contents import judged
 from llmc_jax.data.loader import Batch, Prefetcher
 from llmc_jax.machine import compiling
-from llmc_jax.run.early import judged
 from llmc_jax.run.state import Progress, Run, Setup
 from llmc_jax.training.step import evaluate_loss, evaluate_losses
 

@@ -7,13 +7,13 @@ from llmc_jax.base.commands import typed
 from llmc_jax.base.errors import ExitCode, InputError
 from llmc_jax.base.files import quoted
 from llmc_jax.checkpoint import store
+from llmc_jax.checkpoint.contents import stops_early
 from llmc_jax.cluster.agreement import Agreed
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.logs.files import CURVES, REPORT
 from llmc_jax.run import find_lr
 from llmc_jax.run.batches import Batches
 from llmc_jax.run.due import poll_saves, save, tell_removed
-from llmc_jax.run.early import stops_early
 from llmc_jax.run.state import Outcome, Progress, Run, diverged
 from llmc_jax.run.trackers import ended_trackers
 

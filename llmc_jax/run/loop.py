@@ -23,6 +23,7 @@ from llmc_jax import cluster
 from llmc_jax.base.commands import program_name
 from llmc_jax.base.errors import ExitCode, InputError
 from llmc_jax.base.streams import Output, print_error
+from llmc_jax.checkpoint.contents import stops_early
 from llmc_jax.config.checks import devices_of_each
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.machine import compiling, jax_setup
@@ -35,7 +36,6 @@ from llmc_jax.plan.search import limit_of
 from llmc_jax.run.batches import Batches, training_batches
 from llmc_jax.run.begin import lock_of, opened
 from llmc_jax.run.due import pauses_after, poll_saves, run_due, tell_notices
-from llmc_jax.run.early import stops_early
 from llmc_jax.run.end import exit_code, finish, last_save
 from llmc_jax.run.figures import StepFigures
 from llmc_jax.run.fitting import step_bytes

@@ -14,7 +14,7 @@ import numpy as np
 from llmc_jax import cluster
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.plain import to_json
-from llmc_jax.checkpoint.contents import OURS, Counters, Identity, Metadata, fingerprint
+from llmc_jax.checkpoint.contents import OURS, Counters, Identity, Metadata, fingerprint, stops_early
 from llmc_jax.checkpoint.store import Checkpoint
 from llmc_jax.cluster.agreement import Agreed, alike, of_all
 from llmc_jax.config.checks import notes_on_devices
@@ -25,7 +25,6 @@ from llmc_jax.plan.fits import check_fits as check_memory
 from llmc_jax.plan.plan import Plan
 from llmc_jax.plan.search import limit_of
 from llmc_jax.run import fitting
-from llmc_jax.run.early import stops_early
 from llmc_jax.run.fitting import Fitted
 from llmc_jax.run.inputs import (
     Data,

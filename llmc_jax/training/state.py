@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from llmc_jax.training.adamw import ADAMW
-from llmc_jax.training.loss_scale import LossScale
-from llmc_jax.training.optimizer import Optimizer
+from llmc_jax.training.optimizer import LossScale, Optimizer
 from llmc_jax.training.outliers import Outliers, init_outliers
 
 DTYPES = {"fp32": jnp.float32, "bf16": jnp.bfloat16, "fp16": jnp.float16}  # what a model may compute in

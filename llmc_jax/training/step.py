@@ -11,8 +11,7 @@ from llmc_jax.models.gpt2 import model as gpt2
 from llmc_jax.models.gpt2.model import PLAIN, Execution
 from llmc_jax.models.gpt2.units import own_rows, take_rows
 from llmc_jax.training.adamw import ADAMW
-from llmc_jax.training.loss_scale import LossScaleNumbers, next_loss_scale
-from llmc_jax.training.optimizer import Optimizer, clip_scale, decay_ranges
+from llmc_jax.training.optimizer import LossScaleNumbers, Optimizer, clip_scale, decay_ranges, next_loss_scale
 from llmc_jax.training.outliers import Outliers, is_outlier, update_outliers
 from llmc_jax.training.parallel.collectives import device_number, gather
 from llmc_jax.training.parallel.gradient import batch_gradient as gradient_over

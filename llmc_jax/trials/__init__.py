@@ -1,7 +1,6 @@
 """Kernels tried on the machine at hand: are they right, and is a step on them the fastest?
 
-figures.py    what a measurement gives
-children.py   the measuring processes, for their parent
+children.py   the measuring processes, for their parent; what a measurement gives
 worker.py     the measuring process
 problems.py   each operation as a problem: random inputs, who solves it, the answer in float64
 numerics.py   errors beside that answer, and whether the bits repeat

@@ -8,7 +8,7 @@ from llmc_jax.config.model import ModelConfig
 from llmc_jax.config.train import ATTENTIONS
 from llmc_jax.kernels.choice import Finding, Implementation, Preferences, Setting, candidates
 from llmc_jax.machine.compiling import Options
-from llmc_jax.machine.target import Machine
+from llmc_jax.machine.gpus import Machine
 from llmc_jax.models.gpt2.tensors import flat_size
 
 LAYERS = 6  # of the step that is compared: a deeper model repeats them, and its compilation takes as much longer

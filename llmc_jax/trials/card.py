@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from llmc_jax.machine.device import output_of
-from llmc_jax.machine.target import Machine
+from llmc_jax.machine.gpus import Machine
 
 DRIVER_VERSION = Path("/sys/module/nvidia/version")
 MAJOR, MINOR = 75, 76  # CUDA's numbers of the attributes that are the compute capability

@@ -26,8 +26,8 @@ from llmc_jax.training.state import DTYPES, initial_state
 from llmc_jax.training.step import StepNumbers, StepOptions, train_step
 from llmc_jax.trials import candidates, numerics, problems
 from llmc_jax.trials.candidates import Case
+from llmc_jax.trials.children import Tried, running
 from llmc_jax.trials.clock import timing
-from llmc_jax.trials.figures import Tried, running
 
 MATRIX_BYTES = 2e9  # of attention's T x T matrix in one layer, beyond which XLA's step does without it, and has no time
 BETA1 = 0.9

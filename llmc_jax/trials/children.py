@@ -7,7 +7,8 @@ be spoilt is killed, and the next task begins a new one. The child's side is wor
 import re
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from multiprocessing.connection import Pipe
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +16,32 @@ from typing import Any, NamedTuple
 from llmc_jax.base.child import Child
 from llmc_jax.base.commands import ROOT
 from llmc_jax.machine.jax_setup import child_environment
+
+Figures = dict[str, float | int | str]
+SAME, OTHER, FREE = "the same", "OTHER", "not promised"  # the figure `bits` of numerics
+
+
+tell: Callable[[bool], object] = bool  # a measuring process's parent whether it runs (worker.py); elsewhere nobody
+
+
+@contextmanager
+def running() -> Iterator[None]:
+    """Run within the block what is compiled already: what does not come back from there hangs."""
+    tell(True)
+    yield
+    tell(False)
+
+
+class Tried(NamedTuple):
+    """A whole step."""
+
+    problem: str  # what is wrong with it; empty: nothing
+    seconds: float = 0.0  # 0: not known
+
+
+class NotMeasured(Exception):
+    """This cannot be measured here; the message says why. No error."""
+
 
 START_SECONDS = 30.0  # that a process may take to start, beside its first task's own time
 # In an error that says nothing of what was measured: the GPU, the host or its disk is full, or ptxas was killed.

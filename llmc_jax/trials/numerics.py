@@ -18,7 +18,7 @@ from llmc_jax.config.model import ModelConfig
 from llmc_jax.models.gpt2.tensors import tensor_specs
 from llmc_jax.training.adamw import ADAMW
 from llmc_jax.trials import problems
-from llmc_jax.trials.figures import FREE, OTHER, SAME, Figures, running
+from llmc_jax.trials.children import FREE, OTHER, SAME, Figures, running
 from llmc_jax.trials.problems import Function, Problem
 
 

@@ -12,8 +12,7 @@ from llmc_jax.kernels import Finding, Findings
 from llmc_jax.machine.compiling import Options
 from llmc_jax.trials import candidates
 from llmc_jax.trials.candidates import Case
-from llmc_jax.trials.children import Outcome, Task
-from llmc_jax.trials.figures import Tried
+from llmc_jax.trials.children import Outcome, Task, Tried
 
 MODULE = "llmc_jax.trials.check"
 KERNEL_SECONDS = 40.0  # that one implementation may take to compile, and then to run

@@ -17,9 +17,8 @@ import traceback
 from multiprocessing.connection import Connection
 from typing import Any
 
-from llmc_jax.trials import figures
-from llmc_jax.trials.children import OF_THE_MACHINE
-from llmc_jax.trials.figures import NotMeasured
+from llmc_jax.trials import children
+from llmc_jax.trials.children import OF_THE_MACHINE, NotMeasured
 
 
 def main() -> None:
@@ -27,7 +26,7 @@ def main() -> None:
     parent = Connection(int(sys.argv[1]))
     tasks: queue.Queue[bytes] = queue.Queue()
     threading.Thread(target=_listen, args=(parent, tasks), daemon=True).start()
-    figures.tell = lambda runs: parent.send(("RUNNING", runs))
+    children.tell = lambda runs: parent.send(("RUNNING", runs))
     kind = ""
     while kind not in ("SPOILT", "UNJUDGED"):
         kind, content = _measured(tasks.get())

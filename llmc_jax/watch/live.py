@@ -19,9 +19,8 @@ from llmc_jax.logs.files import runs_in
 from llmc_jax.logs.follow import Follower
 from llmc_jax.logs.state import read_state, run_state
 from llmc_jax.watch.folder import ShelfPage, absent, metrics_of
-from llmc_jax.watch.load import Machine
 from llmc_jax.watch.story import Story
-from llmc_jax.watch.view import Moment, Room, view
+from llmc_jax.watch.view import Machine, Moment, Room, view
 
 EVERY = 1.0  # seconds between two looks
 QUIT = ("q", "Q", "\x1b")

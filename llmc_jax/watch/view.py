@@ -1,13 +1,16 @@
-"""The view of one run, as lines that fit a terminal.
+"""The view of one run, and of how busy the machine is, as lines that fit a terminal.
 
 Leaves out reading the run (story.py) and the terminal (live.py).
 """
 
+import importlib
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
+import psutil
 from rich.text import Text
 
 from llmc_jax.base.numbers import short_count
@@ -17,9 +20,8 @@ from llmc_jax.logs.files import finite_number, step_of
 from llmc_jax.logs.state import DIED, RUNNING, UNKNOWN, RunState
 from llmc_jax.logs.words import event_words, state_words
 from llmc_jax.machine.device import gib
-from llmc_jax.machine.nvml import GpuReading, gpu_line
+from llmc_jax.machine.nvml import GpuReading, gpu_line, read_gpu
 from llmc_jax.run.console import BarState, bar, duration, fitting
-from llmc_jax.watch.load import Load
 from llmc_jax.watch.plot import LABEL, LOWEST, NARROWEST, plot
 from llmc_jax.watch.story import Entry, Story, value_of
 
@@ -31,6 +33,17 @@ TRAIN, VAL = "blue", "magenta"
 MOST_ROWS = 20  # of the plot
 LONGEST = 1e9  # seconds that are shown as left
 TEXT_ROWS = 200  # of a sample are looked at
+FIRST = 0.2  # seconds that the first reading of the processors takes
+
+
+class Load(NamedTuple):
+    """How busy this machine is."""
+
+    cpu_percent: float  # of all cores, since the last reading
+    memory_used: int  # bytes
+    memory_total: int
+    process_memory: int | None = None  # bytes of the run's process; None where it is not seen
+    gpus: tuple[GpuReading, ...] = ()
 
 
 class Moment(NamedTuple):
@@ -267,3 +280,40 @@ def _event(entry: Entry, now: float) -> Text:
         when = time.strftime("%m-%d %H:%M ", time.localtime(entry.time))
     step = "" if entry.step is None else f"step {entry.step}: "
     return Text.assemble((f"  {when}{step}", "dim"), (entry.words, "yellow" if entry.kind in WARNED else ""))
+
+
+# ----- the machine's load ---------------------------------------------------------------------------------------------
+
+
+class Machine:
+    """Reads how busy this machine is. It makes no GPU context, and changes nothing."""
+
+    def __init__(self, with_gpus: bool) -> None:
+        self._nvml: Any
+        self._nvml, self._handles = _open_gpus() if with_gpus else (None, [])
+        self._interval: float | None = FIRST  # None: since the last reading
+
+    def read(self, pid: int | None) -> Load:
+        """Return a reading. pid: of the run's process, if it is on this machine."""
+        interval, self._interval = self._interval, None
+        memory, own, gpus = psutil.virtual_memory(), None, list[GpuReading]()
+        with suppress(psutil.Error, OverflowError, ValueError):
+            own = None if pid is None else psutil.Process(pid).memory_info().rss
+        for handle in self._handles:
+            with suppress(self._nvml.NVMLError):
+                gpus.append(read_gpu(self._nvml, handle))
+        used = memory.total - memory.available
+        return Load(psutil.cpu_percent(interval), used, memory.total, own, tuple(gpus))
+
+
+def _open_gpus() -> tuple[Any, list[Any]]:
+    """Return NVML and the handles of this machine's GPUs; none where there is no NVML."""
+    try:
+        nvml = importlib.import_module("pynvml")
+    except ImportError:
+        return None, []
+    try:
+        nvml.nvmlInit()
+        return nvml, [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    except nvml.NVMLError:
+        return nvml, []

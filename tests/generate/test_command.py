@@ -14,7 +14,7 @@ import pytest
 
 from llmc_jax.base.errors import InputError
 from llmc_jax.data.tokenizers import printable
-from llmc_jax.generate import show
+from llmc_jax.generate import answer
 from llmc_jax.generate.command import main, say
 from llmc_jax.generate.flags import parse
 from llmc_jax.generate.sampling import Sampling
@@ -129,14 +129,14 @@ def test_a_session_reads_its_turns_from_standard_input(ask: Ask) -> None:
 
 
 def test_ctrl_c_keeps_the_text_so_far(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    def add(screen: show.Screen, drawn: Any) -> None:
+    def add(screen: answer.Screen, drawn: Any) -> None:
         screen_add(screen, drawn)
         if drawn.position == 2:
             signal.raise_signal(signal.SIGINT)
 
-    screen_add = show.Screen.add
+    screen_add = answer.Screen.add
     full = ask("--tokenizer", "none", "-n", "9").out
-    monkeypatch.setattr(show.Screen, "add", add)
+    monkeypatch.setattr(answer.Screen, "add", add)
     done = ask("--tokenizer", "none", "-n", "9")
     assert done.status == 130
     assert done.out.split() == full.split()[:3] and done.out.endswith("\n")

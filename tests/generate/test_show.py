@@ -4,8 +4,8 @@ import io
 
 import pytest
 
+from llmc_jax.generate.answer import DIM, PLAIN, Screen
 from llmc_jax.generate.engine import Drawn
-from llmc_jax.generate.show import DIM, PLAIN, Screen
 
 
 class Terminal(io.StringIO):

@@ -20,7 +20,7 @@ from llmc_jax.config.model import ModelConfig
 from llmc_jax.kernels import GROUPS, XLA, Choice, Findings, Machine, Preferences, Selection, Setting
 from llmc_jax.kernels.choice import ESTIMATED, IMPLEMENTATIONS, NOTHING, Measured, choose_one, select
 from llmc_jax.kernels.functions import PLAIN, cudnn_attention_backward, cudnn_attention_forward
-from llmc_jax.machine.target import measured_on
+from llmc_jax.machine.gpus import measured_on
 from llmc_jax.models.gpt2.model import Execution
 from llmc_jax.ops import attention
 from llmc_jax.ops.gelu import gelu_forward_in_product

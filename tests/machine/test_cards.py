@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from llmc_jax.base.errors import InputError
 from llmc_jax.machine.cards import CARDS, GIB, card_of, named, short_name
-from llmc_jax.machine.gpus import GPUS, MIB, TARGETS
-from llmc_jax.machine.target import machine_of
+from llmc_jax.machine.gpus import GPUS, MIB, TARGETS, machine_of
 
 
 @pytest.fixture(autouse=True)

@@ -6,17 +6,17 @@ from pathlib import Path
 import pytest
 
 from llmc_jax.base.errors import InputError
+from llmc_jax.base.numbers import Interval
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.library import estimate
 from llmc_jax.machine import cards, gpus
 from llmc_jax.machine.device import Device
-from llmc_jax.machine.target import machine_of
+from llmc_jax.machine.gpus import machine_of
 from llmc_jax.plan import answer as answers
 from llmc_jax.plan import compiled
 from llmc_jax.plan import time as times
 from llmc_jax.plan.answer import Answer, as_json
 from llmc_jax.plan.asked import asked_config, checked_model
-from llmc_jax.plan.interval import Interval
 from llmc_jax.plan.memory import KINDS, Memory, computed
 from llmc_jax.plan.network import network_of
 from llmc_jax.plan.report import amount, as_text, spread, three

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc_jax.base.errors import FormatError, InputError
+from llmc_jax.base.numbers import Interval, certain
 from llmc_jax.config.flags import parse_args
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.data.tokenfile import write_token_file
 from llmc_jax.machine.gpus import TARGETS
 from llmc_jax.plan.course import Data, Price, course, data_of, length_of, price_of, prices
-from llmc_jax.plan.interval import Interval, certain
 
 STEP = Interval(0.1, 0.125, 0.2)
 BASE = TrainConfig(batch_size=4, sequence_length=64, total_batch_size=1024, val_every=0)  # A = 4

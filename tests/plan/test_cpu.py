@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc_jax.base.errors import InputError
+from llmc_jax.base.numbers import Interval
 from llmc_jax.base.plain import from_json, to_json
 from llmc_jax.config.flags import parse_args
 from llmc_jax.config.model import parse_descriptor
-from llmc_jax.machine.target import Machine
+from llmc_jax.machine.gpus import Machine
 from llmc_jax.models.gpt2.work import products_flops
 from llmc_jax.plan import cpu
 from llmc_jax.plan.cpu import Calibration, Rates
-from llmc_jax.plan.interval import Interval
 from llmc_jax.plan.moments import largest_moment
 from llmc_jax.plan.plan import Plan, make_plan
 from llmc_jax.plan.time import StepTime, step_time

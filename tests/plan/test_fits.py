@@ -11,7 +11,7 @@ from llmc_jax.config.checks import validate
 from llmc_jax.config.flags import parse_args
 from llmc_jax.config.model import parse_descriptor
 from llmc_jax.kernels import Machine
-from llmc_jax.machine.target import machine_of
+from llmc_jax.machine.gpus import machine_of
 from llmc_jax.plan.fits import DoesNotFit, check_fits, check_program, smaller_batch
 from llmc_jax.plan.memory import computed
 from llmc_jax.plan.plan import Plan, Repeat, make_plan

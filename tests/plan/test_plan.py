@@ -15,7 +15,7 @@ from llmc_jax.kernels import GROUPS, Findings, Machine
 from llmc_jax.kernels.record import differences
 from llmc_jax.machine import gpus
 from llmc_jax.machine.compiling import OVERLAP, TRITON_GEMM
-from llmc_jax.machine.target import machine_of
+from llmc_jax.machine.gpus import machine_of
 from llmc_jax.plan.plan import Plan, Repeat, make_plan, resolve_dtype, step_numbers
 from llmc_jax.run.table import device_rows, kernel_rows, option_rows, precision_text, repeat_rows
 from llmc_jax.training.adamw import ADAMW

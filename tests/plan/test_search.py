@@ -5,8 +5,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmc_jax.base.numbers import certain
 from llmc_jax.config.train import TrainConfig
-from llmc_jax.plan.interval import certain
 from llmc_jax.plan.search import MOST_ROWS, Largest, largest_size, mark_fastest, sizes, ways
 
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llmc_jax.base.numbers import Interval
 from llmc_jax.machine import gpus
 from llmc_jax.models.gpt2.work import step_work
 from llmc_jax.plan.compiled import plan_for
 from llmc_jax.plan.efficiency import gpu
-from llmc_jax.plan.interval import Interval
 from llmc_jax.plan.network import Network
 from llmc_jax.plan.time import StepTime, step_time
 

@@ -11,12 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmc_jax.checkpoint.contents import Counters, Identity, Metadata
+from llmc_jax.checkpoint.contents import Counters, Identity, Metadata, judged, stops_early
 from llmc_jax.checkpoint.store import open_checkpoint
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.run.command import main
-from llmc_jax.run.early import judged, stops_early
 from tests.same_run import Result, check_same, steps_of, write_shards
 
 pytestmark = pytest.mark.usefixtures("nothing_lasts", "quick_compilation")

@@ -18,7 +18,7 @@ from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.data.evalfile import write_eval_file
 from llmc_jax.data.items import Item
 from llmc_jax.models.gpt2.tensors import num_parameters
-from llmc_jax.run import hellaswag, processes
+from llmc_jax.run import due, processes
 from llmc_jax.run.command import main
 from tests.evaluate import models
 from tests.generate import plain
@@ -121,7 +121,7 @@ def test_a_run_stopped_while_it_evaluates_goes_on_as_without_a_break(
     whole: Whole, train: Train, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
     """The validation of that step is not made again, and nothing of the half evaluation is logged."""
-    score = hellaswag.score
+    score = due.score
 
     def stopped(*arguments: Any, stop: Callable[[], bool]) -> Iterator[Any]:
         def asked() -> bool:
@@ -132,8 +132,8 @@ def test_a_run_stopped_while_it_evaluates_goes_on_as_without_a_break(
         yield from score(*arguments, stop=asked)
 
     evaluated = list[int]()
-    monkeypatch.setattr(hellaswag, "score", stopped)
-    monkeypatch.setattr(hellaswag, "TOKENS_ON_CPU", 1 << 12)  # one computation each time
+    monkeypatch.setattr(due, "score", stopped)
+    monkeypatch.setattr(due, "TOKENS_ON_CPU", 1 << 12)  # one computation each time
     run = train()
     assert (run.code, run.values("val", "step")[-1]) == (130, step)
     assert step not in run.values("eval", "step") and run.checkpoints[-1] == step

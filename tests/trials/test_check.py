@@ -14,7 +14,7 @@ from llmc_jax.models.gpt2.tensors import flat_size, tensor_specs
 from llmc_jax.ops.gelu import gelu_forward_in_product
 from llmc_jax.trials import candidates, check, numerics
 from llmc_jax.trials.candidates import Case
-from llmc_jax.trials.figures import Tried
+from llmc_jax.trials.children import Tried
 
 H200 = Machine("gpu", "NVIDIA H200", "9.0")
 TINY = Case(

@@ -16,7 +16,7 @@ from llmc_jax.trials.children import ROOT, Children, Outcome, Stuck, Task
 
 FAKE = """
 import os, signal, sys, time
-from llmc_jax.trials.figures import NotMeasured, running
+from llmc_jax.trials.children import NotMeasured, running
 
 def measure(what, seconds=0.0):
     if what == "mistake":

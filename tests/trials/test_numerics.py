@@ -12,7 +12,7 @@ from benchmarks.gpu import numerics as measured
 from benchmarks.gpu import plan, solvers
 from llmc_jax.ops import attention
 from llmc_jax.trials import numerics, problems
-from llmc_jax.trials.figures import FREE, OTHER
+from llmc_jax.trials.children import FREE, OTHER
 
 
 def _one_element(out: jax.Array) -> jax.Array:

@@ -7,8 +7,7 @@ import pytest
 from llmc_jax.kernels import Finding, Findings, Preferences
 from llmc_jax.trials import candidates, search
 from llmc_jax.trials.candidates import Case
-from llmc_jax.trials.children import Outcome, Task
-from llmc_jax.trials.figures import Tried
+from llmc_jax.trials.children import Outcome, Task, Tried
 from llmc_jax.trials.search import NO_FUSION, Search
 from tests.kernels.test_choice import choose
 from tests.trials.test_check import D12

@@ -26,8 +26,8 @@ FOUND = Findings(found=(Finding("gelu", "pallas"),), notes=("a note",))
 # Stands for check.py: all is right, or there is no card, or every implementation ends its process.
 FAKE = """
 import os
-from llmc_jax.machine.target import Machine
-from llmc_jax.trials.figures import Tried
+from llmc_jax.machine.gpus import Machine
+from llmc_jax.trials.children import Tried
 def measure(what, case, finding=None, chosen=None, options=()):
     if what == "device":
         there = os.environ.get("BAD") != "no card"

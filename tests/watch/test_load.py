@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from llmc_jax.watch.load import Machine
+from llmc_jax.watch.view import Machine
 
 
 class Lost(Exception):

@@ -10,9 +10,8 @@ from rich.cells import cell_len
 
 from llmc_jax.logs.state import DIED, RUNNING, UNKNOWN, run_state
 from llmc_jax.machine.nvml import GpuReading
-from llmc_jax.watch.load import Load
 from llmc_jax.watch.story import Story
-from llmc_jax.watch.view import Moment, Room, view
+from llmc_jax.watch.view import Load, Moment, Room, view
 
 NOW = 1_800_000_000.0
 START = {

@@ -155,7 +155,7 @@ def ran(case: Case) -> Ran:
     from llmc_jax.models.gpt2.init import random_parameters
     from llmc_jax.models.gpt2.model import Execution
     from llmc_jax.training import step
-    from llmc_jax.training.loss_scale import LossScaleNumbers
+    from llmc_jax.training.optimizer import LossScaleNumbers
     from llmc_jax.training.outliers import WINDOW, Outliers
     from llmc_jax.training.parallel.placement import placement
     from llmc_jax.training.parallel.stage import Parallel

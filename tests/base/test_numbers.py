@@ -1,6 +1,6 @@
 """Tests of intervals."""
 
-from llmc_jax.plan.interval import Interval, certain, total
+from llmc_jax.base.numbers import Interval, certain, total
 
 
 def test_arithmetic() -> None:
