@@ -207,7 +207,7 @@ def cut(path: Path) -> None:
 
 BAD: dict[str, tuple[Callable[[Path], None], str]] = {
     "missing": (lambda _: None, ""), "too long": (long, "T=16"), "beyond V": (beyond, "257"),
-    "damaged": (cut, "truncated"), "no questions": (lambda path: write_shards(path.parent, {"bad": (9,)}), ""),
+    "damaged": (cut, ": byte "), "no questions": (lambda path: write_shards(path.parent, {"bad": (9,)}), ""),
 }  # fmt: skip
 
 
