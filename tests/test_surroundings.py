@@ -26,6 +26,7 @@ from llmc_jax.data.documents import read_text, refuse_utf16
 from llmc_jax.data.tokenfile import open_token_file
 from llmc_jax.evaluate import command as evaluate_command
 from llmc_jax.generate import flags as generate_flags
+from llmc_jax.generate.flags import asking_parser
 from llmc_jax.plan import command as plan
 from llmc_jax.profile import command as profile_command
 from llmc_jax.trials import command as kernels
@@ -140,7 +141,7 @@ PATHS |= {"LOG", "EXECUTABLE", "MODEL", "A", "B"}
 def test_all_flags_of_paths_take_a_home_folder() -> None:
     names = ("checkpoint", "compare", "convert", "data", "report", "watch")
     made = [module(name).make_parser() for name in names]
-    made += [evaluate_command.make_parser(), generate_flags.make_parser()]
+    made += [evaluate_command.make_parser(), asking_parser("generate", "", "", (), generate_flags.GROUPS)]
     taken = [action for parser in made for action in parsers(parser)]
     paths = [action for action in taken if action.metavar in PATHS and action.type is not int]
     assert len(paths) > 50
@@ -184,7 +185,6 @@ def ids_of(printed: str) -> Any:
 READ_TEXT = {
     "--prompt-file": ("generate", RUN, "--prompt-file", "FILE", "-n", 1, "--json"),
     "standard input": ("generate", RUN, "-n", 1, "--json"),
-    "--prompt -": ("generate", RUN, "--prompt", "-", "-n", 1, "--json"),
     "--text": ("evaluate", RUN, "--text", "FILE", "--json"),
 }
 

@@ -157,7 +157,7 @@ def test_a_launcher_s_environment_is_looked_at(
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
     assert main(["-pn", "2"]) == ExitCode.BAD_INPUT
-    assert "-pn 2: mpirun has started 4 processes (OMPI_COMM_WORLD_SIZE); leave -pn out" in capsys.readouterr().err
+    assert "-pn 2: mpirun says OMPI_COMM_WORLD_SIZE=4; leave -pn out" in capsys.readouterr().err
 
 
 # --- help and documentation ------------------------------------------------------------------------------------------

@@ -652,7 +652,7 @@ def test_steps_that_are_not_finite_change_nothing_and_end_the_run(train: Train, 
     assert run.values("train", "skipped") == [True] * 3
     assert all(math.isnan(loss) for loss in run.losses)
     assert run.out.count("| skipped") == 3
-    assert "3 times in a row" in run.out and "check the weights that the run started from" in run.out
+    assert "3 times in a row" in run.out
     assert {"event": "end", "step": 3, "outcome": "diverged", "skipped": 3}.items() <= run.events[-1].items()
     assert (run.folder / "model_00000003.bin").read_bytes() == checkpoint.read_bytes()
     state = run.state(3)
