@@ -7,6 +7,7 @@
 
 python := .venv/bin/python
 quick := --quick# empty: all examples of each property
+tests := JAX_PLATFORMS=cpu PYTHONDONTWRITEBYTECODE=# hundreds of programs start, each with all modules compiled before
 aot_jax := 0.12.0.1 0.11.2# whose compilers tests/aot/table.json knows
 aot_of_all := $(addprefix tests/aot/test_,aot.py compile_for.py graphs.py step_table.py)# the rest with the first alone
 
@@ -23,15 +24,15 @@ train: setup ## set up, then train (without ARGS: the demo, about two minutes)
 	@$(python) train.py $(ARGS)
 
 test: setup-dev ## set up, then run the tests but the slow ones
-	JAX_PLATFORMS=cpu $(python) -m pytest -q -n 2 --dist worksteal $(quick) -m "not slow" $(ARGS)
+	$(tests) $(python) -m pytest -q -n 2 --dist worksteal $(quick) -m "not slow" $(ARGS)
 
 test-slow: setup-dev ## the tests that take minutes
-	JAX_PLATFORMS=cpu $(python) -m pytest -q -n 2 --dist worksteal -m slow $(ARGS)
+	$(tests) $(python) -m pytest -q -n 2 --dist worksteal -m slow $(ARGS)
 
 test-aot: setup-aot ## compile the kernels for GPUs that are not there, with each supported JAX (Linux; 2 GB of packages)
 	@for jax in $(aot_jax); do \
 	    [ $$jax = $(firstword $(aot_jax)) ] && tests=tests/aot || tests="$(aot_of_all)"; \
-	    echo "JAX $$jax" && JAX_PLATFORMS=cpu .venv-aot-$$jax/bin/python -m pytest -q -n 2 --dist loadfile \
+	    echo "JAX $$jax" && $(tests) .venv-aot-$$jax/bin/python -m pytest -q -n 2 --dist loadfile \
 	        -m slow $$tests $(ARGS) || exit 1; \
 	done
 
@@ -39,7 +40,7 @@ setup-aot:
 	@for jax in $(aot_jax); do scripts/setup_aot.sh $$jax || exit 1; done
 
 test-triton: .venv-triton/.ready ## the Triton kernels: in Triton's interpreter, and compiled (Linux; 2 GB of packages)
-	JAX_PLATFORMS=cpu .venv-triton/bin/python -m pytest -q -n 2 --dist loadfile tests/kernels/triton $(ARGS)
+	$(tests) .venv-triton/bin/python -m pytest -q -n 2 --dist loadfile tests/kernels/triton $(ARGS)
 
 .venv-triton/.ready: pyproject.toml
 	rm -rf .venv-triton
@@ -51,7 +52,7 @@ test-triton: .venv-triton/.ready ## the Triton kernels: in Triton's interpreter,
 	touch $@
 
 test-trackers: .venv-trackers/.ready ## the trackers with their real packages, offline (400 MB of packages)
-	JAX_PLATFORMS=cpu .venv-trackers/bin/python -m pytest -q tests/trackers $(ARGS)
+	$(tests) .venv-trackers/bin/python -m pytest -q tests/trackers $(ARGS)
 
 .venv-trackers/.ready: pyproject.toml
 	rm -rf .venv-trackers
