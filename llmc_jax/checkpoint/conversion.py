@@ -35,7 +35,7 @@ DIFFERS = "not written: what was read back differs from what was written; is the
 
 
 class Outcome(NamedTuple):
-    """What a conversion did, in words: what is there now, what to know; and the weights' digest."""
+    """The outcome of a conversion, in words: the output, what to know of it, and the weights' digest."""
 
     wrote: str
     warnings: tuple[str, ...]

@@ -41,7 +41,7 @@ class Published(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """What the server said of a model's files, and of which commit they are."""
+    """The server's list of a model's files, and their commit."""
 
     repository: str
     revision: str

@@ -1,4 +1,4 @@
-"""Which process of a run this is: by flags, or by what a launcher has put into the environment.
+"""The place of this process in a run, by flags or by the environment that a launcher has made.
 
 Flags take precedence. Leaves out how the processes meet. Opens no connection and looks up no name.
 """

@@ -1,4 +1,4 @@
-"""What a model thinks of a given text: the probability, rank and entropy of each token.
+"""A model's view of a given text: the probability, rank and entropy of each token.
 
 The whole text goes through the model at once, without a cache; a text that is longer than the model's T positions in
 windows that overlap by half. Leaves out the computing (scorer.py), how it is shown (probabilities.py) and the weights

@@ -1,4 +1,4 @@
-"""How it is shown what a model thinks of a text: a table of its tokens, and plain data.
+"""A model's view of a text, shown: a table of its tokens, and plain data.
 
 Surprise is -log2 of the probability that the model gave to a token, in bits. Leaves out computing it (look.py).
 """

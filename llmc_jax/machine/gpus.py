@@ -207,7 +207,7 @@ def multiprocessors_of(kind: str) -> int | None:
 
 
 class Machine(NamedTuple):
-    """What the choice depends on."""
+    """The machine as the choice of kernels sees it."""
 
     platform: str  # cpu, gpu
     kind: str  # as JAX names the device

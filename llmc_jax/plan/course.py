@@ -41,7 +41,7 @@ class Price(NamedTuple):
 
 
 class Length(NamedTuple):
-    """How many steps a run makes. source: what says so."""
+    """The number of steps that a run makes. source: what says so."""
 
     steps: int
     tokens: int

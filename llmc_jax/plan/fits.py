@@ -1,4 +1,4 @@
-"""Whether the step of a plan fits in a memory, and with which smaller -b it would.
+"""Memory that does not suffice for the step of a plan, and the -b with which it would.
 
 Leaves out what takes the memory (memory.py) and what the compiler says of it (run/fitting.py).
 """

@@ -1,4 +1,4 @@
-"""What is done between two steps: validation, HellaSwag, a sample, a checkpoint, and news of saves and of the data."""
+"""The work between two steps: validation, HellaSwag, a sample, a checkpoint, and news of saves and of the data."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What an optimizer is to the step: what it keeps, its update, its numbers; and what every one of them shares.
+"""An optimizer as the step sees it: its buffers, its update, its numbers; and what every one of them shares.
 
 fp16's loss scale among it: the loss is multiplied up to where fp16 can hold small gradients. Source: Micikevicius et
 al., Mixed Precision Training (2018).
@@ -66,7 +66,7 @@ class LossScale(NamedTuple):
 
 
 class LossScaleNumbers(NamedTuple):
-    """How the loss scale moves."""
+    """The numbers that move the loss scale."""
 
     growth_steps: Any  # after so many steps without overflow it grows
     factor: Any  # by this; an overflow divides it by the same

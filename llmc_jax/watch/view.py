@@ -37,7 +37,7 @@ FIRST = 0.2  # seconds that the first reading of the processors takes
 
 
 class Load(NamedTuple):
-    """How busy this machine is."""
+    """The machine's load."""
 
     cpu_percent: float  # of all cores, since the last reading
     memory_used: int  # bytes
