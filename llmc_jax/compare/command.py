@@ -35,7 +35,7 @@ def make_parser() -> Parser:
         prog=typed("compare"),
         usual="logs",
         shown=(("logs runs/a runs/b", "losses by step"), ("checkpoints model.bin runs/a", "tensor by tensor")),
-        description="Compare runs, programs and files with llm.c's, or with each other.",
+        description="Compare runs and files with llm.c's, or with each other.",
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=30),
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
