@@ -4,7 +4,7 @@
 #
 #     HOSTS=hosts.txt docs/launch/hosts.sh -e d12 -i "data/train_*.bin" -j "data/val_*.bin" -b 32 -o runs/124M -n 500 -y 1
 #
-#   HOSTS    the file: a host on each line, process 0's first
+#   HOSTS    the file: a host on each line, process 0's first; what follows it there is not read (--devices N takes N GPUs)
 #   PORT     at which process 0 waits for the others there (default 12345)
 #   PYTHON   the interpreter there (default .venv/bin/python)
 #   SSH      the program that starts a command on a host: SSH HOST COMMAND (default ssh -tt)
@@ -25,7 +25,7 @@ trap told=1 INT TERM # while there may be one that is not yet known
 for rank in "${!names[@]}"; do
     [ -z "$told" ] || break
     words=$(printf ' %q' "${PYTHON:-.venv/bin/python}" train.py "$@" -pn ${#names[@]} -pr "$rank" \
-        -ps "${names[0]}:${PORT:-12345}")
+        -ps "${names[0]}${PORT:+:$PORT}")
     ${SSH:-ssh -tt} "${names[rank]}" "cd $(printf %q "$PWD") && exec env$variables$words" </dev/null &
     pids+=($!)
 done

@@ -111,7 +111,7 @@ class Metadata:
         objects = ("options", "environment", "origin", "loader", "kernels", "range_test")
         rest = {name: stored[name] for name in (*objects, "total_steps", "val_data") if stored.get(name) is not None}
         step, dtype, model = stored.get("step"), stored.get("dtype"), shape_of(stored.get("model"))
-        sound = all(isinstance(rest.get(name, {}), Mapping) for name in objects)
+        sound = all(isinstance(stored.get(name) or {}, Mapping) for name in (*objects, "progress", "tokenizer"))
         if model is None or type(step) is not int or dtype not in DTYPES or not sound:
             raise FormatError(f"{folder}: its run.json is not that of a training state of llmc-jax")
         master, rounding, data = stored.get("master_weights", True), stored.get("rounding"), stored.get("data")

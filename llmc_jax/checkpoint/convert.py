@@ -190,7 +190,7 @@ def _output_dtype(source: Source, target: str, wanted: str | None) -> str:
     return wanted or ("bf16" if source.dtype == "bf16" else "fp32")
 
 
-HOLDS_ONE = ("hf", "state")  # formats that hold a tokenizer; the others are llm.c's
+HOLDS_ONE = ("hf", "state")  # formats that hold a tokenizer
 
 
 def _tokenizer_out(source: Source, target: str, asked: str | None) -> tuple[Choice, dict[str, bytes]]:

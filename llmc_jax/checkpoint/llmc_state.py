@@ -450,7 +450,7 @@ def _plan(state: OurState, processes: int | None, zero: bool | None, warnings: l
         raise InputError(f"ZeRO-1 over {n} processes: {problem}; take another number, or no ZeRO-1")
     kept = origin["ranks"] if origin.get("processes") == n else []
     if len(places) != n:
-        held = f"the state holds {len(places) or 'no'} positions in the data, and not those of {plural(n, 'process')}"
+        held = f"the state holds {plural(len(places), 'position')} in the data, and {n} are wanted"
         warnings.append(f"{held}: llm.c will read its files from the beginning, unshuffled")
         places = [_plain_place(rank, n, 0, 0) for rank in range(n)]
     return Plan(state, master, n, zero, places, origin, kept)

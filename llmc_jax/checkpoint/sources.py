@@ -54,7 +54,8 @@ def open_source(path: str | Path, *, v2_order: str = "auto", step: int | None = 
         source = _open_file(path, v2_order)
     if step is not None and source.step != step:
         raise InputError(
-            f"{path}: step {step} was asked for, but this is one {source.kind}, and not a folder of several"
+            f"{path}: step {step} was asked for, but this holds one checkpoint; leave --step out, or name the run's "
+            "folder"
         )
     return source
 

@@ -118,9 +118,9 @@ _ROWS = (
     Dataset(
         "mmlu", "MMLU: exams in 57 subjects, 4 answers", "mmlu",
         ("datasets/cais/mmlu", "c30699e8356da336a370243923dbaf21066bb9fe"),
-        (File("mmlu_test.parquet", None, "74a41822ce7d3def56e1682f958469c04642a5336a5ce912fa375fdb90fb25d7",
+        (File("mmlu_test.parquet", 3504718, "74a41822ce7d3def56e1682f958469c04642a5336a5ce912fa375fdb90fb25d7",
               "all/test-00000-of-00001.parquet"),),
-        "14,042 questions", about=3_500_000,
+        "14,042 questions",
         tasks=("mmlu",), eval_file="mmlu_test.bin",
     ),
     Dataset(
@@ -257,8 +257,9 @@ def own_name(name: str, tokenizer: Tokenizer) -> str:
 def local_inputs(recipe: Recipe, given: list[str]) -> list[Path]:
     """Return the files that local copies of a corpus are, sorted by name, or its archives. Raises InputError."""
     found = find_inputs(given)
-    if recipe.unpack and found[0].name.endswith(ARCHIVE):
-        return found
+    archives = [path for path in found if path.name.endswith(ARCHIVE)]
+    if recipe.unpack and archives:  # and not also the files beside them, which may be what was unpacked
+        return archives
     files = sorted((path for path in found if path.match(recipe.pattern)), key=lambda path: path.name)
     if not files:
         raise InputError(f"{given[0]}: has no files {recipe.pattern}; give them, or a folder of them, with --from")

@@ -170,5 +170,5 @@ def _corpus(dataset: Dataset, options: argparse.Namespace) -> None:
         return
     files = [file for path in inputs for file in sets.unpacked(path, downloads, recipe.pattern)]
     make_token_files([str(path) for path in files[: options.files]], folder, name, tokenizer, settings, options)
-    if not options.source:
-        print(f"{_size(sum(map(size_of, {*inputs, *files})))} in {downloads} can be deleted now")
+    if made := {*inputs, *files} - set(inputs if options.source else ()):
+        print(f"{_size(sum(map(size_of, made)))} in {downloads} can be deleted now")

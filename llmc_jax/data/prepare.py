@@ -125,7 +125,9 @@ def prepare(
                     f"{earlier[0]} exists ({len(earlier)} file{'s' * (len(earlier) > 1)} of this name); choose another "
                     "--name or --out, or replace them with --force"
                 )
-            hidden = tempfile.TemporaryDirectory(prefix=f".{name}.", suffix=".partial", dir=folder)
+            hidden = tempfile.TemporaryDirectory(
+                prefix=f".{name}.", suffix=".partial", dir=folder, ignore_cleanup_errors=True
+            )
             staging = Path(closing.enter_context(hidden))
         result = _write_all(files, staging, name, tokenizer, settings, report or (lambda read, tokens: None))
         shards = [shard._replace(path=folder / shard.path.name) for shard in result.shards]

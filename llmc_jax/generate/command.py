@@ -72,7 +72,10 @@ def written_prompt(asked: argparse.Namespace) -> Written:
     if asked.prompt_ids is not None:
         from llmc_jax.generate.text import listed_ids
 
-        return Written("--prompt-ids", ids=listed_ids(asked.prompt_ids, "--prompt-ids"))
+        ids = listed_ids(asked.prompt_ids, "--prompt-ids")
+        if not ids:
+            raise InputError("--prompt-ids: is empty; without it the model starts a new text")
+        return Written("--prompt-ids", ids=ids)
     if asked.prompt is not None:
         place, data = "--prompt", os.fsencode(asked.prompt)
     elif asked.prompt_file is not None:

@@ -91,7 +91,8 @@ def check_request(model: Model, request: Request) -> None:
     if "" in request.stops:
         raise InputError("--stop: a stop string must not be empty")
     what = f"{model.path}: {request.tokens} tokens of {request.samples} samples need at least"
-    check_memory(what, memory_bytes(model, request), model.dtype, "lower --samples or --tokens, or take --dtype bf16")
+    advice = "lower --samples or --tokens" + (", or take --dtype bf16" if model.dtype == "fp32" else "")
+    check_memory(what, memory_bytes(model, request), model.dtype, advice)
 
 
 def memory_bytes(model: Model, request: Request) -> int:

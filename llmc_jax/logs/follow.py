@@ -115,35 +115,58 @@ def _read_up_to(file: Any, count: int) -> bytes:
 
 # ----- the newest events of a long file -----------------------------------------------------------------------------
 
-TAIL = 1 << 16  # bytes at the end whose events are all read, about 200 steps
+TAIL = 1 << 16  # bytes at the end that are read as they stand, about 200 steps
 STARTS = ("start", "resume")
 
 
 def recent(path: str | Path, kinds: Iterable[str] = ()) -> list[dict[str, Any]]:
     """Return the last start or resume, the last event of each kind since then, and the last TAIL bytes' events.
 
-    In order; nothing where there is no file. Other lines are not parsed, so that a long file takes little time. Raises
-    InputError where it cannot be read.
+    In order; nothing where there is no file. Other lines are passed over and not parsed, so that a long file takes
+    little time. Raises InputError where it cannot be read.
     """
     try:
         with open(path, "rb", buffering=0, opener=_open_at_once) as file:
-            file.seek(0)  # a pipe has no place
-            data = b"\n" + file.readall()
+            lines = _lines_backwards(file, file.seek(0, 2))
+            next(lines)  # which has no end
+            events = [event_in(line) for line in _chosen(lines, kinds)]
     except FileNotFoundError:
         return []
     except OSError as error:
         raise InputError(f"{path}: cannot read it: {reason(error)}") from error
-    end = data.rfind(b"\n")  # behind the last whole line
-    start = max(_last(data, kind, 0, end) for kind in STARTS)
-    begin = max(0, start)
-    tail = data.find(b"\n", max(begin, end - TAIL), end)
-    before = sorted(each for each in (start, *(_last(data, kind, begin, end) for kind in kinds)) if 0 <= each < tail)
-    lines = [data[each + 1 : data.index(b"\n", each + 1)] for each in before]
-    if tail >= 0:
-        lines += data[tail + 1 : end].split(b"\n")
-    return [event for event in map(event_in, lines) if event is not None]
+    return [event for event in reversed(events) if event is not None]
 
 
-def _last(data: bytes, kind: str, begin: int, end: int) -> int:
-    """Return where the last line of an event of a kind begins, as run/folder.py writes it; -1 without one."""
-    return data.rfind(b'\n{"event": "%s"' % kind.encode(), begin, end)
+def _chosen(lines: Iterable[bytes], kinds: Iterable[str]) -> Iterator[bytes]:
+    """Yield of the lines, the last one first, those that `recent` returns."""
+    starts = {_beginning(kind) for kind in STARTS}
+    missing, room = {_beginning(kind) for kind in kinds} | starts, TAIL
+    heads = tuple(missing)
+    for line in lines:
+        if room > 0 or line.startswith(heads):
+            yield line
+            head = line[: line.find(b",")]
+            if head in starts:
+                return
+            missing.discard(head)
+            heads = tuple(missing)
+            room -= len(line)
+
+
+def _beginning(kind: str) -> bytes:
+    """Return how the line of an event of a kind begins, as run/folder.py writes it."""
+    return b'{"event": "%s"' % kind.encode()
+
+
+def _lines_backwards(file: Any, place: int) -> Iterator[bytes]:
+    """Yield the lines of a file, the last one first: it has no end, and is often empty. Of one that is longer than
+    AT_ONCE, the end.
+    """
+    rest = b""  # the end of a line whose beginning is in the piece before
+    while place:
+        begin = max(0, place - TAIL)
+        file.seek(begin)
+        first, *lines = (_read_up_to(file, place - begin) + rest).split(b"\n")
+        yield from reversed(lines)
+        rest, place = first[-AT_ONCE:], begin
+    yield rest

@@ -24,7 +24,7 @@ WORDS = {
     "removed": "checkpoint deleted",
     "data": "{file}: {what}",
     "lost": "lost rank {rank} on {host}, pid {pid}, in phase {phase}: {cause} {words}",
-    "end": "ended: {outcome}",
+    "end": "{outcome}",
 }
 Event = Mapping[str, Any]
 
@@ -36,6 +36,8 @@ def event_words(event: Event) -> str:
     """
     kind = event.get("event")
     words = WORDS.get(kind) if isinstance(kind, str) else None
+    if kind == "end":
+        event = {**event, "outcome": state_words(str(event.get("outcome", "ended")))}
     fields = defaultdict(lambda: _Value(None), {name: _Value(value) for name, value in event.items()})
     text = escaped(_all_of(event) if words is None else words.format_map(fields)) or escaped(str(kind))
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"

@@ -13,7 +13,7 @@ separate.py      programs compiled in processes of their own, and kept by conten
 course.py        a run's steps, hours and cost; prices.toml: what an hour of a GPU costs, dated
 sweep.py         a configuration with each value of an option, or on each GPU: as a table
 search.py        the largest -b that fits, for each -r, --recompute-blocks and -z
-fits.py          with which other flags a step would fit, for refusals
+fits.py          a step that does not fit, and the -b that would, for refusals
 asked.py         words of the command line to what is planned
 answer.py        what each configuration of a model takes on a device, as plain data; report.py: as text
 """

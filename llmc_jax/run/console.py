@@ -253,7 +253,10 @@ class Console:
             utilization = self.utilization(figures.tokens_per_second)
             words = step_words(figures, self._state.total, shown, utilization, self.scores)
             if self._live is not None:
-                words = fitting(words, self._live.console.width, gap=len(" | ")) or words[:1]
+                width, gap = self._live.console.width, len(" | ")
+                if words[-1] not in fitting(words, width, gap):  # "skipped" matters more than the norm
+                    words = [*words[:2], words[-1], *words[2:-1]]
+                words = fitting(words, width, gap) or words[:1]
             self._print(step_line(words), "yellow" if figures.skipped else "")
         else:
             self.file.flush()  # notices a reader that went away: streams.Output

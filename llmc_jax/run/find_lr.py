@@ -136,7 +136,7 @@ def draw_test(test: RangeTest, out_png: Path, title: str = "") -> None:
 
 
 def words_on_test(config: TrainConfig, test: RangeTest, steps: int) -> Iterator[str]:
-    """Yield the lines on a test that is done, after so many steps: what it found, and the command to use it."""
+    """Yield the lines on a test that is done, after so many steps: what it found."""
     found = figures(config, test)
     yield f"range test:   {steps} of {config.max_steps} steps, rates from {test.rates[0]:.1e} to {test.rates[-1]:.1e}"
     if found["exploded_at"] is not None:

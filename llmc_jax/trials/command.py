@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from llmc_jax.base import text
 from llmc_jax.base.commands import typed
 from llmc_jax.base.errors import InputError
+from llmc_jax.base.files import refusing
 from llmc_jax.base.kit import command_line, help_page
 from llmc_jax.base.options import own
 from llmc_jax.base.streams import print_error
@@ -48,7 +49,8 @@ def main(words: list[str]) -> None:
     if given.measure:
         print(measure(rest, float(given.seconds)))
     elif given.clear:
-        print(f"{known.folder()}: {known.clear()} combinations forgotten, and the programs of earlier runs")
+        with refusing(f"{known.folder()}: cannot be cleared", "check its permissions"):
+            print(f"{known.folder()}: {known.clear()} combinations forgotten, and the programs of earlier runs")
     elif everything := known.all_known():
         print("\n\n".join(map(shown, everything)))
     else:

@@ -115,7 +115,7 @@ def clear() -> int:
         path.unlink(missing_ok=True)
     for programs_of in (programs(), run_programs()):
         if programs_of.exists():
-            shutil.rmtree(programs_of)
+            shutil.rmtree(programs_of.resolve())  # it may be a link
     return len(paths)
 
 

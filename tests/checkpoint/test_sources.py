@@ -148,7 +148,7 @@ def test_a_state_under_another_name_and_metadata_of_another_model(tmp_path: Path
     folder = save(tmp_path / "run", 1, arrays)
     folder.rename(tmp_path / "best")
     assert_holds(tmp_path / "best", arrays)
-    with pytest.raises(InputError, match="was asked for, but this is one"):
+    with pytest.raises(InputError, match="was asked for, but this holds one"):
         open_source(tmp_path / "best", step=2)
     model = asdict(CONFIG)
     for other, words in (
@@ -156,6 +156,7 @@ def test_a_state_under_another_name_and_metadata_of_another_model(tmp_path: Path
         ({"model": {**model, "channels": "4"}}, "run.json is not that of"),
         ({"model": None}, "run.json is not that of"),
         ({"dtype": "fp8"}, "run.json is not that of"),
+        ({"progress": [1]}, "run.json is not that of"),
     ):
         run = tmp_path / "other"
         run.mkdir(exist_ok=True)
@@ -227,7 +228,7 @@ def test_places_that_are_none(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=words):
             open_source(path)
     for path in (models / "model_00000009.bin", HUGGING_FACE):
-        with pytest.raises(InputError, match="was asked for, but this is one"):
+        with pytest.raises(InputError, match="was asked for, but this holds one"):
             open_source(path, step=9)
 
 

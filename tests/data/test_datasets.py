@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import random
+import shutil
 import struct
 import sys
 import tarfile
@@ -113,7 +114,7 @@ def test_a_row(row: Dataset) -> None:
     assert all(file.sha256 is None or (len(file.sha256) == 64 and int(file.sha256, 16)) for file in row.files)
     assert all(".." not in file.path for file in row.files)
     assert bool(row.recipe) != bool(row.tasks)
-    assert row.about or all(file.size for file in row.files)
+    assert all(file.size for file in row.files)
     assert bool(row.files) == (row.listed is None)
     if row.tasks:  # the file is where an evaluation looks for it
         assert [TASKS[task].file for task in row.tasks] == [Path("dev/data") / row.folder / f.name for f in row.files]
@@ -384,6 +385,12 @@ def test_tinystories_is_llmcs(server: Files, monkeypatch: pytest.MonkeyPatch) ->
     assert all(path.stem[-7] == "_" for path in folder.glob("*.bin"))  # those without a number are replaced too
     assert main(words) == 0
     assert len(list(folder.glob("*.bin"))) == 2 and (folder / "TinyStories_bytes.tokenizer").is_file()
+    beside = Path(shutil.copytree(unpacked, "beside"))  # the archive and its files: each story once
+    (beside / "TinyStories_all_data.tar.gz").write_bytes(stories_archive([2, 0, 3, 1]))
+    assert main([*words[:4], "three", "--from", str(beside)]) == 0
+    for name in ("train", "val"):
+        made = Path(f"three/TinyStories_bytes_{name}.bin").read_bytes()
+        assert made == (folder / f"TinyStories_bytes_{name}.bin").read_bytes()
     words = ["tinystories", "--tokenizer", "bytes", "--out", "two", "--from", unpacked, "--files", "2"]
     assert main([*words, "--shard-size", "40"]) == 0
     shards = [tokens_of(path) for path in sorted(Path("two").glob("*train*.bin"))]

@@ -1,6 +1,7 @@
 """Hugging Face's tokenizer files: the ids of transformers, what is written, and what is refused."""
 
 import builtins
+import itertools
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,16 +17,19 @@ from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.data import hf_tokenizer as hf
 from llmc_jax.data import tables
 from llmc_jax.data.command import main
+from llmc_jax.data.documents import cut_documents
 from llmc_jax.data.prepare import Settings, prepare
 from llmc_jax.data.tokenfile import open_token_file
 from llmc_jax.data.tokenizers import (
     Table,
     Tokenizer,
     bin_tokenizer,
+    byte_characters,
     bytes_tokenizer,
     gpt2_tokenizer,
     load_tokenizer,
     table_tokenizer,
+    usual_eot,
 )
 
 GOLDEN = json.loads((Path(__file__).resolve().parents[1] / "golden" / "hf_tokenizers.json").read_text())
@@ -388,3 +392,74 @@ def test_what_travels_alone_is_the_tokenizer(name: str, put: Put, tmp_path: Path
     write_files(tmp_path / "out", alone, 64)
     again = hf.hf_tokenizer(tmp_path / "out")
     assert table(again) == table(found)
+
+
+# ----- Llama 3's form -----------------------------------------------------------------------------------------------
+
+SPECIAL = ["<|begin_of_text|>", "<|end_of_text|>", "<|reserved_special_token_0|>", "<|eot_id|>"]
+WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
+
+
+def llama3_form() -> dict[str, Any]:
+    """A tokenizer.json of Llama 3's form, with few merges, and a piece that none of them makes."""
+    letters = byte_characters()
+
+    def spelled(piece: bytes) -> str:
+        return "".join(letters[value] for value in piece)
+
+    pairs = [(b" ", b"t"), (b"h", b"e"), (b" t", b"he"), (b" ", b"d"), (b"o", b"g"), (b" d", b"og"), (b"1", b"2"),
+             (b" ", b" ")]  # fmt: skip
+    pieces = [*letters, *(spelled(a + b) for a, b in pairs), "hello"]
+    ids = {piece: number for number, piece in enumerate(pieces)}
+    usual = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    split = {"type": "Split", "pattern": {"Regex": WORDS}, "behavior": "Isolated", "invert": False}
+    model = {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
+             "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": True,
+             "vocab": ids, "merges": [f"{spelled(a)} {spelled(b)}" for a, b in pairs]}  # fmt: skip
+    return {
+        "version": "1.0", "truncation": None, "padding": None, "normalizer": None,
+        "added_tokens": [{"id": len(ids) + at, "content": text} | usual for at, text in enumerate(SPECIAL)],
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level]},
+        "post_processor": None, "decoder": byte_level | {"add_prefix_space": True, "use_regex": True}, "model": model,
+    }  # fmt: skip
+
+
+@pytest.fixture(params=["folder", "file"])
+def llama3(request: pytest.FixtureRequest, put: Put) -> Tokenizer:
+    """Its tokenizer, from the folder of a model and from the file alone."""
+    pytest.importorskip("tokenizers")
+    files = {"tokenizer.json": llama3_form()}
+    if request.param == "folder":
+        files["tokenizer_config.json"] = {"eos_token": "<|end_of_text|>", "tokenizer_class": "PreTrainedTokenizerFast"}
+    folder = put(files)
+    found = load_tokenizer(str(folder if request.param == "folder" else folder / "tokenizer.json")).tokenizer
+    assert found is not None
+    return found
+
+
+def test_llama_3s_ids_and_what_begins_a_document(llama3: Tokenizer) -> None:
+    import tokenizers
+
+    theirs = tokenizers.Tokenizer.from_str(json.dumps(llama3_form()))
+    for text in ("the dog hello 12 123", " the\n\n dog's é", "hello", "  the   dog\n"):
+        ids = llama3.encode(text).tolist()
+        assert ids == theirs.encode(text, add_special_tokens=False).ids and llama3.decode(ids) == text.encode()
+    begin = theirs.token_to_id("<|begin_of_text|>")
+    assert llama3.eot == begin and llama3.encode_document("the dog").tolist()[0] == begin
+    assert begin not in llama3.encode("the <|begin_of_text|> dog")  # spelled out it is text
+    assert usual_eot(128256) == 128000  # in the real table, and so in llm.c's files
+
+
+@given(
+    blocks=st.lists(st.text(st.sampled_from("the   \n\n\tdog.!12'"), max_size=6), min_size=1, max_size=8),
+    longest=st.sampled_from([1, 3, 7]),
+)
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_where_documents_are_cut_does_not_show(llama3: Tokenizer, blocks: list[str], longest: int) -> None:
+    pieces = cut_documents([(block, 0) for block in blocks], None, longest)
+    parts = [llama3.encode(piece.text).tolist() for piece in pieces]
+    assert list(itertools.chain.from_iterable(parts)) == llama3.encode("".join(blocks)).tolist()

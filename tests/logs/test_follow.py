@@ -170,6 +170,12 @@ def test_of_a_long_file_the_last_of_each_kind_are_found(path: Path, monkeypatch:
     assert len(found) < 20
 
 
+def test_a_last_line_that_is_longer_than_the_tail(path: Path) -> None:
+    long = json.dumps({"event": "sample", "step": 3, "text": "x" * (follow.TAIL + 9)}).encode() + b"\n"
+    path.write_bytes(start() + line(0) + long)
+    assert shown(recent(path)) == [("start", 0), ("sample", 3)]
+
+
 @given(st.lists(st.sampled_from([b"", b"x" * 40, line(5), start(), start("resume")])), st.binary(max_size=20))
 def test_the_newest_events_are_those_after_the_last_start(
     tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], rest: bytes

@@ -43,7 +43,7 @@ def test_any_event_is_one_printable_line(kind: Any, fields: dict[str, Any]) -> N
             },
             "lost rank 1 on n2, pid 41, in phase step: gone ",
         ),
-        ({"event": "end", "outcome": "done"}, "ended: done"),
+        ({"event": "end", "outcome": "done"}, "finished"),
         ({"event": "new_kind", "step": 3, "loss": 0.25, "name": "x", "time": 1.0}, "new kind: loss 0.25, name x"),
     ],
 )
