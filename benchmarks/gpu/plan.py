@@ -6,6 +6,7 @@ plan of its own, which a CPU goes through in interpret mode. Leaves out what the
 
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
+from functools import cache
 from typing import Any, NamedTuple
 
 from llmc_jax.config.train import BY_NAME, OPTIONS
@@ -89,12 +90,13 @@ class Item(NamedTuple):
     seconds: float = 120  # after which it is ended
 
 
-def plan(tiny: bool = False) -> list[Item]:
+@cache
+def plan(tiny: bool = False) -> tuple[Item, ...]:
     """All items, in the order in which they run."""
     parts = (
         machine, numerics, races, kernels, step, torch, repeat, generate, resume, variants, start, profile, check, llmc,
     )  # fmt: skip
-    return [timed(item) for part in parts for item in part(tiny)]
+    return tuple(timed(item) for part in parts for item in part(tiny))
 
 
 def timed(item: Item) -> Item:
