@@ -59,6 +59,7 @@ every_written_page = pytest.mark.parametrize("path", HAND_WRITTEN, ids=name_of)
 # ----- examples and excerpts ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize("path", [path for path in DOCS if ">>>" in text_of(path)], ids=name_of)
 def test_examples_print_what_stands_there(path: Path) -> None:
     without_fences = re.sub(r"^```.*$", "", text_of(path), flags=re.MULTILINE)  # they would count as output

@@ -8,6 +8,8 @@ from benchmarks.gpu import calls
 from benchmarks.gpu.times import number_of_sets
 from llmc_jax.trials import clock, problems
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 CASES: dict[str, list[int]] = {"adamw_update": [4096], "classifier": [6, 60, 64], "embedding_backward": [2, 8, 32, 64]}
 
 

@@ -14,6 +14,8 @@ from llmc_jax.models.gpt2.decode import Cache, cache_bytes, decode, empty_cache,
 from llmc_jax.models.gpt2.model import PLAIN, forward
 from llmc_jax.models.gpt2.tensors import Params, flat_size, tensor_specs, views
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 CONFIG = ModelConfig(max_seq_len=24, vocab_size=29, padded_vocab_size=128, num_layers=2, num_heads=3, channels=12)
 B, P, T = 2, 8, 20  # texts; positions of the prefill's program; length
 LENGTH = 5  # of the prompt
