@@ -26,7 +26,7 @@ train: setup ## set up, then train (without ARGS: the demo, about two minutes)
 test: setup-dev ## set up, then run the tests but the slow ones
 	$(tests) $(python) -m pytest -q -n 2 --dist worksteal $(quick) -m "not slow" $(ARGS)
 
-test-slow: setup-dev ## the tests that take minutes
+test-slow: setup-dev ## the tests that take longer, half an hour
 	$(tests) $(python) -m pytest -q -n 2 --dist worksteal -m slow $(ARGS)
 
 test-aot: setup-aot ## compile the kernels for GPUs that are not there, with each supported JAX (Linux; 2 GB of packages)

@@ -59,8 +59,15 @@ every_written_page = pytest.mark.parametrize("path", HAND_WRITTEN, ids=name_of)
 # ----- examples and excerpts ----------------------------------------------------------------------------------------
 
 
+EXAMPLES = [
+    pytest.param(path, id=name_of(path), marks=[pytest.mark.slow] if path.name == "library.md" else [])
+    for path in DOCS
+    if ">>>" in text_of(path)
+]
+
+
 @pytest.mark.usefixtures("quick_compilation")
-@pytest.mark.parametrize("path", [path for path in DOCS if ">>>" in text_of(path)], ids=name_of)
+@pytest.mark.parametrize("path", EXAMPLES)
 def test_examples_print_what_stands_there(path: Path) -> None:
     without_fences = re.sub(r"^```.*$", "", text_of(path), flags=re.MULTILINE)  # they would count as output
     example = doctest.DocTestParser().get_doctest(without_fences, {}, name_of(path), str(path), 0)

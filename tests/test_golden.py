@@ -25,6 +25,7 @@ from tests.comparisons import QUICK, Batch, Run, step_numbers, train
 from tests.golden import make_run
 
 GOLDEN = Path(__file__).with_name("golden")
+slow = partial(pytest.param, marks=pytest.mark.slow)
 PRECISIONS = {"fp32": np.float32, "fp64": np.float64}
 
 
@@ -71,7 +72,7 @@ def test_the_recorded_run_starts_from_what_this_machine_makes(recorded: dict[str
     assert 0 < sum(norm > settings["grad_clip"] for norm in recorded["norms"]) < settings["steps"]
 
 
-@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("fp64", 1e-7)])
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), slow("fp64", 1e-7)])
 def test_the_recorded_run(precision: str, tolerance: float, recorded: dict[str, Any]) -> None:
     """Not equal? If the change was meant to alter the mathematics: python -m tests.golden.make_run, and say why.
 
@@ -162,7 +163,7 @@ def sampled_errors(flat: Any, torch: Torch, kind: str) -> dict[str, float]:
     return errors
 
 
-@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("fp64", 1e-11)])
+@pytest.mark.parametrize(("precision", "tolerance"), [slow("fp32", 1e-5), ("fp64", 1e-11)])
 def test_pytorch_s_first_step(precision: str, tolerance: float) -> None:
     torch = load_torch(precision)
     with jax.enable_x64(precision == "fp64"):
@@ -177,6 +178,7 @@ def test_pytorch_s_first_step(precision: str, tolerance: float) -> None:
     assert max(errors.values()) <= tolerance, errors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("fp64", 1e-11)])
 def test_pytorch_s_twenty_updates(precision: str, tolerance: float) -> None:
     torch = load_torch(precision)

@@ -13,6 +13,7 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 CASES: dict[str, list[int]] = {"adamw_update": [4096], "classifier": [6, 60, 64], "embedding_backward": [2, 8, 32, 64]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", CASES)
 def test_what_is_overwritten_goes_on_from_its_outputs(function: str) -> None:
     """Each call of a round gets the arrays of the one before, each round begins with the inputs."""

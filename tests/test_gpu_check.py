@@ -755,6 +755,7 @@ def test_the_clock_stands_beside_what_is_timed(tmp_path: Path, monkeypatch: pyte
         assert readings == []
 
 
+@pytest.mark.slow
 def test_a_crash_costs_one_line(tmp_path: Path) -> None:
     """A mistake, a process that dies, one that takes too long: all is told, the rest goes on."""
     good = {"what": "read", "sizes": [4096], "dtype": "bf16"}
@@ -784,6 +785,7 @@ def run_check(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path: Path) -> None:
     done = run_check("--tiny", "--output", str(tmp_path), "machine", "llmc")
     assert done.returncode == 0, done.stdout + done.stderr

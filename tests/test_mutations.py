@@ -36,7 +36,7 @@ CASE = GradientCase(ModelConfig(9, 13, 16, 1, 2, 8), 1, 2, 6)
 Patch = pytest.MonkeyPatch
 Mistake = Callable[[Patch], None]
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_compilation")]
 
 
 def replaced(module: Any, **names: Any) -> SimpleNamespace:

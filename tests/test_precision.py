@@ -156,6 +156,7 @@ def tiny_state(dtype: Any, **given: Any) -> TrainState:
     return initial_state(jnp.array(random_weights(TINY)), dtype, **given)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "rounding"),
     [("bf16", "nearest"), pytest.param("fp16", "nearest", marks=pytest.mark.slow), ("bf16", "stochastic")],
@@ -179,6 +180,7 @@ def test_the_copy_is_the_master_weights_rounded(dtype: str, rounding: str) -> No
     assert not same_bits(state.params, state.copy.astype(jnp.float32))  # the masters know more
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("master_weights", [True, False])
 def test_the_model_computes_with_the_copy(master_weights: bool) -> None:
     """What the masters know beyond bf16 has no influence on a step's loss and norm."""
@@ -219,6 +221,7 @@ def test_without_master_weights_only_stochastic_rounding_learns_at_a_small_rate(
     assert learned(jnp.bfloat16, "nearest", master_weights=False) < 0.4 * fp32
 
 
+@pytest.mark.slow
 def test_stochastic_rounding_is_a_function_of_seed_and_step() -> None:
     def after(steps: int, seed: int) -> TrainState:
         state = tiny_state(jnp.bfloat16, master_weights=False)
@@ -242,6 +245,7 @@ def with_scale(scale: float, clean: int = 0) -> TrainState:
     return state._replace(loss_scale=LossScale(jnp.float32(scale), jnp.int32(clean)))
 
 
+@pytest.mark.slow
 def test_an_overflow_halves_the_scale_and_changes_nothing_else() -> None:
     state = with_scale(2.0**30, clean=50)
     before = jax.tree.map(np.array, state)
@@ -305,6 +309,7 @@ def test_loss_norm_and_update_are_unscaled() -> None:
 # --- gradient accumulation -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_micro_batches_are_summed_in_float32() -> None:
     """The sum of eight bf16 gradients has the error of a float32 sum: a bf16 one would have 1000 times as much."""
     weights = jnp.asarray(random_weights(TINY), jnp.bfloat16)

@@ -396,6 +396,7 @@ def cudnn_by_xla(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return asked
 
 
+@pytest.mark.slow
 def test_cudnn_s_attention_is_wired_as_ours(cudnn_by_xla: list[str]) -> None:
     """Heads, their order, causality and scale; cuDNN itself computes on a GPU only."""
     rng = np.random.default_rng(0)
@@ -409,6 +410,7 @@ def test_cudnn_s_attention_is_wired_as_ours(cudnn_by_xla: list[str]) -> None:
     assert set(cudnn_by_xla) == {"cudnn"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cudnn_by_xla")
 @pytest.mark.parametrize("recompute_blocks", [0, 1])
 def test_the_model_keeps_what_cudnn_s_backward_needs(recompute_blocks: int) -> None:

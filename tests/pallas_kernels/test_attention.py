@@ -155,6 +155,7 @@ WRONG: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mistake", WRONG)
 def test_the_comparison_sees_mistakes(mistake: str) -> None:
     case = Case(2, 70, 2, 8, jnp.bfloat16, "mma")

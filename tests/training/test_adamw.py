@@ -319,6 +319,7 @@ KINDS = {  # params, copy, rounding
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "rule", "devices"),
     [("fp32", "all", 3), ("fp32", "none", 2), *((kind, "matrices", 8) for kind in KINDS if kind != "fp32")],

@@ -143,6 +143,7 @@ def test_what_is_not_finite_stays_out(count: int, which: tuple[int, ...], bad: f
     jax.tree.map(np.testing.assert_array_equal, detect(after, pairs[count:]), detect(before, pairs[count:]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "held"),
     [(jnp.bfloat16, "float32"), (jnp.float16, "float32"), (None, "float32"), (jnp.float64, "float64")],

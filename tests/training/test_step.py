@@ -69,7 +69,7 @@ def whole() -> Run:
     return train(start(), batches(1, 8), usual_numbers(), CONFIG, OPTIONS)
 
 
-@pytest.mark.parametrize(("micro_batches", "rows"), [(2, 4), (8, 1)])
+@pytest.mark.parametrize(("micro_batches", "rows"), [(2, 4), pytest.param(8, 1, marks=pytest.mark.slow)])
 def test_micro_batches_change_nothing(micro_batches: int, rows: int, whole: Run) -> None:
     run = train(start(), batches(micro_batches, rows), usual_numbers(), CONFIG, OPTIONS)
     np.testing.assert_allclose(run.losses, whole.losses, rtol=0, atol=1e-5)
@@ -186,6 +186,7 @@ def low_precision(outliers: Outliers | None, clean: int = 99) -> TrainState:
     return state._replace(loss_scale=LossScale(jnp.float32(1024), jnp.int32(clean)), outliers=outliers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "micro_batches"), [(None, 4), (jnp.float16, 1)])
 def test_looking_for_outliers_changes_no_bit(dtype: Any, micro_batches: int) -> None:
     """Without limits a run is what it is without the detector, whatever the z-scores are."""
@@ -274,6 +275,7 @@ def one_step(options: StepOptions, numbers: StepNumbers, flat: np.ndarray, batch
     return np.asarray(state.params), metrics
 
 
+@pytest.mark.slow
 def test_the_norm_is_the_one_before_clipping_and_clipping_bounds_it() -> None:
     """From the same gradient: m = (1 - beta1) * what remains of it after clipping."""
     batch = batches(1, 8)[0]
@@ -296,6 +298,7 @@ def test_the_rate_reported_is_the_schedule_s(whole: Run) -> None:
     np.testing.assert_allclose(whole.rates, expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "rate"),
     [

@@ -101,6 +101,7 @@ def test_recomputing_saves_memory() -> None:
     assert needed(Execution(recompute_blocks=1)) < 0.6 * both
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("again", "dtype"),
     [
@@ -199,6 +200,7 @@ def test_the_gradient_is_linear_in_what_reaches_the_loss() -> None:
     np.testing.assert_allclose(scaled, -0.5 * np.asarray(gradient), rtol=1e-5, atol=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("descriptor", ["L2-NH2-C32-V257-T16", "L1-NH1-C16-V2000-T16"])
 def test_at_initialisation_the_loss_is_ln_v(descriptor: str) -> None:
     config = parse_descriptor(descriptor)

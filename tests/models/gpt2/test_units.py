@@ -78,6 +78,7 @@ def test_every_row_is_in_one_unit(config: ModelConfig) -> None:
         assert unit.starts == [sum(count for _, count in unit.pieces[:i]) for i in range(len(unit.pieces))]
 
 
+@pytest.mark.slow
 @given(shapes(), st.sampled_from(DEVICES))
 @settings(max_examples=12)
 def test_every_row_is_on_one_device(config: ModelConfig, devices: int) -> None:

@@ -87,6 +87,7 @@ def test_products_are_those_of_the_program(shape: Shape) -> None:
     assert sum(found.values()) == products_flops(parse_descriptor(TINY), shape) + row_sums(shape)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "shape",
     [Shape(3, 16, micro_batches=2, recompute=0), Shape(2, 8, recompute_blocks=2, logit_rows=8),

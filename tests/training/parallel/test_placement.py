@@ -65,6 +65,7 @@ def differences() -> dict[Any, list[str]]:
     return dict(zip(BUFFERS, answer("blocks", BUFFERS), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("buffer", BUFFERS)
 def test_a_buffer_comes_back_in_blocks(differences: dict[Any, list[str]], buffer: Any) -> None:
     assert differences[buffer] == []

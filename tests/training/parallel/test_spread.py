@@ -1,7 +1,7 @@
 """Runs on 1 to 8 devices, in all stages and precisions: the same bits in a fixed order, else within rounding.
 
-spread.py makes the runs. What takes the time is to compile a program for each. The quick ones have each stage and each
-number of devices in both orders; the slow ones, compiled as a run is, each pair of these two.
+spread.py makes the runs. What takes the time is to compile a program for each. The first slow ones have each stage and
+each number of devices in both orders; the others, compiled as a run is, each pair of these two.
 """
 
 import itertools
@@ -60,14 +60,14 @@ SHORT = ANY["fp32"]._replace(steps=4)
 SPOILT = [case._replace(**how) for case in (*FIXED["fp32"], SHORT) for how in NUMBERS.values()]
 OVERFLOW = {"loss_scale": 2.0**24, "scale_factor": 32.0, "steps": 8}
 OVERFLOWING = [case._replace(**OVERFLOW) for case in (*FIXED["fp16"], ANY["fp16"])]
-QUICK = [*itertools.chain(*FIXED.values()), *ANY.values(), *LONG, *SPOILT, *OVERFLOWING]
+MOST = [*itertools.chain(*FIXED.values()), *ANY.values(), *LONG, *SPOILT, *OVERFLOWING]
 
 Found = dict[Case, Result]
 
 
 @pytest.fixture(scope="module")
 def found(together: Path) -> Found:
-    return results(list(dict.fromkeys(QUICK)), together / "spread.json")
+    return results(list(dict.fromkeys(MOST)), together / "spread.json")
 
 
 def differences(found: Result, expected: Result) -> dict[str, float]:
@@ -96,11 +96,20 @@ def healthy(found: Result) -> bool:
     return (found.replicas, found.dust) == (1, 0.0)
 
 
-# ----- quick ----------------------------------------------------------------------------------------------------------
+# ----- compiled quickly -----------------------------------------------------------------------------------------------
 
 
+def test_eight_devices_make_the_bits_of_one(together: Path) -> None:
+    in_a_fixed_order(results(FIXED["bf16"], together / "eight.json"), "bf16")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FIXED)
 def test_in_a_fixed_order_the_bits_are_those_of_one_device(found: Found, name: str) -> None:
+    in_a_fixed_order(found, name)
+
+
+def in_a_fixed_order(found: Found, name: str) -> None:
     alone, *spread = (found[case] for case in FIXED[name])
     assert healthy(alone) and all(alone.applied) and alone.change > 0.5
     assert max(alone.norms) > 1.0 > min(alone.norms)  # some are clipped
@@ -108,6 +117,7 @@ def test_in_a_fixed_order_the_bits_are_those_of_one_device(found: Found, name: s
         assert each == alone
 
 
+@pytest.mark.slow
 def test_fifty_steps_in_any_order_are_within_rounding(found: Found) -> None:
     alone, spread = (found[case] for case in LONG)
     assert alone.losses[-1] < alone.losses[0] - 0.8
@@ -115,12 +125,14 @@ def test_fifty_steps_in_any_order_are_within_rounding(found: Found) -> None:
     assert spread != alone  # else nothing would have been looked at
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bf16", "fp16"])
 def test_in_16_bits_and_any_order(found: Found, name: str) -> None:
     ours, alone = found[ANY[name]], found[FIXED[name][0]]
     assert close(ours, alone, name), differences(ours, alone)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NUMBERS)
 def test_every_device_skips_what_one_skips(found: Found, name: str) -> None:
     in_order = [found[case._replace(**NUMBERS[name])] for case in FIXED["fp32"]]
@@ -136,6 +148,7 @@ def test_every_device_skips_what_one_skips(found: Found, name: str) -> None:
         assert applied == finite and applied[0] and not any(applied[1:])
 
 
+@pytest.mark.slow
 def test_every_device_sees_an_overflow(found: Found) -> None:
     """In any order more may overflow: one device sums micro-batches in float32, several sum over them in 16 bits."""
     for case in OVERFLOWING:
@@ -146,7 +159,7 @@ def test_every_device_sees_an_overflow(found: Found) -> None:
     assert str(found[OVERFLOWING[0]]) == str(found[OVERFLOWING[1]])
 
 
-# ----- slow -----------------------------------------------------------------------------------------------------------
+# ----- compiled as a run is -------------------------------------------------------------------------------------------
 
 # The fixed order has two pairs of devices and stage in each precision, all nine in the six, and any order one.
 PAIRS = [(devices, stage) for stage in (0, 1, 2) for devices in (2, 4, 8)]
