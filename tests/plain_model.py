@@ -6,7 +6,6 @@ wasteful on purpose. A configuration is anything with the attributes of llmc_jax
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -59,43 +58,31 @@ def random_flat(config: Any, size: int, seed: int) -> np.ndarray:
     return np.pad(flat, (0, size - flat.size))
 
 
-def _unchanged(_name: str, value: Any) -> Any:
-    return value
-
-
-def logits(flat: Any, tokens: Any, config: Any, seen: Callable[[str, Any], Any] = _unchanged) -> Any:
-    """Logits (B, T, V) of tokens (B, T): the real vocabulary alone. seen: gets each value by name and may change it."""
+def logits(flat: Any, tokens: Any, config: Any) -> Any:
+    """Logits (B, T, V) of tokens (B, T): the real vocabulary alone."""
     p = unflatten(flat, config)
     positions = jnp.arange(tokens.shape[1])
-    x = seen("encoded", jnp.take(p["wte"], tokens, axis=0) + jnp.take(p["wpe"], positions, axis=0))
+    x = jnp.take(p["wte"], tokens, axis=0) + jnp.take(p["wpe"], positions, axis=0)
     for i in range(config.num_layers):
-        n = f"layer_{i:02d}."
-        normed = _layernorm(x, p["ln1w"][i], p["ln1b"][i], n + "ln1", seen)
-        qkv = seen(n + "qkv", normed @ p["qkvw"][i].T + p["qkvb"][i])
+        qkv = _layernorm(x, p["ln1w"][i], p["ln1b"][i]) @ p["qkvw"][i].T + p["qkvb"][i]
         q, k, v = (_heads(z, config.num_heads) for z in jnp.split(qkv, 3, axis=-1))
-        att, heads = jax.vmap(_one_head, in_axes=-2, out_axes=(1, -2))(q, k, v)
-        seen(n + "att", att)
-        atty = seen(n + "atty", heads.reshape(x.shape))
-        x = seen(n + "residual2", x + seen(n + "attproj", atty @ p["attprojw"][i].T + p["attprojb"][i]))
-        normed = _layernorm(x, p["ln2w"][i], p["ln2b"][i], n + "ln2", seen)
-        fch = seen(n + "fch", normed @ p["fcw"][i].T + p["fcb"][i])
-        hidden = seen(n + "fch_gelu", jax.nn.gelu(fch, approximate=True))
-        x = seen(n + "residual3", x + seen(n + "fcproj", hidden @ p["fcprojw"][i].T + p["fcprojb"][i]))
-    return seen("logits", _layernorm(x, p["lnfw"], p["lnfb"], "lnf", seen) @ p["wte"][: config.vocab_size].T)
+        atty = jax.vmap(_one_head, in_axes=-2, out_axes=-2)(q, k, v).reshape(x.shape)
+        x = x + atty @ p["attprojw"][i].T + p["attprojb"][i]
+        fch = _layernorm(x, p["ln2w"][i], p["ln2b"][i]) @ p["fcw"][i].T + p["fcb"][i]
+        x = x + jax.nn.gelu(fch, approximate=True) @ p["fcprojw"][i].T + p["fcprojb"][i]
+    return _layernorm(x, p["lnfw"], p["lnfb"]) @ p["wte"][: config.vocab_size].T
 
 
-def loss(flat: Any, tokens: Any, targets: Any, config: Any, seen: Callable[[str, Any], Any] = _unchanged) -> Any:
+def loss(flat: Any, tokens: Any, targets: Any, config: Any) -> Any:
     """Mean cross-entropy in nats."""
-    log_probs = jax.nn.log_softmax(logits(flat, tokens, config, seen), axis=-1)  # (B, T, V)
+    log_probs = jax.nn.log_softmax(logits(flat, tokens, config), axis=-1)  # (B, T, V)
     chosen = log_probs * jax.nn.one_hot(targets, config.vocab_size, dtype=log_probs.dtype)
-    return seen("loss", jnp.mean(seen("losses", -jnp.sum(chosen, axis=-1))))
+    return jnp.mean(-jnp.sum(chosen, axis=-1))
 
 
-def _layernorm(x: Any, w: Any, b: Any, name: str, seen: Callable[[str, Any], Any]) -> Any:
-    mean, rstd = jnp.mean(x, axis=-1), 1 / jnp.sqrt(jnp.var(x, axis=-1) + EPS)
-    seen(name + "_mean", mean)
-    seen(name + "_rstd", rstd)
-    return seen(name, (x - mean[..., None]) * rstd[..., None] * w + b)
+def _layernorm(x: Any, w: Any, b: Any) -> Any:
+    mean, rstd = jnp.mean(x, axis=-1, keepdims=True), 1 / jnp.sqrt(jnp.var(x, axis=-1, keepdims=True) + EPS)
+    return (x - mean) * rstd * w + b
 
 
 def _heads(z: Any, num_heads: int) -> Any:
@@ -104,11 +91,11 @@ def _heads(z: Any, num_heads: int) -> Any:
 
 
 def _one_head(q: Any, k: Any, v: Any) -> Any:
-    """Causal attention of one head: q, k, v (B, T, HS). Its matrix (B, T, T) and its output (B, T, HS)."""
+    """Causal attention of one head: q, k, v and its output (B, T, HS)."""
     T, HS = q.shape[1:]
     scores = q @ jnp.swapaxes(k, 1, 2) / np.sqrt(HS)  # (B, T, T)
     att = jax.nn.softmax(scores, axis=-1, where=jnp.tril(jnp.ones((T, T), bool)))
-    return att, att @ v
+    return att @ v
 
 
 def adamw(

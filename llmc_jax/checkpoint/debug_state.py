@@ -1,4 +1,4 @@
-"""llm.c's debug states (magic 20240327): read in versions 1 and 2, written in version 2, made of any model and batch.
+"""llm.c's debug states (magic 20240327), versions 1 and 2, read.
 
 Leaves out comparing them with anything.
 
@@ -9,28 +9,22 @@ the gradients of the 16 tensors, float32 in the order of the model file: in vers
 on zero, in version 1 with V. Neither V nor the model's shape is in the file, so it is read beside a model.
 """
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
 from llmc_jax.base import magics
-from llmc_jax.base.errors import FormatError, InputError
-from llmc_jax.base.files import opened, refuse_existing, stamp_of
+from llmc_jax.base.errors import FormatError
+from llmc_jax.base.files import opened, stamp_of
 from llmc_jax.checkpoint import llmc
-from llmc_jax.checkpoint.reading import HEADER_BYTES, HEADER_INTS, Stored, Summed, check_size, read_at, read_header_ints
-from llmc_jax.checkpoint.source import Source
-from llmc_jax.checkpoint.sources import flat_parameters
+from llmc_jax.checkpoint.reading import HEADER_BYTES, Stored, check_size, read_at, read_header_ints
 from llmc_jax.config.model import ModelConfig
-from llmc_jax.data.tokenfile import open_token_file
-from llmc_jax.models.gpt2.tensors import num_parameters, padded
+from llmc_jax.models.gpt2.tensors import num_parameters
 
 WHAT = "a debug state of llm.c"
 VERSIONS = (1, 2)
-SEED = 1337  # of the tokens of a debug state that was given none
 
 
 @dataclass(frozen=True)
@@ -60,13 +54,6 @@ class DebugState:
         end = self.config.vocab_size * self.config.channels
         wte = llmc.with_padding(stored[:end].reshape(-1, self.config.channels), self.config)
         return np.concatenate([wte.reshape(-1), stored[end:]])
-
-    def warnings(self) -> Iterator[str]:
-        """Yield a warning for each thing that is allowed in a file, but never there in a sound one. Reads all of it."""
-        yield from self.stored_logits.warnings()
-        yield from self.stored_gradient.warnings()
-        if not np.isfinite(self.loss):
-            yield f"loss: {self.loss}"
 
 
 def read_debug_state(path: str | Path, config: ModelConfig) -> DebugState:
@@ -102,110 +89,3 @@ def _check_header(path: Path, version: int, B: int, T: int, config: ModelConfig)
         raise FormatError(f"{path}: B={B}, T={T} (header ints 2 and 3); both must be at least 1")
     if config.max_seq_len < T:
         raise FormatError(f"{path}: T={T}, but the model has {config.max_seq_len} positions; it is another model's")
-
-
-# --- writing ---
-
-
-class Computed(NamedTuple):
-    """What a model makes of a batch."""
-
-    logits: np.ndarray  # (B, T, V) float32
-    loss: float  # mean over the batch, nats per token
-    gradient: np.ndarray  # (N,) float32, in the order of Params
-
-
-def dump_debug_state(
-    file: BinaryIO | Summed, config: ModelConfig, x: np.ndarray, y: np.ndarray, computed: Computed
-) -> None:
-    """Write a debug state, version 2, to an open file.
-
-    x, y (B, T): inputs and targets. The gradient's rows of wte from V on are written as zeros. Source: llm.c
-    train_gpt2.py, `write_state`.
-    """
-    (B, T), V, C = x.shape, config.vocab_size, config.channels
-    gradient, wte = computed.gradient, config.padded_vocab_size * C
-    assert y.shape == (B, T) and computed.logits.shape == (B, T, V) and gradient.shape == (num_parameters(config),)
-    header = np.zeros(HEADER_INTS, "<i4")
-    header[:4] = (magics.DEBUG_STATE, 2, B, T)
-    for ids in (header, x, y):
-        file.write(np.ascontiguousarray(ids, "<i4").data)
-    padding = np.zeros(wte - V * C, np.float32)
-    for values in (computed.logits, np.array(computed.loss), gradient[: V * C], padding, gradient[wte:]):
-        file.write(np.ascontiguousarray(values, "<f4").data)
-
-
-def compute(config: ModelConfig, flat: np.ndarray, x: np.ndarray, y: np.ndarray) -> Computed:
-    """Return logits, loss and gradient of a batch x, y (B, T) by our forward and backward, all in float32.
-
-    flat: (N,) float32 or longer (a flat buffer's padding), in the order of Params.
-    """
-    import jax
-
-    N = num_parameters(config)
-    weights = padded(flat[:N], config)
-    with jax.default_matmul_precision("highest"):  # no TF32
-        logits, loss, gradient = program(config)(weights, np.asarray(x, np.int32), np.asarray(y, np.int32))
-    return Computed(np.asarray(logits), float(loss), np.asarray(gradient)[:N])
-
-
-@cache
-def program(config: ModelConfig, execution: Any = None) -> Callable[..., Any]:
-    """Return the compiled function from a flat buffer (flat_size,), x and y (B, T) to logits, loss and flat gradient.
-
-    It computes in the buffer's dtype; logits (B, T, V) and gradient are float32. execution: None is model.PLAIN.
-    """
-    import jax
-    import jax.numpy as jnp
-
-    from llmc_jax.models.gpt2.model import PLAIN, forward, loss_fn
-    from llmc_jax.models.gpt2.tensors import views
-
-    @jax.jit
-    def compiled(flat: Any, x: Any, y: Any) -> Any:
-        chosen = execution or PLAIN
-        loss, gradient = jax.value_and_grad(loss_fn)(flat, x, y, config, chosen)
-        logits, _ = forward(views(flat, config), x, config, chosen)
-        return logits[..., : config.vocab_size].astype(jnp.float32), loss, gradient.astype(jnp.float32)
-
-    return compiled
-
-
-def make_debug_state(
-    source: Source, out: Path, tokens: Path | None, B: int, T: int, force: bool = False
-) -> tuple[float, tuple[str, ...]]:
-    """Write the debug state of a model and one batch, computed here in fp32; return the loss and warnings.
-
-    tokens: a token file whose first B T + 1 tokens are the batch; None: random tokens, always the same. llm.c's
-    test_gpt2.c reads it as gpt2_124M_debug_state.bin beside a version 3 model named gpt2_124M.bin.
-
-    Raises InputError if an input cannot be read or does not fit, or if `out` is there already (without force) or cannot
-    be written.
-    """
-    config = source.config
-    if B < 1 or not 1 <= T <= config.max_seq_len:
-        raise InputError(f"batch size {B}, length {T}: B must be at least 1, and T from 1 to {config.max_seq_len}")
-    refuse_existing(out, force)
-    ids = _batch(tokens, config.vocab_size, B * T + 1)
-    x, y = ids[:-1].reshape(B, T), ids[1:].reshape(B, T)
-    with llmc.new_file(out) as temporary:  # first: whether it can be written should be known before the work
-        temporary.touch()
-        computed = compute(config, flat_parameters(source), x, y)
-        with temporary.open("wb") as file:
-            summed = Summed(file)
-            dump_debug_state(summed, config, x, y, computed)
-            summed.check(out)
-        return computed.loss, tuple(read_debug_state(temporary, config).warnings())
-
-
-def _batch(tokens: Path | None, V: int, count: int) -> np.ndarray:
-    """Return `count` tokens, int32."""
-    if tokens is None:
-        return np.random.default_rng(SEED).integers(0, V, count, np.int32)
-    with open_token_file(tokens) as file:
-        if file.num_tokens < count:
-            raise InputError(f"{tokens}: holds {file.num_tokens:,} tokens; the batch takes {count:,}")
-        ids = file.read(0, count)
-        if foreign := file.foreign_id(0, ids, V):
-            raise InputError(f"{tokens}: {foreign}; take a file of the model's tokenizer")
-    return ids.astype(np.int32)

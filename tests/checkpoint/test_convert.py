@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from llmc_jax.checkpoint import conversion, debug_state, reading, store
+from llmc_jax.checkpoint import conversion, reading, store
 from llmc_jax.checkpoint.contents import Identity, Metadata
 from llmc_jax.checkpoint.convert import main, tensor_stats
 from llmc_jax.checkpoint.llmc import bf16_to_fp32, fp32_to_bf16, read_header, write_model
@@ -403,22 +403,6 @@ def test_inspect_of_training_states(model: Path, tmp_path: Path, capsys: pytest.
     found = json.loads(capsys.readouterr().out)
     assert list(found["tensors"]) == ["params", "m", "v", "copy"] and found["kind"] == "llmc-state"
     assert found["tensors"]["copy"]["fcw"]["type"] == "bf16" and found["tensors"]["m"]["fcw"]["max"] == 0
-
-
-def test_debug_state(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is computed is test_debug_state.py's."""
-    computed = debug_state.Computed(np.zeros((2, 8, 50), np.float32), 3.5, np.zeros(num_parameters(CONFIG), np.float32))
-    monkeypatch.setattr(debug_state, "compute", lambda *_: computed)
-    argv = ["debug-state", str(model), str(tmp_path / "debug.bin"), "-b", "2", "-t", "8"]
-    assert main(argv) == 0
-    out = capsys.readouterr().out
-    assert "debug state of B=2 T=8, loss 3.5" in out
-    assert main(argv) == 2
-    assert "--force" in capsys.readouterr().err
-    assert main(["inspect", str(tmp_path / "debug.bin")]) == 2
-    assert "a debug state of llm.c" in capsys.readouterr().err
 
 
 @pytest.mark.slow

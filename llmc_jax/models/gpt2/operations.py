@@ -1,10 +1,9 @@
 """GPT-2's operations by name: what each takes and what it makes, in the order in which the model runs them.
 
-The model itself is written out (model.py), and what it fuses stands here apart. A comparison runs one operation at a
-time (compare/activations.py), a profile weighs those of one named scope together (work.py). Leaves out the update.
+The model itself is written out (model.py), and what it fuses stands here apart. A profile weighs those of one named
+scope together (work.py). Leaves out the update.
 """
 
-from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
 
@@ -20,7 +19,6 @@ class Operation(NamedTuple):
     inputs: tuple[str, ...]  # "below.": of the layer before this one
     weights: tuple[str, ...]
     outputs: tuple[str, ...]
-    layer: int | None = None  # None outside the layers
 
 
 EMBEDDING = Operation("embedding", "embedding_forward", ("x",), ("wte", "wpe"), ("encoded",))
@@ -68,46 +66,11 @@ BLOCK_BACKWARD = (
         ("dresidual1", "dln1w", "dln1b", "below.dfcprojb"),
     ),
 )  # fmt: skip
-EMBEDDING_BACKWARD = Operation("embedding", "embedding_backward", ("dencoded", "x", "dwte_head"), (), ("dwpe", "dwte"))
 
 
 def block(layer: int) -> tuple[Operation, ...]:
     """Return a block's operations. The first adds nothing to the stream, all of which the embedding makes."""
     return BLOCK if layer else BLOCK[1:]
-
-
-def forward_operations(num_layers: int) -> Iterator[Operation]:
-    """Yield all operations from the tokens x and the targets y to the loss, values under their full names."""
-    yield EMBEDDING
-    for layer in range(num_layers):
-        yield from (_placed(each, layer) for each in block(layer))
-    yield from (_placed(each, num_layers)._replace(layer=None) for each in END)
-
-
-def backward_operations(num_layers: int) -> Iterator[Operation]:
-    """Yield all operations from the logits to the 16 gradients, those of a layer's tensors layer by layer."""
-    yield from (_placed(each, num_layers)._replace(layer=None) for each in END_BACKWARD)
-    for layer in reversed(range(num_layers)):
-        yield from (_placed(each, layer) for each in BLOCK_BACKWARD)
-    yield EMBEDDING_BACKWARD
-
-
-def _placed(operation: Operation, layer: int) -> Operation:
-    """Return an operation of a layer with the full names of its values, but for a bias that nothing below it has."""
-    outputs = (name for name in operation.outputs if layer or not name.startswith("below."))
-    return operation._replace(
-        inputs=tuple(full_name(name, layer) for name in operation.inputs),
-        outputs=tuple(full_name(name, layer) for name in outputs),
-        layer=layer,
-    )
-
-
-def full_name(name: str, layer: int) -> str:
-    """Return the name of a layer's value, such as layer_03.qkv; what it reads is the output of what lies before it."""
-    below, _, own = name.rpartition(".")
-    if own in ("residual1", "dresidual1"):
-        below, own = "below", own.replace("1", "3") if layer else own.replace("residual1", "encoded")
-    return f"layer_{layer - bool(below):02d}.{own}" if _row(own).layered else own
 
 
 ROWS: dict[str, Activation | Tensor] = {row.name: row for row in (*ACTIVATIONS, *TENSORS)}
