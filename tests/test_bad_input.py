@@ -144,7 +144,7 @@ def test_checkpoints(bench: Bench, model_bytes: bytes) -> None:
     for content, words in (
         (model_bytes[:-4], "cut off"),
         (header(20240520, 1, 0), "a file of GPT-2 tokens"),
-        (header(20240326, 2, 16, 257, 1, 1, 16) + unclear, "--v2-order"),
+        (header(20240326, 2, 16, 257, 1, 1, 16) + unclear, "two tensor orders"),
     ):
         Path("bad.bin").write_bytes(content)
         message = refused(bench, "-e", "bad.bin")

@@ -22,7 +22,6 @@ from llmc_jax.base.parsers import JSON, Parser, commands_line
 from llmc_jax.checkpoint import conversion
 from llmc_jax.checkpoint.conversion import Outcome, Passage
 from llmc_jax.checkpoint.hugging_face import LARGEST_CONFIG
-from llmc_jax.checkpoint.llmc import V2_ORDERS
 from llmc_jax.checkpoint.reading import chunks
 from llmc_jax.checkpoint.source import Slice, Source, slices_of
 from llmc_jax.checkpoint.sources import open_source
@@ -121,9 +120,9 @@ def _tensors(source: Source, passage: Passage) -> Iterator[tuple[str, str, dict[
             yield group, name, about, tensor_stats(read(group, piece)[:rows] for piece in slices_of(specs[name]))
 
 
-def inspect(path: Path, v2_order: str, step: int | None, as_json: bool) -> None:
+def inspect(path: Path, step: int | None, as_json: bool) -> None:
     """Print what a checkpoint holds: its shape and, for each tensor, place and statistics; and a digest of it all."""
-    source = open_source(path, v2_order=v2_order, step=step)
+    source = open_source(path, step=step)
     passage = Passage(source, "fp32")
     found = _tensors(source, passage)
     if as_json:
@@ -227,7 +226,7 @@ def _tokenizer_out(source: Source, target: str, asked: str | None) -> tuple[Choi
 def convert(args: argparse.Namespace) -> None:
     """Turn one checkpoint into another; print what was read, written and checked."""
     target = _target(args)
-    source = open_source(args.source, v2_order=args.v2_order, step=args.step)
+    source = open_source(args.source, step=args.step)
     if target == "state" and source.kind == "state":
         raise InputError(f"{source.path}: is a training state of llmc-jax already; copy the folder and its DONE_ file")
     dtype = _output_dtype(source, target, args.dtype)
@@ -265,11 +264,7 @@ def _write(
 
 
 FORCE = own("--force", "", False, "replace OUT if it exists: a file, or a training state in a folder")
-OF_SOURCE = (
-    own("--step", "N", None, "of a folder with several training states: this one, not the newest", 0),
-    own("--v2-order", "|".join(V2_ORDERS), "auto", "where the layernorms of a version 2 file stand; auto tells by "
-        "their values (default)"),
-)  # fmt: skip
+STEP = own("--step", "N", None, "of a folder with several training states: this one, not the newest", 0)
 OF_CONVERT = (
     own("source", "IN", None, ""),
     own("out", "OUT", None, ""),
@@ -280,7 +275,7 @@ OF_CONVERT = (
     own("--processes", "N", None, "--to llmc-state: number of processes (default: as in IN, or 1)"),
     own("--zero", "0|1", None, "--to llmc-state: 1 = shared out as by llm.c's -z 1 (default: as in IN)", 0, type=int),
     FORCE,
-    *OF_SOURCE,
+    STEP,
 )  # fmt: skip
 
 
@@ -295,8 +290,8 @@ def make_parser() -> Parser:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     look = commands.add_parser("inspect", help="print shape, tensors and their statistics")
-    look.add([own("source", "CHECKPOINT", None, ""), JSON, *OF_SOURCE])
-    look.set_defaults(run=lambda args: inspect(args.source, args.v2_order, args.step, args.json))
+    look.add([own("source", "CHECKPOINT", None, ""), JSON, STEP])
+    look.set_defaults(run=lambda args: inspect(args.source, args.step, args.json))
     turn = commands.add_parser("convert", help="turn one checkpoint into another")
     turn.set_defaults(run=convert)
     turn.add(OF_CONVERT)

@@ -37,8 +37,6 @@ from llmc_jax.models.gpt2.tensors import BY_NAME, num_parameters, tensor_specs, 
 SHAPE_FIELDS = ("max_seq_len", "vocab_size", "num_layers", "num_heads", "channels")  # header ints 2..6
 INT32_MAX = 2**31 - 1
 
-V2_ORDERS = ("auto", "in-place", "end")
-
 
 class Storage(NamedTuple):
     """What a version number means: the dtype of layernorms and that of the rest, and whether wte holds Vp rows."""
@@ -176,18 +174,13 @@ def read_header(path: str | Path) -> ModelFile:
     return model
 
 
-def open_model(path: str | Path, *, v2_order: str = "auto") -> ModelFile:
-    """Check an llm.c model file of version 1 to 5 without reading its weights.
+def open_model(path: str | Path) -> ModelFile:
+    """Check an llm.c model file of version 1 to 5, reading of its weights only the layernorms of version 2.
 
-    v2_order matters for version 2 alone: "in-place" or "end" says where its layernorms stand, "auto" finds out from
-    their values.
     Raises FormatError as `read_header` does and if a version 2 file's order is unclear.
     """
-    assert v2_order in V2_ORDERS, v2_order
     model = read_header(path)
-    if model.version == 2:
-        return replace(model, order=_guess_v2_order(model) if v2_order == "auto" else v2_order)
-    return model
+    return replace(model, order=_guess_v2_order(model)) if model.version == 2 else model
 
 
 def _guess_v2_order(model: ModelFile) -> str:
@@ -204,8 +197,7 @@ def _guess_v2_order(model: ModelFile) -> str:
     for order, other in (("in-place", "end"), ("end", "in-place")):
         if share[order] >= 0.9 and share[other] <= 0.75:
             return order
-    advice = 'say it: v2_order="in-place" or "end" (--v2-order)'
-    raise FormatError(f"{model.path}: version 2 has two tensor orders, and its layernorms do not tell which; {advice}")
+    raise FormatError(f"{model.path}: version 2 has two tensor orders, and its layernorms do not tell which")
 
 
 def warnings_of(flat: np.ndarray, config: ModelConfig) -> tuple[str, ...]:

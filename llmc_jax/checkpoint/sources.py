@@ -29,14 +29,14 @@ LLMC_MODEL = re.compile(r"model_[0-9]{8,10}\.bin")
 NANOGPT = "ckpt.pt"  # in its out_dir
 
 
-def open_source(path: str | Path, *, v2_order: str = "auto", step: int | None = None) -> Source:
+def open_source(path: str | Path, *, step: int | None = None) -> Source:
     """Open a checkpoint of any format that is known here; what it is, is seen from what it holds.
 
     A file of llm.c, a .safetensors file beside its config.json, a nanoGPT ckpt.pt or the folder that it is in; a folder
     of Hugging Face's or orbax's, a training state of ours (its own folder, or a run's, whose newest good one is taken),
     a folder with training states of llm.c (the newest complete one); a model on Hugging Face by name (gpt2,
-    hf:OWNER/NAME), downloaded if need be; a descriptor (d12): random weights. v2_order: for version 2 of llm.c's model
-    files, see llmc.open_model. step: takes this step out of a folder that may hold several.
+    hf:OWNER/NAME), downloaded if need be; a descriptor (d12): random weights. step: takes this step out of a folder
+    that may hold several.
 
     Raises InputError (FormatError for bad bytes) if it is none of them, with what was found.
     """
@@ -51,7 +51,7 @@ def open_source(path: str | Path, *, v2_order: str = "auto", step: int | None = 
     elif not os.path.lexists(path) and (shape := described(str(path))):
         source = _random_source(path, shape)
     else:
-        source = _open_file(path, v2_order)
+        source = _open_file(path)
     if step is not None and source.step != step:
         raise InputError(
             f"{path}: step {step} was asked for, but this holds one checkpoint; leave --step out, or name the run's "
@@ -60,7 +60,7 @@ def open_source(path: str | Path, *, v2_order: str = "auto", step: int | None = 
     return source
 
 
-def _open_file(path: Path, v2_order: str) -> Source:
+def _open_file(path: Path) -> Source:
     with opened(path) as file:
         start = file.read(1024)
     # PyTorch's zip, whose first member's name ends so, or its old format: a pickle, then a magic number
@@ -77,7 +77,7 @@ def _open_file(path: Path, v2_order: str) -> Source:
     if magic != magics.MODEL and int.from_bytes(start[:4], "big") != magics.MODEL and magic not in magics.MEANINGS:
         found = f"it begins with {start[:8]!r}" if start else "it is empty"
         raise FormatError(f"{path}: not a checkpoint that is known here: {found}; known are {FILES}")
-    return _model_source(open_model(path, v2_order=v2_order))
+    return _model_source(open_model(path))
 
 
 def _random_source(path: Path, config: ModelConfig) -> Source:

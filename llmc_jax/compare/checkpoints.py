@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from llmc_jax.base import text
 from llmc_jax.base.options import own
-from llmc_jax.checkpoint.llmc import V2_ORDERS
 from llmc_jax.checkpoint.source import Source
 from llmc_jax.checkpoint.sources import open_source
 from llmc_jax.compare.tensors import Difference, Limit, Show, as_json, cells, index_text
@@ -32,7 +31,6 @@ OPTIONS = (
     own("a", "A", None, "a checkpoint: a file, or a folder", type=Path, is_path=True),
     own("b", "B", None, "the one that A is compared with", type=Path, is_path=True),
     own("--tolerance", "X", None, "agree where no |a - b| is above X [default: the same bits]", 0),
-    own("--v2-order", "|".join(V2_ORDERS), "auto", "of llm.c's version 2: where the layernorms stand"),
 )
 WORDS = {"params": "weights", "m": "m", "v": "v", "copy": "16-bit copy"}
 
@@ -58,7 +56,7 @@ class Row(NamedTuple):
 
 def run(args: argparse.Namespace, show: Show) -> tuple[bool, dict[str, Any]]:
     """Compare and print; return whether they agree, and the result for JSON. Raises InputError."""
-    a, b = (open_source(path, v2_order=args.v2_order) for path in (args.a, args.b))
+    a, b = (open_source(path) for path in (args.a, args.b))
     notes = differences_in_shape(a.config, b.config)
     show("\n".join([*_headline("A", a), *_headline("B", b), *notes, *_groups_apart(a, b), ""]))
     rows = list(compare(a, b, args.tolerance))

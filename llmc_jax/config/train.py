@@ -105,12 +105,6 @@ class TrainConfig:
         "start a new run from the weights of this checkpoint, as -e does, which may name their shape beside it",
         value="PATH", is_path=True,
     )
-    v2_order: str = option(
-        "auto", "--v2-order", MODEL, {"numbers"}, "free",
-        "where a version 2 checkpoint keeps its layernorm tensors: in place or all at the end; auto = told from their "
-        "values",
-        choices=("auto", "in-place", "end"),
-    )
 
     output_dir: str = option(
         "", "-o --output-dir", OUTPUT, {"process"}, "free",

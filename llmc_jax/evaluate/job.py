@@ -56,7 +56,7 @@ def prepare(flags: argparse.Namespace) -> Job:
     for word in flags.tasks:
         subjects.named_task(word)
     devices = number_of_devices(flags.devices)
-    readers = [subjects.open_reader(path, flags.tokenizer, flags.step, flags.v2_order) for path in flags.checkpoints]
+    readers = [subjects.open_reader(path, flags.tokenizer, flags.step) for path in flags.checkpoints]
     positions = subjects.common_positions(readers, flags.positions)
     if flags.stride is not None and flags.stride > positions:
         raise InputError(
@@ -108,7 +108,6 @@ def evaluate(flags: argparse.Namespace, asked: Job) -> Evaluated:
         for path, own in zip(flags.checkpoints, asked.subjects, strict=True):
             model = open_model(
                 path, dtype=flags.dtype, tokenizer=flags.tokenizer, attention=flags.model_attention, step=flags.step,
-                v2_order=flags.v2_order,
             )  # fmt: skip
             say_model(model)
             models.append(model_facts(model))

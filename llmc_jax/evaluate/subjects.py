@@ -105,9 +105,9 @@ class Result(NamedTuple):
     answers: Sequence[choices.Answer] = ()
 
 
-def open_reader(path: Path, tokenizer: str, step: int | None, v2_order: str) -> Reader:
+def open_reader(path: Path, tokenizer: str, step: int | None) -> Reader:
     """Open a checkpoint for what it says of tokens. Raises InputError as `open_model` does."""
-    source = open_source(path, step=step, v2_order=v2_order)
+    source = open_source(path, step=step)
     try:
         choice = choose_tokenizer(source, tokenizer)
     except InputError as error:  # of several checkpoints this is the one that it does not fit

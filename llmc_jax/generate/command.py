@@ -43,7 +43,7 @@ def main(words: Sequence[str]) -> int:
     sampling.check(sampling_of(asked))  # before a large model is read
     model = open_model(
         asked.checkpoint, dtype=asked.dtype, tokenizer=asked.tokenizer, attention=asked.model_attention,
-        step=asked.step, v2_order=asked.v2_order,
+        step=asked.step,
     )  # fmt: skip
     ids = prompt_ids(model, written)
     question = next((each for each in QUESTIONS if each in asked.given), None)

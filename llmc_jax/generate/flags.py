@@ -8,7 +8,6 @@ from llmc_jax.base.commands import typed
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.options import Option, own
 from llmc_jax.base.parsers import Parser
-from llmc_jax.checkpoint.llmc import V2_ORDERS
 
 PORT = 8000
 
@@ -67,8 +66,6 @@ MODEL = (
     own("--model-attention", "auto|softmax|relu", "auto",
         "what it was trained with (default auto: as its training state says, else softmax)"),
     own("--step", "N", None, "of a folder with several training states: this one, not the newest", 0),
-    own("--v2-order", "|".join(V2_ORDERS), "auto",
-        "of llm.c's model files of version 2, as for convert_checkpoint.py"),
 )  # fmt: skip
 GROUPS = {
     "": CHECKPOINT, "the text": TEXT, "how the next token is drawn, in this order": SAMPLING,

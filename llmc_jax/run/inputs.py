@@ -124,7 +124,7 @@ def resolve_model(config: TrainConfig, earlier: Checkpoint | None = None) -> Mod
     if not there:
         raise InputError(_not_there(config))
     with naming(flag):
-        source = sources.open_source(name, v2_order=config.v2_order)
+        source = sources.open_source(name)
         if source.kind == "state" and source.path == Path(name) and (problem := check(source.path)):
             raise InputError(f"{name}: {problem}; take another checkpoint")
     shape = _checked_shape(config, source.config) if config.init_from else source.config
