@@ -19,15 +19,13 @@ import numpy as np
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import reason, refuse_existing, sync
 from llmc_jax.checkpoint import exchange, hugging_face, llmc, llmc_state, store
-from llmc_jax.checkpoint.contents import Identity, Metadata
 from llmc_jax.checkpoint.llmc import bf16_to_fp32, fp32_to_bf16
 from llmc_jax.checkpoint.llmc_state import OurState
 from llmc_jax.checkpoint.manifest import dtype_of
 from llmc_jax.checkpoint.reading import chunks, not_finite
 from llmc_jax.checkpoint.source import Slice, Source, SpecialTokens, slices
 from llmc_jax.checkpoint.sources import flat_parameters, open_source
-from llmc_jax.data import tables
-from llmc_jax.data.tokenizers import Choice, Tokenizer, drawable, known_eot
+from llmc_jax.data.tokenizers import Tokenizer, drawable, known_eot
 from llmc_jax.models.gpt2.tensors import flat_size
 from llmc_jax.models.tensors import BLOCKS
 
@@ -236,45 +234,17 @@ def new_folder(out: Path) -> Iterator[Path]:
 # ----- training states ----------------------------------------------------------------------------------------------
 
 
-def state_of(source: Source, dtype: str) -> OurState:
-    """Return a source as a training state.
-
-    One without m and v, a model, begins at step 0 with both zero and nothing known of the data; its precision is
-    `dtype`: float32, or bf16 beside float32 master weights. A training state stays what it is.
-    """
+def state_of(source: Source) -> OurState:
+    """Return a training state, of llm.c's or ours, as one of ours."""
     if source.kind == "llmc-state":
         return llmc_state.to_state(source)
-    if source.kind == "state":
-        checkpoint: store.Checkpoint = source.opened
-        return OurState(source, checkpoint.metadata, int(checkpoint.read("updates")))
-
-    shapes = {(piece.tensor, piece.layer): piece.shape for piece in slices(source.config)}
-
-    def read(group: str, tensor: str, layer: int) -> np.ndarray:
-        if group in ("m", "v"):
-            return np.zeros(shapes[tensor, layer], np.float32)
-        values = source.read("params", tensor, layer)
-        return rounded(values) if group == "copy" else values
-
-    groups = ("params", "m", "v", "copy") if dtype == "bf16" else ("params", "m", "v")
-    metadata = Metadata(0, Identity(source.config, dtype, True), origin=_origin(source))
-    return OurState(source._replace(groups=groups, dtype=dtype, read=read), metadata, 0)
+    checkpoint: store.Checkpoint = source.opened
+    return OurState(source, checkpoint.metadata, int(checkpoint.read("updates")))
 
 
-def _origin(source: Source) -> dict[str, Any]:
-    """Return what a model was, and the ids that begin and end its texts, to hand them back."""
-    kind = "llm.c" if source.kind == "llmc-model" else source.kind
-    special = {} if source.special is None else {"special": source.special._asdict()}
-    return {"kind": kind, "file": source.path.name, **special}
-
-
-def to_state(source: Source, run: Path, dtype: str, tokenizer: Choice, force: bool) -> Outcome:
-    """Write a training state of ours, and the tokenizer that it names, into a run folder.
-
-    Make the folder where there is none.
-    """
-    found = state_of(source, dtype)
-    metadata = replace(found.metadata, tokenizer=tokenizer.named)
+def to_state(source: Source, run: Path, force: bool) -> Outcome:
+    """Write a training state of ours into a run folder, which is made where there is none."""
+    found = state_of(source)
     step = found.metadata.step
     refuse_existing(store.state_folder(run, step), force)
     is_new = not os.path.lexists(run)
@@ -283,24 +253,21 @@ def to_state(source: Source, run: Path, dtype: str, tokenizer: Choice, force: bo
     try:
         run.mkdir(exist_ok=True)
         small = {"step": np.array(step, np.int32), "updates": np.array(found.updates, np.int32)}
-        buffers = {group: (flat_size(source.config), stored_as(found.source, group)) for group in found.source.groups}
-        writing = store.begin(run, step, small, metadata.to_json(), buffers)
+        buffers = {group: (flat_size(source.config), stored_as(source, group)) for group in source.groups}
+        writing = store.begin(run, step, small, found.metadata.to_json(), buffers)
         try:
-            digests = {group: write_buffer(writing.folder, group, found.source) for group in buffers}
-            tables.keep(run, tokenizer.tokenizer)
+            digests = {group: write_buffer(writing.folder, group, source) for group in buffers}
             entry = store.seal(writing, digests=[digests])
         finally:
             store.abandon(writing)
     except OSError as error:
         raise InputError(f"{run}: cannot be written: {reason(error)}") from error
     finally:
-        if is_new and run.is_dir() and not store.steps(run):
-            for path in tables.of_run(run):
-                path.unlink()
-            with suppress(OSError):  # another process put something there
+        if is_new:
+            with suppress(OSError):  # it holds something
                 run.rmdir()
     final = passed(open_source(entry.folder))
-    wrote = f"{entry.folder}: training state of llmc-jax, step {step} ({dtype}), {entry.bytes:,} bytes"
+    wrote = f"{entry.folder}: training state of llmc-jax, step {step} ({source.dtype}), {entry.bytes:,} bytes"
     return Outcome(wrote, found.warnings + final.warnings(), final.digest)
 
 
@@ -319,11 +286,9 @@ def write_buffer(folder: Path, group: str, source: Source) -> dict[int, str]:
     return digests
 
 
-def to_llmc_state(
-    source: Source, folder: Path, dtype: str, processes: int | None, zero: bool | None, force: bool
-) -> Outcome:
+def to_llmc_state(source: Source, folder: Path, processes: int | None, zero: bool | None, force: bool) -> Outcome:
     """Write llm.c's model_*, state_*_* and DONE_* files into a folder, from which it resumes with -y 1."""
-    found = state_of(source, dtype)
+    found = state_of(source)
     paths, warnings = llmc_state.write_llmc_state(folder, found, processes=processes, zero=zero, force=force)
     final = passed(open_source(folder, step=found.metadata.step))
     total = sum(path.stat().st_size for path in paths)

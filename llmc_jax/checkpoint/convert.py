@@ -26,7 +26,6 @@ from llmc_jax.checkpoint.reading import chunks
 from llmc_jax.checkpoint.source import Slice, Source, slices_of
 from llmc_jax.checkpoint.sources import open_source
 from llmc_jax.checkpoint.tokenizer import choose_tokenizer, folder_of
-from llmc_jax.data import tables
 from llmc_jax.data.hf_tokenizer import FILES, files_of
 from llmc_jax.data.tokenizers import Choice, load_tokenizer
 from llmc_jax.models.gpt2.tensors import num_parameters, tensor_specs
@@ -36,8 +35,8 @@ Look into a checkpoint of any format, and convert between them: llm.c's model fi
 of llmc-jax, GPT-2 of Hugging Face (a folder, gpt2, hf:OWNER/NAME), nanoGPT's ckpt.pt, orbax's folders, random weights
 (d12). An output has its name only when it is complete and was checked.
 
-What has no m and v becomes a training state at step 0, both zero. A training state becomes a model: fp32 from its
-master weights, bf16 from the 16-bit weights that it computed with."""
+Training states of llm.c's and of llmc-jax's become each other, and models: fp32 from their master weights, bf16 from
+the 16-bit weights that they computed with. From a model a run begins with train.py -e."""
 
 TARGETS = {
     "llmc": "a model file of llm.c, version 3 (fp32) or 5 (bf16)",
@@ -182,33 +181,27 @@ def _target(args: argparse.Namespace) -> str:
 
 def _output_dtype(source: Source, target: str, wanted: str | None) -> str:
     """Return fp32 or bf16: as --dtype says, else as the source's weights are; fp16 widens to fp32."""
-    if target in ("state", "llmc-state") and "m" in source.groups:
-        if wanted not in (None, source.dtype):
-            raise InputError(f"{source.path}: a training state stays {source.dtype}; leave out --dtype {wanted}")
-        return source.dtype
-    return wanted or ("bf16" if source.dtype == "bf16" else "fp32")
+    if target not in ("state", "llmc-state"):
+        return wanted or ("bf16" if source.dtype == "bf16" else "fp32")
+    if source.kind not in ("state", "llmc-state"):
+        what = KINDS[source.kind]
+        raise InputError(f"{source.path}: {what}, not a training state; a run begins from it with train.py -e")
+    if target == source.kind == "state":
+        raise InputError(f"{source.path}: is a training state of llmc-jax already; copy the folder and its DONE_ file")
+    if wanted not in (None, source.dtype):
+        raise InputError(f"{source.path}: a training state stays {source.dtype}; leave out --dtype {wanted}")
+    return source.dtype
 
 
-HOLDS_ONE = ("hf", "state")  # formats that hold a tokenizer
+def _tokenizer_files(source: Source, asked: str | None) -> tuple[Choice, dict[str, bytes]]:
+    """Return the tokenizer of a folder of Hugging Face's that is to be written, and its files; say where it comes from.
 
-
-def _tokenizer_out(source: Source, target: str, asked: str | None) -> tuple[Choice, dict[str, bytes]]:
-    """Return the tokenizer that is to be written, and its files for --to hf; say where it comes from.
-
-    It is read and checked before anything is written: the checkpoint's own, or what --tokenizer names. Into a folder of
-    Hugging Face's goes also the one that the vocabulary suggests, never in the place of an own one.
+    It is read and checked before anything is written: the checkpoint's own, or what --tokenizer names; or the one that
+    the vocabulary suggests, never in the place of an own one.
     """
-    if target not in HOLDS_ONE:
-        if asked is not None:
-            raise InputError(f"--tokenizer {asked}: only what --to hf and --to state write holds a tokenizer")
-        return Choice(None, ""), {}
     choice = load_tokenizer(asked, source.config.vocab_size) if asked else choose_tokenizer(source, "auto")
-    if asked and choice.tokenizer is not None:
-        choice = choice._replace(named=tables.named(choice.tokenizer))
     files: dict[str, bytes] = {}
-    if target == "state":
-        choice = Choice(None, "IN brings none along") if choice.named is None else choice
-    elif source.kind == "hugging-face" and not asked:
+    if source.kind == "hugging-face" and not asked:
         files = {name: path.read_bytes() for name in FILES if (path := folder_of(source) / name).is_file()}
         why = f", which are not read here: {choice.note}" if choice.tokenizer is None else ""
         note = f"the files of {folder_of(source)}{why}" if files else "IN has none"
@@ -218,8 +211,7 @@ def _tokenizer_out(source: Source, target: str, asked: str | None) -> tuple[Choi
             files = files_of(choice.tokenizer, source.config.max_seq_len)
         except InputError as error:
             raise InputError(f"{choice.note}: {error}; --tokenizer none leaves it out") from None
-    written = bool(files) if target == "hf" else choice.tokenizer is not None
-    print(f"{'read    tokenizer: ' if written else 'note    no tokenizer is written: '}{choice.note}")
+    print(f"{'read    tokenizer: ' if files else 'note    no tokenizer is written: '}{choice.note}")
     return choice, files
 
 
@@ -227,37 +219,35 @@ def convert(args: argparse.Namespace) -> None:
     """Turn one checkpoint into another; print what was read, written and checked."""
     target = _target(args)
     source = open_source(args.source, step=args.step)
-    if target == "state" and source.kind == "state":
-        raise InputError(f"{source.path}: is a training state of llmc-jax already; copy the folder and its DONE_ file")
     dtype = _output_dtype(source, target, args.dtype)
     print(f"read    {_headline(source)}")
     _print_warnings(source.warnings, sys.stderr)
-    choice, files = _tokenizer_out(source, target, args.tokenizer)
-    outcome = _write(source, target, dtype, choice, files, args)
+    outcome = _write(source, target, dtype, args)
     print(f"wrote   {outcome.wrote}")
     print("checked read back, and equal to what was written")
     print(f"digest  {outcome.digest} of the weights (`inspect` prints it too)")
     _print_warnings(outcome.warnings, sys.stderr)
 
 
-def _write(
-    source: Source, target: str, dtype: str, choice: Choice, files: dict[str, bytes], args: argparse.Namespace
-) -> Outcome:
-    if target == "llmc":
-        return conversion.to_model(source, args.out, dtype, args.force)
+def _write(source: Source, target: str, dtype: str, args: argparse.Namespace) -> Outcome:
     if target == "hf":
+        choice, files = _tokenizer_files(source, args.tokenizer)
         special = conversion.special_tokens(source, choice.tokenizer, named=args.tokenizer is not None)
         kept = source.kind == "hugging-face" and args.tokenizer is None
         config = read_json_object(folder_of(source) / "config.json", LARGEST_CONFIG) if kept else {}
         settings = {name: config[name] for name in ("tokenizer_class",) if name in config}
         out = conversion.TokenizerFiles(files, special, settings)
         return conversion.to_hugging_face(source, args.out, dtype, out)
+    if args.tokenizer is not None:
+        raise InputError(f"--tokenizer {args.tokenizer}: only what --to hf writes holds a tokenizer")
+    if target == "llmc":
+        return conversion.to_model(source, args.out, dtype, args.force)
     if target == "orbax":
         return conversion.to_orbax(source, args.out, dtype)
     if target == "state":
-        return conversion.to_state(source, args.out, dtype, choice, args.force)
+        return conversion.to_state(source, args.out, args.force)
     zero = None if args.zero is None else bool(args.zero)
-    return conversion.to_llmc_state(source, args.out, dtype, args.processes, zero, args.force)
+    return conversion.to_llmc_state(source, args.out, args.processes, zero, args.force)
 
 
 # ----- the command line ---------------------------------------------------------------------------------------------
@@ -271,7 +261,7 @@ OF_CONVERT = (
     own("--to", "|".join(TARGETS), None, "what OUT becomes (llmc if it ends in .bin). "
         + "; ".join(f"{name}: {text}" for name, text in TARGETS.items())),
     own("--dtype", "fp32|bf16", None, "of the weights; as they are in IN (default)"),
-    own("--tokenizer", "FILE", None, "for --to hf and --to state: take this tokenizer, not that of IN"),
+    own("--tokenizer", "FILE", None, "for --to hf: take this tokenizer, not that of IN"),
     own("--processes", "N", None, "--to llmc-state: number of processes (default: as in IN, or 1)"),
     own("--zero", "0|1", None, "--to llmc-state: 1 = shared out as by llm.c's -z 1 (default: as in IN)", 0, type=int),
     FORCE,

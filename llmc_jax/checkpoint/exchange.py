@@ -18,7 +18,7 @@ from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.base.files import read_json_object
 from llmc_jax.checkpoint.arrays import TENSORS, describe_arrays, write_array
 from llmc_jax.checkpoint.contents import shape_of
-from llmc_jax.checkpoint.llmc import widened
+from llmc_jax.checkpoint.llmc import fp32_to_bf16, widened
 from llmc_jax.checkpoint.manifest import Tensor, dtype_of
 from llmc_jax.checkpoint.source import Slice, Source, slices_of, stored_special
 from llmc_jax.config.model import ModelConfig
@@ -43,7 +43,10 @@ def write_folder(folder: Path, source: Source, dtype: str, take: Callable[[Slice
         tensor = np.empty(spec.shape, dtype_of(dtype))
         layers = tensor if BY_NAME[spec.name].layered else tensor[None]
         for values, piece in zip(layers, slices_of(spec), strict=True):
-            values[...] = take(piece)
+            if dtype == "bfloat16":  # on the bits: no payload of a NaN is lost
+                values.view(np.uint16)[...] = fp32_to_bf16(take(piece))
+            else:
+                values[...] = take(piece)
         write_array(folder, spec.name, described[spec.name], tensor)
     for path in (folder / TENSORS).iterdir():
         path.rename(folder / path.name)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from llmc_jax.base.errors import FormatError, InputError
-from llmc_jax.checkpoint import conversion, convert, exchange, store
+from llmc_jax.checkpoint import conversion, exchange, store
 from llmc_jax.checkpoint.contents import Identity, Metadata
 from llmc_jax.checkpoint.source import slices
 from llmc_jax.checkpoint.sources import open_source
@@ -42,17 +42,6 @@ def test_orbax_alone_reads_the_named_tensors(written: Path) -> None:
         found = tree[piece.tensor]
         found = found if found.shape == piece.shape else found[piece.layer]
         assert found.tobytes() == source.read("params", piece.tensor, piece.layer).tobytes()
-
-
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_there_and_back_the_bits_are_the_same(tmp_path: Path, dtype: str) -> None:
-    model, back = tmp_path / "a.bin", tmp_path / "b.bin"
-    version = ["--dtype", dtype]
-    assert convert.main(["convert", SHAPE, str(model), *version]) == 0
-    assert convert.main(["convert", str(model), str(tmp_path / "out"), "--to", "orbax"]) == 0
-    assert open_source(tmp_path / "out").dtype == dtype
-    assert convert.main(["convert", str(tmp_path / "out"), str(back), *version]) == 0
-    assert model.read_bytes() == back.read_bytes()
 
 
 def foreign(folder: Path, change: dict[str, Any], about: Any, kind: Any = np.asarray) -> Path:

@@ -63,14 +63,6 @@ def test_reads_what_the_package_writes(tmp_path: Path) -> None:
     assert [tensors[name].dtype for name in arrays] == ["fp32", "fp16", "I64", "BOOL"]
 
 
-def test_bf16_is_widened_on_the_bits(tmp_path: Path) -> None:
-    bits = np.arange(2**16, dtype="<u2")
-    with (tmp_path / "a").open("wb") as file:
-        write_archive(file, "BF16", {"x": (2**16,)}, [bits])
-    tensor = read_archive(tmp_path / "a")["x"]
-    np.testing.assert_array_equal(tensor.whole().view(np.uint32), bits.astype(np.uint32) << 16)
-
-
 @pytest.mark.parametrize(
     "data",
     [

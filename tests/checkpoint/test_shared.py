@@ -1,11 +1,8 @@
 """Checkpoints that several processes write together: the bytes of one process's, in a file for each block."""
 
-import hashlib
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,11 +15,11 @@ from hypothesis import strategies as st
 
 from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.checkpoint import arrays as array_files
-from llmc_jax.checkpoint import command, convert, manifest, store
+from llmc_jax.checkpoint import manifest, store
 from llmc_jax.checkpoint.contents import Identity, Metadata
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.models.gpt2.tensors import flat_size, num_parameters, tensor_specs
-from tests.checkpoint.test_store import ROOT, Killed, chaos, runs, save, sign
+from tests.checkpoint.test_store import Killed, chaos, runs, save, sign
 
 MODEL = ModelConfig(max_seq_len=16, vocab_size=31, padded_vocab_size=128, num_layers=2, num_heads=1, channels=32)
 SIZE = flat_size(MODEL)
@@ -201,49 +198,6 @@ def test_orbax_alone_reads_it(template: Path, alone: Path) -> None:
     assert said["chunk_grid"]["configuration"]["chunk_shape"] == [BLOCK] and said["shape"] == [SIZE]
 
 
-TWO = """
-import json, sys
-from pathlib import Path
-import numpy as np
-from llmc_jax.checkpoint import store
-
-run, process = Path(sys.argv[1]), int(sys.argv[2])
-values = np.arange(65_536, dtype=np.float32)
-if process == 0:
-    small = {"step": np.array(3, np.int32)}
-    writing = store.begin(run, 3, small, {"format": 2, "step": 3}, {"params": (values.size, "float32")}, 64)
-    folder = writing.folder
-    print(folder, flush=True)
-else:
-    folder = Path(input())
-own = {k: values[k * 1024 : (k + 1) * 1024] for k in store.own_blocks(process, 2)}
-digests = {"params": store.write_blocks(folder, "params", own, 64)}
-store.read_back(folder, "params", (values.size, "float32"), digests["params"], 64)
-if process == 1:
-    print(json.dumps(digests))
-else:
-    store.seal(writing, digests=[digests, json.loads(input())])
-assert not {"jax", "orbax", "tensorstore"} & sys.modules.keys()
-"""
-
-
-def test_two_processes(tmp_path: Path) -> None:
-    """At the same time, and without JAX: what it would say of other processes does not matter."""
-    command = [sys.executable, "-c", TWO, str(tmp_path)]
-    zero, one = (
-        subprocess.Popen([*command, str(p)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
-        for p in range(2)
-    )
-    assert zero.stdin and zero.stdout
-    folder = zero.stdout.readline()
-    said, _ = one.communicate(folder)
-    zero.communicate(said)
-    assert (zero.returncode, one.returncode) == (0, 0)
-    (entry,) = store.entries(tmp_path)
-    assert (entry.step, entry.problem, entry.done) == (3, None, True)
-    np.testing.assert_array_equal(store.open_checkpoint(entry.folder).read("params"), np.arange(65_536))
-
-
 @pytest.mark.parametrize("order", [1, -1])
 def test_blocks_of_one_file_make_the_same_checkpoint(alone: Path, tmp_path: Path, order: int) -> None:
     """As one process writes them: byte for byte what is written whole, whichever block comes first."""
@@ -260,21 +214,6 @@ def test_blocks_of_one_file_make_the_same_checkpoint(alone: Path, tmp_path: Path
 
 
 # ----- while it is written ------------------------------------------------------------------------------------------
-
-
-def test_blocks_may_change_once_they_are_written(tmp_path: Path) -> None:
-    """Also where they are not in one piece."""
-    arrays = arrays_of(0)
-    writing = begin(tmp_path)
-    said = []
-    for k in range(64):
-        wide = np.stack([arrays[name][k * BLOCK : (k + 1) * BLOCK].astype(np.float32) for name in FLAT], 1)
-        own = {"params": wide[:, 0], "m": wide[:, 1], "copy": wide[:, 2].astype(ml_dtypes.bfloat16)}
-        said.append({name: store.write_blocks(writing.folder, name, {k: block}, 64) for name, block in own.items()})
-        wide[:] = 0
-    folder = store.seal(writing, digests=said).folder
-    for name, array in ARRAYS.items():
-        assert store.open_checkpoint(folder).read(name).tobytes() == array.tobytes()
 
 
 def test_a_block_that_is_written_twice_or_never_is_named(tmp_path: Path) -> None:
@@ -375,17 +314,6 @@ def test_everything_is_synced_before_it_counts(tmp_path: Path, monkeypatch: pyte
     store.seal(writing, digests=said)
 
 
-@pytest.mark.parametrize("processes", [0, 1, 2])
-def test_what_dead_processes_leave_is_removed(tmp_path: Path, processes: int) -> None:
-    save(tmp_path, 6)
-    writing = begin(tmp_path)
-    for p in range(processes):
-        write(writing.folder, p, 2)
-    assert store.steps(tmp_path) == [6]
-    store.clean(tmp_path)
-    assert os.listdir(tmp_path / "state_00000006") and not list(tmp_path.glob(".*"))
-
-
 # ----- reading and damage -------------------------------------------------------------------------------------------
 
 
@@ -441,19 +369,6 @@ def test_a_flipped_bit_is_found_and_named_wherever_it_is_read(either: Path, name
         checkpoint.read("step")
 
 
-def test_a_part_is_read_from_its_own_files(shared: Path) -> None:
-    for k in range(64):
-        if k not in (5, 6):
-            (shared / f"tensors/params/c/{k}").unlink()
-    checkpoint = store.open_checkpoint(shared)
-    assert (
-        checkpoint.elements("params", 5 * BLOCK, 7 * BLOCK).tobytes()
-        == ARRAYS["params"][5 * BLOCK :][: 2 * BLOCK].tobytes()
-    )
-    with pytest.raises(FormatError, match="state_00000007: tensors/params/c/7: is missing"):
-        checkpoint.elements("params", 5 * BLOCK, 7 * BLOCK + 1)
-
-
 @pytest.mark.parametrize(("layout", "processes"), [("shared", 3), ("alone", 3), ("shared", 70)])
 def test_processes_share_the_checking(
     shared: Path, alone: Path, tmp_path: Path, processes: int, layout: str, monkeypatch: pytest.MonkeyPatch
@@ -495,30 +410,6 @@ def test_processes_share_the_checking(
     assert set(finders()) == set(range(processes))
 
 
-def test_blocks_that_changed_places_are_found(shared: Path) -> None:
-    first, second = (shared / f"tensors/m/c/{k}" for k in (3, 4))
-    data = first.read_bytes()
-    first.write_bytes(second.read_bytes())
-    second.write_bytes(data)
-    problem = store.check(shared)
-    assert problem is not None and "tensors/m/c/3: damaged: elements" in problem
-
-
-def test_files_of_blocks_that_are_not_what_they_were(shared: Path) -> None:
-    path = shared / "tensors/params/c/11"
-    data = path.read_bytes()
-    for content, words in (
-        (data[:-1], "holds 4,115 bytes; 4,116 were written"),
-        (data + b"\0", "holds 4,117 bytes; 4,116 were written"),
-        (None, "is missing"),
-    ):
-        path.unlink() if content is None else path.write_bytes(content)
-        for deep in (False, True):
-            assert store.entry(shared.parent, 7, deep=deep).problem == f"tensors/params/c/11: {words}"
-        with pytest.raises(FormatError, match=r"tensors/params/c/11: (is missing|does not hold a part)"):
-            store.open_checkpoint(shared).read("params")
-
-
 @pytest.mark.parametrize(
     ("name", "change"),
     [
@@ -533,18 +424,3 @@ def test_other_numbers_of_parts_are_refused(shared: Path, name: str, change: dic
     body["tensors"][name] |= change
     (shared / "MANIFEST.json").write_bytes(sign(body))
     assert store.check(shared) == "MANIFEST.json: its fields are not those of format 2"
-
-
-def test_the_commands_read_it(shared: Path, alone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main(["verify", str(shared.parent)]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "1 checkpoint, 0 bad"
-    written = []
-    for folder in (shared, alone):
-        out = tmp_path / folder.parent.name / "7.bin"
-        out.parent.mkdir(exist_ok=True)
-        assert convert.main(["convert", str(folder), str(out), "--dtype", "fp32"]) == 0
-        written.append(hashlib.sha256(out.read_bytes()).hexdigest())
-    assert written[0] == written[1]
-    flip(shared / "tensors/params/c/2", 100)
-    assert command.main(["verify", str(shared.parent)]) == 2
-    assert f"elements {2 * BLOCK:,} to {3 * BLOCK - 1:,} are not what was saved" in capsys.readouterr().out

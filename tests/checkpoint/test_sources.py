@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llmc_jax.base.errors import FormatError, InputError
-from llmc_jax.checkpoint import conversion, llmc, store
+from llmc_jax.checkpoint import llmc, store
 from llmc_jax.checkpoint.contents import Identity, Metadata
 from llmc_jax.checkpoint.source import slices
 from llmc_jax.checkpoint.sources import flat_parameters, open_source
@@ -166,23 +166,6 @@ def test_a_state_under_another_name_and_metadata_of_another_model(tmp_path: Path
     whole = joined({name: values.astype(np.int32) for name, values in arrays.items()}, CONFIG)
     with pytest.raises(FormatError, match="params is of int32"):
         open_source(store.seal(store.begin(tmp_path, 2, whole, metadata(2).to_json())).folder)
-
-
-def test_a_folder_of_llmc(tmp_path: Path) -> None:
-    arrays = random_arrays(5)
-    ours = open_source(save(tmp_path / "ours", 5, arrays))
-    conversion.to_llmc_state(ours, tmp_path / "llmc", "fp32", None, None, force=False)
-    assert_holds(tmp_path / "llmc", arrays)
-    source = open_source(tmp_path / "llmc")
-    assert (source.kind, source.dtype, source.step) == ("llmc-state", "fp32", 5)
-    assert open_source(tmp_path / "llmc", step=5).step == 5
-    with pytest.raises(FormatError, match="of step 4"):
-        open_source(tmp_path / "llmc", step=4)
-    with pytest.raises(FormatError, match=r"a training state of llm\.c, magic"):
-        open_source(tmp_path / "llmc" / "state_00000005_00000.bin")
-    (tmp_path / "llmc" / "DONE_00000005").unlink()
-    with pytest.raises(FormatError, match="no complete training state"):
-        open_source(tmp_path / "llmc")
 
 
 def header(*ints: int, big: bool = False) -> bytes:

@@ -2,8 +2,6 @@
 
 import argparse
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -27,13 +25,6 @@ def test_every_comparison_has_help_and_json(name: str, capsys: pytest.CaptureFix
     text = capsys.readouterr().out
     assert "--json [FILE]" in text and "Exit status: 0" in text
     assert max(map(len, text.splitlines())) <= 120
-
-
-def test_it_is_a_program() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "llmc_jax.compare", "--help"], capture_output=True, text=True, cwd=ROOT
-    )
-    assert done.returncode == 0 and all(name in done.stdout for name in COMMANDS)
 
 
 @pytest.mark.parametrize(

@@ -236,22 +236,6 @@ def test_what_the_command_refuses(name: str, two: list[str], capsys: pytest.Capt
     assert Path(two[0]).read_bytes() == before
 
 
-def test_pictures_of_anything(tmp_path: Path) -> None:
-    """Nothing finite, nothing in common, one point, odd names."""
-    from llmc_jax.compare.logs import draw_logs
-
-    cases = [
-        [log_of([math.nan]), log_of([math.inf])],
-        [log_of([1.0]), log_of([], curve([2.0], [7]))],
-        [log_of([0.0, -1.0]), log_of([5.0, 1e30])],
-        [log_of(np.ones(3000)), log_of(np.full(3000, 1 + 1e-7)), log_of([math.nan] * 9)],
-    ]
-    for number, case in enumerate(cases):
-        named = [log._replace(path="$x^{$_" * 20) for log in case]
-        draw_logs(named, logs.differences(named), tmp_path / f"{number}.png")
-        assert (tmp_path / f"{number}.png").stat().st_size > 1000
-
-
 def test_no_two_of_26_logs_look_alike() -> None:
     from llmc_jax.logs.picture import look_of
 
