@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 
 from llmc_jax.base.errors import FormatError, InputError
-from llmc_jax.checkpoint import conversion, exchange, store
-from llmc_jax.checkpoint.contents import Identity, Metadata
+from llmc_jax.checkpoint import conversion, exchange
 from llmc_jax.checkpoint.source import slices
 from llmc_jax.checkpoint.sources import open_source
 from llmc_jax.config.model import parse_descriptor
-from llmc_jax.models.gpt2.tensors import flat_size, tensor_specs
+from llmc_jax.models.gpt2.tensors import tensor_specs
 
 ROOT = Path(__file__).resolve().parents[2]
 SHAPE = "L2-NH2-C8-V31-T16"
@@ -67,14 +66,6 @@ def test_opening_and_reading_start_no_device(written: Path) -> None:
         "source.read('params', 'wte', 0); assert 'jax' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
-
-
-def test_the_arrays_of_a_training_state_are_none(tmp_path: Path) -> None:
-    flat = np.zeros(flat_size(parse_descriptor(SHAPE)), np.float32)
-    stored = Metadata(1, Identity(parse_descriptor(SHAPE), "fp32", True)).to_json()
-    folder = store.seal(store.begin(tmp_path, 1, {"params": flat}, stored)).folder
-    with pytest.raises(InputError, match="does not say the model's shape"):
-        open_source(folder / "tensors")
 
 
 @pytest.mark.parametrize(

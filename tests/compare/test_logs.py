@@ -88,21 +88,6 @@ def test_averages_and_partings_by_the_definition(values: list[float], window: in
     assert each.first_beyond == (beyond[0] if beyond else None)
 
 
-def test_where_noisy_logs_part() -> None:
-    """Noise alone does not part them; a shift does, where it begins, give or take half a window."""
-    noise = np.random.default_rng(0).normal(0, 0.05, (2, 5000))
-    falling = 3 + np.exp(-np.arange(5000) / 500)
-    each = one_difference(falling + noise[0], falling + noise[1], tolerance=0.05, window=100)
-    assert each.parts is None and each.largest is not None and each.largest > 0.1
-    assert logs.verdict(each).startswith(
-        "B vs A, training: together: the difference, averaged over 101 steps, is within"
-    )
-    shifted = falling + noise[1] - 0.2 * (np.arange(5000) >= 3000)
-    each = one_difference(falling + noise[0], shifted, tolerance=0.05, window=100)
-    assert each.parts is not None and abs(each.parts - 3000) <= 50
-    assert f"they part at step {each.parts}: from there to step 4999" in logs.verdict(each)
-
-
 @pytest.mark.parametrize(
     ("a", "b", "decimals", "facts"),
     [
