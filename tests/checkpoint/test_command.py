@@ -72,27 +72,14 @@ def test_a_missing_done_is_told_and_no_damage(run: Path, capsys: pytest.CaptureF
         assert main(["verify", *flags, str(run)]) == 0
         _, first, second, _ = capsys.readouterr().out.splitlines()
         assert first.endswith(f"  {health}") and f"  {health}; DONE_00000200 is missing" in second
-    assert main(["verify", "--json", str(run)]) == 0
-    found = json.loads(capsys.readouterr().out)["checkpoints"]
-    assert [(each["done"], each["healthy"]) for each in found] == [(True, True), (False, True)]
-
-
-def test_json(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flip(run / "state_00000200" / "run.json")
     assert main(["verify", "--json", str(run)]) == 2
     found = json.loads(capsys.readouterr().out)
     assert found["folder"] == str(run) and found["contents_read"] is True
     first, second = found["checkpoints"]
-    assert first == {
-        "step": 100,
-        "folder": str(run / "state_00000100"),
-        "bytes": store.entry(run, 100).bytes,
-        "val_loss": 3.51234,
-        "problem": None,
-        "done": True,
-        "healthy": True,
-    }
-    assert second["healthy"] is False and second["problem"].startswith("run.json: damaged")
+    size = store.entry(run, 100).bytes
+    assert (first["step"], first["bytes"], first["val_loss"], first["problem"]) == (100, size, 3.51234, None)
+    assert (first["done"], first["healthy"], second["done"], second["healthy"]) == (True, True, False, False)
 
 
 def test_one_state_folder(run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

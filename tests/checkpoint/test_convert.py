@@ -15,7 +15,7 @@ import pytest
 from llmc_jax.checkpoint import conversion, reading, store
 from llmc_jax.checkpoint.contents import Identity, Metadata
 from llmc_jax.checkpoint.convert import main, tensor_stats
-from llmc_jax.checkpoint.llmc import fp32_to_bf16, read_header, write_model
+from llmc_jax.checkpoint.llmc import read_header, write_model
 from llmc_jax.checkpoint.source import Source, slices
 from llmc_jax.checkpoint.sources import flat_parameters, open_source
 from llmc_jax.config.model import ModelConfig
@@ -68,19 +68,6 @@ def test_stats_against_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     assert np.isnan(tensor_stats([np.full(3, np.nan, np.float32)]).mean)
 
 
-def test_convert_there_and_back(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """3 -> 3 is the same file; 3 -> 5 rounds; 5 -> 3 -> 5 is the same file."""
-    assert main(["convert", str(model), str(tmp_path / "3.bin"), "--dtype", "fp32"]) == 0
-    assert (tmp_path / "3.bin").read_bytes() == model.read_bytes()
-    assert main(["convert", str(model), str(tmp_path / "5.bin"), "--dtype", "bf16"]) == 0
-    expected = fp32_to_bf16(flat_parameters(open_source(model))[: num_parameters(CONFIG)]).tobytes()
-    assert (tmp_path / "5.bin").read_bytes()[1024:] == expected
-    assert main(["convert", str(tmp_path / "5.bin"), str(tmp_path / "53.bin"), "--dtype", "fp32"]) == 0
-    assert main(["convert", str(tmp_path / "53.bin"), str(tmp_path / "535.bin"), "--dtype", "bf16"]) == 0
-    assert (tmp_path / "535.bin").read_bytes() == (tmp_path / "5.bin").read_bytes()
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["3.bin", "5.bin", "53.bin", "535.bin", "model.bin"]
-
-
 def test_never_overwrites_without_force(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = model.read_bytes()
     assert main(["convert", str(model), str(model), "--dtype", "bf16"]) == 2
@@ -97,14 +84,10 @@ def test_bad_input_is_one_line(model: Path, tmp_path: Path, capsys: pytest.Captu
     for argv in (
         ["inspect", str(tmp_path / "none.bin")],
         ["inspect", str(short)],
-        ["convert", str(short), str(out), "--dtype", "fp32"],
         ["convert", str(model), str(tmp_path / "no" / "out.bin"), "--dtype", "fp32"],
         ["convert", str(model), str(tmp_path), "--dtype", "fp32", "--force"],
-        ["inspect", str(tmp_path)],
         ["convert", str(model), str(tmp_path / "out")],
         ["convert", str(model), str(tmp_path / "no" / "out"), "--to", "hf"],
-        ["convert", str(model), str(tmp_path / "no" / "out"), "--to", "state"],
-        ["convert", str(model), str(short), "--to", "state"],
         ["convert", str(model), str(out), "--step", "3"],
         ["convert", str(model), str(out), "--tokenizer", "t.bin"],
         ["convert", str(model), str(out), "--to", "hf", "--tokenizer", str(tmp_path / "none.bin")],

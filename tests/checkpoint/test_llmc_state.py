@@ -596,23 +596,18 @@ BAD = {
     "no processes": (patched(8, "<i", 0), r"num_processes\) is 0"),
     "rank": (patched(12, "<i", 2), r"\(rank\) is 2; it must be 0 to 1"),
     "master": (patched(16, "<i", 7), r"use_master_weights\) is 7; it must be 0 to 1"),
-    "shuffle": (patched(20, "<i", -1), r"should_shuffle\) is -1"),
     "step": (patched(40, "<i", -3), r"header int 10 \(step\) is -3"),
-    "without master": (patched(16, "<i", 0), "byte|bytes"),
-    "without shuffling": (patched(20, "<i", 0), "bytes, but the state of a model"),
     "shard index": (patched(120, "<Q", 3), "stands at shard 3, sample 5"),
     "sample index": (patched(128, "<Q", 12), "stands at shard 1, sample 12"),
     "absurd index": (patched(120, "<Q", 2**64 - 1), "stands at shard 18,446,744,073,709,551,615"),
     "no shards": (patched(BODY, "<Q", 0), "0 shard_indices"),
     "absurd shards": (patched(BODY, "<Q", 2**63), "9,223,372,036,854,775,808 shard_indices"),
     "shard twice": (patched(BODY + 8, "<3i", 0, 1, 1), "shard_indices are not 0 to 2 in some order"),
-    "minus sample": (patched(BODY + 28, "<i", -1), "intra_shard_indices are not 0 to 10"),
     "matrix": (patched(len(GOOD) - 4, "<I", 5), "MATRIX_A"),
     "left": (patched(len(GOOD) - 2512, "<i", 0), "they must add up to 625"),
     "no seed": (patched(len(GOOD) - 2512, "<iI", 1, 0), "its words come from no seed"),
     "cut": (GOOD[:-1], "it should have"),
     "body cut": (GOOD[: BODY - 4], "bytes"),
-    "body alone": (GOOD[:BODY], "bytes"),
 }
 
 

@@ -1,19 +1,16 @@
-"""safetensors files: against the safetensors package, over mutated bytes."""
+"""safetensors files: against the safetensors package."""
 
 import io
 import json
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import safetensors.numpy
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from llmc_jax.base.errors import FormatError
-from llmc_jax.checkpoint.safetensors import FLOATS, read_archive, read_index, write_archive
+from llmc_jax.checkpoint.safetensors import read_archive, read_index, write_archive
 
 FIXTURE = Path(__file__).resolve().parents[1] / "golden" / "hugging_face" / "model.safetensors"
 
@@ -116,69 +113,3 @@ def test_an_index_and_its_files(tmp_path: Path) -> None:
         index.write_text(text)
         with pytest.raises(FormatError, match=words):
             read_index(index)
-
-
-# Mutated files: what is accepted is what the package reads; nothing but FormatError is raised, within bounded memory
-
-SMALL = raw_file(
-    {"__metadata__": {"format": "pt"}, "a": entry("BF16", (2, 3), (0, 12)), "b": entry("F32", (3,), (12, 24))},
-    np.random.default_rng(0).bytes(24),
-)
-WORDS = (
-    b"F32", b"BF16", b"F64", b"[0,12]", b"[12,24]", b"[12, 24]", b"[-1]", b"[2, 3]", b"[3]", b"null", b"1e999", b"{}",
-    b'"a"', b'"b"', b"dtype", b"shape", b"9" * 30, b" ", b"}", b"",
-)  # fmt: skip
-
-
-@st.composite
-def mutated_files(draw: st.DrawFn) -> bytes:
-    data = bytearray(SMALL)
-    for kind in draw(st.lists(st.sampled_from(["flip", "cut", "extend", "length", "words"]), max_size=3)):
-        if kind == "flip" and data:
-            data[draw(st.integers(0, len(data) - 1))] ^= 1 << draw(st.integers(0, 7))
-        elif kind == "cut":
-            del data[draw(st.integers(0, len(data))) :]
-        elif kind == "extend":
-            data += draw(st.binary(min_size=1, max_size=40))
-        elif kind == "length" and len(data) >= 8:
-            near = st.integers(-3, 3).map(lambda d: len(SMALL) - 32 + d)
-            length = draw(st.one_of(near, st.sampled_from([0, 1, 2**31, 2**63, 2**64 - 1, 100_000_001])))
-            data[:8] = length.to_bytes(8, "little")
-        elif kind == "words":
-            old, new = draw(st.sampled_from(WORDS)), draw(st.sampled_from(WORDS))
-            if old and old in data[8:]:
-                at = data.index(old, 8)
-                data[at : at + len(old)] = new
-                if draw(st.booleans()) and len(data) >= 8:  # the length as it must be then
-                    length = int.from_bytes(data[:8], "little") + len(new) - len(old)
-                    data[:8] = min(max(0, length), 2**64 - 1).to_bytes(8, "little")
-    return bytes(data)
-
-
-@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(mutated_files())
-def test_mutated_files(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
-    path = tmp_path_factory.getbasetemp() / "mutated.safetensors"
-    path.write_bytes(data)
-    tracemalloc.start()
-    try:
-        tensors = read_archive(path)
-        values = {name: t.whole() for name, t in tensors.items() if t.dtype in FLOATS.values()}
-    except FormatError as error:
-        assert "\n" not in str(error)
-        return
-    finally:
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-    assert peak <= 100 * len(data) + 2**20
-    expected = dict(safetensors.deserialize(data))
-    assert set(tensors) == set(expected)
-    for name, info in expected.items():
-        tensor = tensors[name]
-        assert (tensor.dtype, list(tensor.shape)) == (
-            FLOATS.get(info["dtype"], info["dtype"]), list(info["shape"])
-        )  # fmt: skip
-        stored = data[tensor.offset : tensor.offset + len(info["data"])]
-        assert stored == bytes(info["data"])
-        if tensor.dtype == "fp32":
-            assert values[name].astype("<f4").tobytes() == stored

@@ -120,20 +120,13 @@ def test_a_state_of_ours(tmp_path: Path, dtype: str, weights: str, copy: str | N
 
 
 def test_the_newest_good_one_of_a_run(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    first, second = random_arrays(1), random_arrays(2)
+    run, first = tmp_path / "run", random_arrays(1)
     save(run, 1, first)
-    newer = save(run, 2, second)
-    (run / "model_00000002.bin").write_bytes(b"beside it")
-    (run / "config.json").write_text("{}")
-    assert_holds(run, second)
-    assert open_source(run, step=1).step == 1
+    newer = save(run, 2, random_arrays(2))
+    assert (open_source(run).step, open_source(run, step=1).step) == (2, 1)
     with pytest.raises(InputError, match="no training state of step 3"):
         open_source(run, step=3)
-    victim = next(
-        path for path in sorted((newer / "tensors").rglob("*")) if path.is_file() and path.stat().st_size > 50
-    )
-    victim.write_bytes(bytes([victim.read_bytes()[0] ^ 1]) + victim.read_bytes()[1:])
+    (newer / "run.json").write_text("{}")
     assert_holds(run, first)
     assert any("state_00000002" in line for line in open_source(run).warnings)
     with pytest.raises(FormatError, match=r"state_00000002: .*"):

@@ -513,6 +513,12 @@ def sign(body: Any) -> bytes:
         {"tensors": {"a": {"shape": [3], "dtype": "object", "sha256": ["0" * 64], "parts": 1}}},
         {"tensors": {"a": {"shape": [3], "dtype": "float32", "sha256": ["0" * 63], "parts": 1}}},
         {"tensors": {"a": {"shape": [65_536], "dtype": "float32", "sha256": ["0" * 64], "parts": 1}}},
+        *(
+            {"tensors": {"v": {"shape": [65_536], "dtype": "float16", "sha256": ["0" * 64] * 64, "parts": parts}}}
+            for parts in (0, 2, -64, 64.0, "64", None, [64])
+        ),
+        {"tensors": {"params/wte": {"shape": [6, 4], "dtype": "float32", "sha256": ["0" * 64], "parts": 64}}},
+        {"tensors": {"v": {"shape": [64, 1024], "dtype": "float16", "sha256": ["0" * 64] * 64, "parts": 64}}},
         {"step": -1},
         {"files": {}},
     ],

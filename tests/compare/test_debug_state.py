@@ -47,9 +47,9 @@ def oracle(flat: np.ndarray) -> dict[str, np.ndarray]:
     """Logits, loss and gradients of the plain model, float64, differentiated by JAX; by the names of the tensors."""
     batch = batch_of()
     with jax.enable_x64(True):
-        wide = jnp.asarray(flat, jnp.float64)
-        loss, gradient = jax.value_and_grad(lambda flat: plain_model.loss(flat, *batch, CONFIG))(wide)
-        logits = plain_model.logits(wide, batch[0], CONFIG)
+        of_loss = jax.value_and_grad(lambda flat: plain_model.loss(flat, *batch, CONFIG))
+        both = jax.jit(lambda flat: (of_loss(flat), plain_model.logits(flat, batch[0], CONFIG)))
+        (loss, gradient), logits = both(jnp.asarray(flat, jnp.float64))
     gradients = plain_model.unflatten(np.asarray(gradient), CONFIG)
     return {"logits": np.asarray(logits), "loss": np.asarray(loss), **gradients}
 
