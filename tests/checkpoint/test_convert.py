@@ -125,14 +125,6 @@ def test_a_disk_that_lies_is_noticed(
         assert list(tmp_path.iterdir()) == [model]
 
 
-def test_as_a_program(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "convert_checkpoint.py"), "inspect", "nothing.bin"]
-    bad = subprocess.run(
-        command, capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}
-    )
-    assert (bad.returncode, bad.stdout, bad.stderr) == (2, "", "convert_checkpoint.py: nothing.bin: no such file\n")
-
-
 # Between formats
 
 

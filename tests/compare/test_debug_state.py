@@ -197,7 +197,7 @@ def test_a_right_debug_state(
     assert "Logits, loss and all 16 gradients agree" in capsys.readouterr().out
 
 
-def test_bf16_by_its_own_tolerances(tmp_path: Path, theirs: dict[str, np.ndarray], op_by_op: None) -> None:
+def test_bf16_by_its_own_tolerances(tmp_path: Path, theirs: dict[str, np.ndarray]) -> None:
     """Which a model in bf16 is compared by without a word, as llm.c's test of it does."""
     state = write_state(tmp_path / "state.bin", theirs, batch_of())
     write_model(tmp_path / "bf16.bin", CONFIG, weights()[: num_parameters(CONFIG)], version=5)
