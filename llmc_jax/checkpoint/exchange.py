@@ -18,9 +18,9 @@ from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.base.files import read_json_object
 from llmc_jax.checkpoint.arrays import TENSORS, describe_arrays, write_array
 from llmc_jax.checkpoint.contents import shape_of
-from llmc_jax.checkpoint.llmc import fp32_to_bf16, widened
+from llmc_jax.checkpoint.llmc import fp32_to_bf16
 from llmc_jax.checkpoint.manifest import Tensor, dtype_of
-from llmc_jax.checkpoint.source import Slice, Source, slices_of, stored_special
+from llmc_jax.checkpoint.source import Slice, Source, read_by_tensor, slices_of, stored_special
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.models.gpt2.tensors import BY_NAME, tensor_specs
 
@@ -68,19 +68,15 @@ def open_folder(folder: Path) -> Source:
     dtypes = {str(_opened(folder, said, spec.name, spec.shape).dtype.name) for spec in tensor_specs(config)}
     if len(dtypes) > 1:
         raise FormatError(f"{folder}: its tensors are of {' and '.join(sorted(dtypes))}; expected one dtype")
-    kept: dict[str, np.ndarray] = {}
-
-    def read(group: str, tensor: str, layer: int) -> np.ndarray:
-        assert group == "params", group
-        if tensor not in kept:
-            kept.clear()
-            opened = _opened(folder, said, tensor, shapes[tensor])
-            with _naming(folder, tensor):
-                kept[tensor] = np.asarray(opened.read().result())
-        return widened(kept[tensor][layer] if BY_NAME[tensor].layered else kept[tensor])
-
     shapes = {spec.name: spec.shape for spec in tensor_specs(config)}
-    return Source(folder, "orbax", config, DTYPES[dtypes.pop()], None, ("params",), read, (), stored_special(about))
+
+    def whole(_group: str, tensor: str) -> np.ndarray:
+        opened = _opened(folder, said, tensor, shapes[tensor])
+        with _naming(folder, tensor):
+            return np.asarray(opened.read().result())
+
+    dtype, read = DTYPES[dtypes.pop()], read_by_tensor(whole)
+    return Source(folder, "orbax", config, dtype, None, ("params",), read, (), stored_special(about))
 
 
 def _opened(folder: Path, said: Mapping[str, Any], name: str, shape: tuple[int, ...]) -> Any:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from llmc_jax.checkpoint.llmc import widened
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.models.gpt2.tensors import BY_NAME, tensor_specs
 from llmc_jax.models.tensors import TensorSpec
@@ -56,6 +57,20 @@ class Source(NamedTuple):
         """Return the dtype in which a group stands there."""
         in_16_bits = group == "copy" or (group == "params" and "copy" not in self.groups)
         return self.dtype if in_16_bits else "fp32"
+
+
+def read_by_tensor(whole: Callable[[str, str], np.ndarray]) -> Callable[[str, str, int], np.ndarray]:
+    """Return the `read` of a Source of what gives a whole tensor of a group, in 16 bits or 32. The last one is kept."""
+    kept: dict[tuple[str, str], np.ndarray] = {}
+
+    def read(group: str, tensor: str, layer: int) -> np.ndarray:
+        if (group, tensor) not in kept:
+            kept.clear()  # first, for a tensor may take gigabytes
+            kept[group, tensor] = whole(group, tensor)
+        values = kept[group, tensor]
+        return widened(values[layer] if BY_NAME[tensor].layered else values)
+
+    return read
 
 
 class Slice(NamedTuple):

@@ -15,9 +15,9 @@ from llmc_jax.base import magics
 from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.base.files import opened, reason
 from llmc_jax.checkpoint import exchange, store
-from llmc_jax.checkpoint.llmc import ModelFile, open_model, widened
+from llmc_jax.checkpoint.llmc import ModelFile, open_model
 from llmc_jax.checkpoint.llmc_state import open_llmc_state
-from llmc_jax.checkpoint.source import Source, slices, stored_special
+from llmc_jax.checkpoint.source import Source, read_by_tensor, slices, stored_special
 from llmc_jax.config.model import ModelConfig, described
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.models.gpt2.init import random_parameters
@@ -169,16 +169,7 @@ def _state_source(folder: Path, warnings: tuple[str, ...] = ()) -> Source:
         checkpoint.check_buffer(name)
         if (found := checkpoint.manifest.tensors[name].dtype) not in ("float32", "bfloat16", "float16"):
             raise FormatError(f"{folder}: {name} is of {found}; expected float32, bfloat16 or float16")
-    kept: dict[str, np.ndarray] = {}
-
-    def read(group: str, tensor: str, layer: int) -> np.ndarray:
-        name = f"{group}/{tensor}"
-        if name not in kept:
-            kept.clear()
-            kept[name] = checkpoint.read(name)
-        values = kept[name]
-        return widened(values[layer] if BY_NAME[tensor].layered else values)
-
+    read = read_by_tensor(lambda group, tensor: checkpoint.read(f"{group}/{tensor}"))
     special = stored_special(metadata.origin)
     return Source(folder, "state", config, dtype, metadata.step, groups, read, warnings, special, checkpoint)
 

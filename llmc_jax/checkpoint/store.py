@@ -610,23 +610,13 @@ def entry(run: str | Path, step: int, *, deep: bool = True, share: tuple[int, in
     `own_blocks`; process 0 also at all that is no block, the names of the files among it, and alone knows `bytes`.
     """
     folder, done = state_folder(Path(run), step), done_file(Path(run), step)
-    for _ in range(3):
-        before = _inode(folder)
-        found = loose_entry(folder, deep=deep, share=share)
-        if found.problem is None or _inode(folder) == before:
-            break  # else it was replaced by a new one while it was read
+    found = loose_entry(folder, deep=deep, share=share)
     if not os.path.lexists(folder):
         there = f"there is {done.name}, but no folder" if done.exists() else "there is no folder"
         found = found._replace(problem=f"{there} {folder.name}")
     elif found.problem is None and found.step != step:
         found = found._replace(problem=f"it holds step {found.step}")
     return found._replace(step=step, done=done.is_file())
-
-
-def _inode(folder: Path) -> int | None:
-    with suppress(OSError):
-        return folder.stat().st_ino
-    return None
 
 
 def loose_entry(folder: str | Path, *, deep: bool = True, share: tuple[int, int] = (0, 1)) -> Entry:

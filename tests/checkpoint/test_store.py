@@ -610,23 +610,6 @@ def test_another_format_is_named(run: Path) -> None:
         assert store.check(run / "state_00000100") == problem
 
 
-def test_replaced_while_it_is_read(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The training writes step 100 anew while its digests are compared: that is no damage."""
-    real = store._problem
-    calls = []
-
-    def problem(folder: Path, *rest: Any) -> str | None:
-        calls.append(folder)
-        if len(calls) == 1:
-            save(run, 100, 1.5)
-        return real(folder, *rest)
-
-    resign(run / "state_00000100", lambda body: body["files"].pop("tensors/step/zarr.json"))
-    monkeypatch.setattr(store, "_problem", problem)
-    entry = store.entry(run, 100)
-    assert (entry.problem, entry.val_loss) == (None, 1.5)
-
-
 def test_removed_while_it_is_read(run: Path) -> None:
     found = []
     for entry in store.entries(run):
