@@ -8,11 +8,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from llmc_jax.base.errors import FormatError
 from llmc_jax.checkpoint import conversion
@@ -24,11 +25,12 @@ from llmc_jax.config.model import ModelConfig
 from llmc_jax.data.tokenizers import Table, table_tokenizer
 from llmc_jax.models.gpt2 import model as gpt2
 from llmc_jax.models.gpt2.tensors import BY_NAME, views
-from tests.tied_heads import DTYPES, HEAD, Spelling, spelled
 
 FIXTURE = Path(__file__).resolve().parents[1] / "golden" / "hugging_face"
 CONFIG = ModelConfig(max_seq_len=24, vocab_size=61, padded_vocab_size=128, num_layers=2, num_heads=2, channels=16)
 
+HEAD = "lm_head.weight"
+DTYPES = {"fp32": np.float32, "fp16": np.float16, "bf16": ml_dtypes.bfloat16}
 NO_IDS = SpecialTokens(None, None)
 
 Tensors = dict[str, np.ndarray]
@@ -139,6 +141,35 @@ def test_the_causal_mask_of_older_files_is_left_out(folder: Path) -> None:
     np.testing.assert_array_equal(flat_of(open_source(folder)), expected)
 
 
+def spelled(out: Path, kept: str, outer: str, inner: str, shards: int, dtype: str) -> Path:
+    """Makes a folder of the fixture that keeps its tied tensor as "wte", "head" or "both"; returns it.
+
+    outer, inner: prefixes of all names, and of those within the model. The head alone is as
+    `safetensors.torch.save_model` writes a tied model: the other name in the metadata.
+    """
+    tensors = {
+        outer + inner + name.removeprefix("transformer."): array.astype(DTYPES[dtype])
+        for name, array in load_file(FIXTURE / "model.safetensors").items()
+    }
+    wte, metadata = f"{outer}{inner}wte.weight", {"format": "pt"}
+    if kept != "wte":
+        tensors[outer + HEAD] = tensors[wte]
+    if kept == "head":
+        del tensors[wte]
+        metadata = {wte: outer + HEAD}
+    out.mkdir()
+    shutil.copy(FIXTURE / "config.json", out)
+    if shards == 1:
+        save_file(tensors, out / "model.safetensors", metadata)
+        return out
+    names = sorted(tensors)  # the head and wte in different files
+    places = {name: f"model-{at % shards + 1:05d}-of-{shards:05d}.safetensors" for at, name in enumerate(names)}
+    for place in set(places.values()):
+        save_file({name: tensors[name] for name in names if places[name] == place}, out / place, metadata)
+    (out / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    return out
+
+
 @pytest.mark.parametrize(
     ("kept", "outer", "inner", "shards", "dtype"),
     [
@@ -151,8 +182,8 @@ def test_the_causal_mask_of_older_files_is_left_out(folder: Path) -> None:
     ],
 )
 def test_spellings_of_a_tied_head(tmp_path: Path, kept: str, outer: str, inner: str, shards: int, dtype: str) -> None:
-    plain = open_source(spelled(FIXTURE, tmp_path / "plain", Spelling("wte", dtype)))
-    source = open_source(spelled(FIXTURE, tmp_path / "hf", Spelling(kept, dtype, outer, inner, shards)))
+    plain = open_source(spelled(tmp_path / "plain", "wte", "", "transformer.", 1, dtype))
+    source = open_source(spelled(tmp_path / "hf", kept, outer, inner, shards, dtype))
     assert source._replace(path=plain.path, read=plain.read) == plain
     assert source.config == CONFIG and source.dtype == dtype
     assert conversion.passed(source).digest == conversion.passed(plain).digest
