@@ -83,8 +83,6 @@ def test_a_missing_done_is_told_and_no_damage(run: Path, capsys: pytest.CaptureF
 
 
 def test_one_state_folder(run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert main(["verify", f"{run}/state_00000100/"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "1 checkpoint, 0 bad"
     copy = shutil.copytree(run / "state_00000100", run / "best")  # under another name, with no DONE_ file
     assert main(["verify", str(copy)]) == 0
     flip(copy / "MANIFEST.json")

@@ -308,11 +308,9 @@ def test_tokenizers_travel_too(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert main(["convert", str(tmp_path / "257.bin"), str(tmp_path / "257"), "--to", "hf"]) == 0
     names = ["config.json", "generation_config.json", "merges.txt", "model.safetensors", "tokenizer_config.json"]
     assert sorted(path.name for path in (tmp_path / "257").iterdir()) == [*names, "vocab.json"]
-    argv = ["convert", str(tmp_path / "257"), str(tmp_path / "back.bin")]
-    assert main(argv) == 0 and (tmp_path / "back.bin").read_bytes() == (tmp_path / "257.bin").read_bytes()
     table = str(tmp_path / "t.bin")
     write_tokenizer_bin(table, bytes_tokenizer().pieces, 256)
-    assert main([*argv[:2], str(tmp_path / "more.bin"), "--tokenizer", table]) == 2
+    assert main(["convert", str(tmp_path / "257"), str(tmp_path / "more.bin"), "--tokenizer", table]) == 2
     assert "only what --to hf writes holds a tokenizer" in capsys.readouterr().err
     small = replace(CONFIG, vocab_size=100)
     write_model(tmp_path / "100.bin", small, np.zeros(num_parameters(small), np.float32))

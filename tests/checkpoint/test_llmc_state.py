@@ -383,24 +383,14 @@ def test_updates_that_were_skipped(tmp_path: Path, counted: int, counters: Count
     assert struct.unpack("<2Q", plain.header.tobytes()[80:96]) == (states[-1], states[-17])
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_no_place_in_the_data(tmp_path: Path, processes: int) -> None:
-    """Where the state has none, or that of another number of processes."""
+def test_another_number_of_places_in_the_data(tmp_path: Path) -> None:
     case = RECORDED["-a 1"]
-    more = {"loader": None} if processes == 1 else {}
-    metadata = our_metadata(case, "fp32", loaders(tmp_path, case, 1, 0), **more)
-    ours = given_state(our_arrays("fp32", 12), metadata)
-    _, warnings = write_llmc_state(tmp_path / "out", ours, processes=processes)
-    held = "0 positions" if processes == 1 else "1 position"
-    words = (
-        f"the state holds {held} in the data, and {processes} are wanted: llm.c will read its files from the beginning"
-    )
+    metadata = our_metadata(case, "fp32", loaders(tmp_path, case, 1, 0))
+    _, warnings = write_llmc_state(tmp_path / "out", given_state(our_arrays("fp32", 12), metadata), processes=2)
+    words = "the state holds 1 position in the data, and 2 are wanted: llm.c will read its files from the beginning"
     assert any(line.startswith(words) for line in warnings)
-    ranks = read_folder(tmp_path / "out").ranks
-    assert len(ranks) == processes
-    for rank in ranks:
-        place = rank.place
-        assert (place["shuffle"], place["current_shard_idx"], place["current_sample_idx"]) == (False, 0, 0)
+    places = [rank.place for rank in read_folder(tmp_path / "out").ranks]
+    assert [(p["shuffle"], p["current_shard_idx"], p["current_sample_idx"]) for p in places] == [(False, 0, 0)] * 2
 
 
 def test_what_cannot_be_written(tmp_path: Path) -> None:

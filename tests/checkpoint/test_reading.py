@@ -1,6 +1,5 @@
 """Half precision widened on the bits, files that are not what they were, and the header that llm.c's files share."""
 
-import os
 import re
 import struct
 from pathlib import Path
@@ -60,18 +59,6 @@ def test_a_stamp_is_of_one_file_at_one_time(tmp_path: Path) -> None:
     other.replace(path)
     with pytest.raises(FormatError, match="changed while it was being read"), opened(path, stamp):
         pass
-
-
-def test_what_is_no_file(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    for path, words in (
-        (tmp_path / "none", "no such file"),
-        (tmp_path, "a folder"),
-        (tmp_path / "pipe", "not a regular file"),
-        (tmp_path / "pipe" / "x", "Not a directory"),
-    ):
-        with pytest.raises(FormatError, match=words), opened(path):
-            pass
 
 
 HEADER = struct.pack("<256i", magics.DEBUG_STATE, *range(255))

@@ -233,24 +233,6 @@ def test_a_block_that_is_written_twice_or_never_is_named(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda path: path.unlink(), "tensors/m/c/9: is missing"),
-        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "tensors/m/c/9: holds 4,115 bytes; 4,116 were written"),
-        (lambda path: path.with_name("64").touch(), "tensors/m/c/64: is not part of the checkpoint; move it away"),
-        (lambda path: flip(path.parents[2] / "step/c", 0), "tensors/step/c reads back differently from what was wri"),
-    ],
-)
-def test_damage_before_it_is_sealed(tmp_path: Path, change: Any, words: str) -> None:
-    writing = begin(tmp_path)
-    said = [write(writing.folder, 0, 1)]
-    change(writing.folder / "tensors/m/c/9")
-    with pytest.raises(InputError, match=rf"^{tmp_path}: the checkpoint of step 7 cannot be written: {words}"):
-        store.seal(writing, digests=said)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_block_that_is_read_back_differently(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writing = begin(tmp_path)
     real = store.write_block

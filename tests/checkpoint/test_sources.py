@@ -146,10 +146,8 @@ def test_a_state_under_another_name_and_metadata_of_another_model(tmp_path: Path
     model = asdict(CONFIG)
     for other, words in (
         ({"model": {**model, "channels": 64}}, r"params has shape \(65536,\); by run\.json it must be \(196608,\)"),
-        ({"model": {**model, "channels": "4"}}, "run.json is not that of"),
         ({"model": None}, "run.json is not that of"),
         ({"dtype": "fp8"}, "run.json is not that of"),
-        ({"progress": [1]}, "run.json is not that of"),
     ):
         run = tmp_path / "other"
         run.mkdir(exist_ok=True)
