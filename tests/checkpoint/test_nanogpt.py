@@ -1,6 +1,5 @@
 """nanoGPT's checkpoints: the mapping on plain arrays everywhere, files where PyTorch is installed."""
 
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,6 @@ from llmc_jax.checkpoint.source import Source, slices
 from llmc_jax.checkpoint.sources import open_source
 from llmc_jax.config.model import ModelConfig
 
-ROOT = Path(__file__).resolve().parents[2]
 L, NH, C, V, T = 2, 2, 8, 11, 5
 CONFIG = ModelConfig(max_seq_len=T, vocab_size=V, padded_vocab_size=128, num_layers=L, num_heads=NH, channels=C)
 ARGS = {"n_layer": L, "n_head": NH, "n_embd": C, "block_size": T, "bias": True, "vocab_size": V, "dropout": 0.0}
@@ -125,15 +123,12 @@ def test_what_is_no_model_of_nanogpt(make: Callable[[], Any], words: str) -> Non
     assert str(caught.value).startswith("ckpt.pt: ") and "\n" not in str(caught.value)
 
 
-def test_without_pytorch_one_line_says_so(tmp_path: Path) -> None:
+def test_without_pytorch_one_line_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
     path = tmp_path / "ckpt.pt"
     path.write_bytes(b"PK\x03\x04" + bytes(26) + b"ckpt/data.pkl" + bytes(100))
-    code = (
-        "import sys; sys.modules['torch'] = None; from llmc_jax.checkpoint.sources import open_source; "
-        "from llmc_jax.base.errors import InputError\ntry: open_source(sys.argv[1])\nexcept InputError as e: print(e)"
-    )
-    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, cwd=ROOT, check=True)
-    assert done.stdout == (f"{path}: a file of PyTorch, which is not installed: pip install torch\n")
+    with pytest.raises(InputError, match=f"^{path}: a file of PyTorch, which is not installed: pip install torch$"):
+        open_source(path)
 
 
 class Evil:
