@@ -154,7 +154,7 @@ def test_models_that_read_other_tokens_are_not_subtracted(evaluate: Evaluate, tm
     text.write_bytes(TEXT)
     pieces = (*(bytes([value]) for value in range(256)), b"th", b"<|endoftext|>")
     write_tokenizer_bin(table, pieces, 257)
-    readers = [open_reader(Path(model), spec, None, "auto") for model, spec in ((A, "bytes"), (C, str(table)))]
+    readers = [open_reader(Path(model), spec, None) for model, spec in ((A, "bytes"), (C, str(table)))]
     cut = partial(rows_of_text, positions=T)
     asked = Job([[text_of_file(reader, str(text), cut)] for reader in readers], T, 1)
     models = [open_model(A), open_model(C, tokenizer=str(table))]
