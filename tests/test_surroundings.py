@@ -152,13 +152,6 @@ def test_all_flags_of_paths_take_a_home_folder() -> None:
     assert [about.name for about in options if not about.is_path] == []
 
 
-def test_a_file_of_questions_is_not_written_over(home: Path) -> None:
-    (home / "questions.jsonl").write_text("{}")
-    words = ("--tasks", "hellaswag=~/questions.jsonl", "--items", "~/questions.jsonl")
-    assert command("evaluate", RUN, *words).status == ExitCode.BAD_INPUT
-    assert (home / "questions.jsonl").read_text() == "{}"
-
-
 def test_a_home_folder_is_kept_as_it_is(home: Path) -> None:
     files = ("-i", f"~/{DATA}/x_train_*.bin", "-j", f"~/{DATA}/x_val_*.bin")
     good("train", *SHAPE, *files, "-x", 1, "-v", 0, "-s", 0, "--no-save", "-o", "~/other")

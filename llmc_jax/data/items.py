@@ -36,21 +36,5 @@ def check_fit(items: Sequence[Item], positions: int, what: str) -> None:
     if long:
         raise InputError(
             f"{what}: item {long[0].name} has {long[0].longest} tokens and {len(long)} of {len(items)} items have too "
-            f"many: T={positions} takes {positions + 1}; take a larger T, or let evaluate --crop-context drop the "
-            "oldest tokens of long contexts"
+            f"many: T={positions} takes {positions + 1}; take a model of a larger T"
         )
-
-
-def cropped(item: Item, positions: int) -> Item:
-    """Return an item without as many of its context's oldest ids as it takes to fit T positions.
-
-    So does EleutherAI's harness; here all completions of an item keep the same context. Raises InputError where no
-    context would be left.
-    """
-    over = max(0, item.longest - 1 - positions)
-    if over >= len(item.context):
-        raise InputError(
-            f"item {item.name}: its longest completion has {item.longest - len(item.context)} tokens, which leave no "
-            f"room for any context in T={positions}; take models of a larger T, or another file"
-        )
-    return item._replace(context=item.context[over:])

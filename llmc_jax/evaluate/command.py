@@ -4,22 +4,18 @@ What was named is checked before any weights are read, but for the ids in token 
 """
 
 import argparse
-import os
 from collections.abc import Sequence
 
 from llmc_jax.base.errors import ExitCode, InputError
-from llmc_jax.base.files import expanded
 from llmc_jax.base.kit import command_line
 from llmc_jax.base.options import own
 from llmc_jax.base.parsers import Parser
-from llmc_jax.config.train import TrainConfig
 from llmc_jax.generate.command import say
 from llmc_jax.generate.flags import MODEL, asking_parser
 from llmc_jax.machine.jax_setup import configure, settle
 
 MOST_CHECKPOINTS = 26  # each has a letter
 MOST_DEVICES = 256  # a CPU pretends to have as many as are asked for, and takes minutes to make very many
-USUAL_ROWS = TrainConfig().batch_size
 
 DESCRIPTION = """\
 How good trained models are: loss, perplexity and bits per byte of texts, and how many questions of public tasks they
@@ -30,7 +26,7 @@ what else there is to say goes to standard error. docs/evaluate.md explains all 
 
 EXAMPLES = (
     ("runs/plays --data val.bin", "loss, perplexity and bits per byte on the whole file"),
-    ("runs/a runs/b --data val.bin --positions", "two models, and the loss by position"),
+    ("runs/a runs/b --data val.bin", "two models side by side"),
     ("gpt2_124M.bin --tasks hellaswag mmlu=mmlu.parquet", "questions that `data hellaswag` has brought, or of a file"),
 )
 
@@ -41,23 +37,12 @@ SUBJECTS = (
         "any but UTF-16"),
     own("--tasks", "TASK...", [], "hellaswag, mmlu, arc-easy, arc-challenge, lambada; with =FILE from that file, the "
         "public one or llm.c's, else from where the data command leaves it"),
+    own("--limit", "N", None, "the first N rows of each text and questions of each task (default: all)"),
     own("--json", "", False, "print one JSON object, with all in full precision"),
 )  # fmt: skip
-TEXTS = (
+ROWS = (
     own("-t", "T", None, "positions of a row (default: the smallest T of all models)", name="positions"),
-    own("--batches", "N", None, "the first N batches alone, as training validates (default: all)", needs="data text"),
-    own("-b", "B", None, f"rows of such a batch (default {USUAL_ROWS}, as in training), and rows that a device "
-        "computes at a time (default: as suits it)", name="rows"),
-    own("--stride", "N", None, "rows begin N tokens apart and overlap: each token is scored once, in the first row "
-        "that has it (default: T)", needs="data text", excludes="batches",
-        why="the first batches are those of training, whose rows do not overlap"),
-    own("--positions", "", False, "also the loss by position in the context", name="by_position", needs="data text"),
-)  # fmt: skip
-TASKS = (
-    own("--limit", "N", None, "the first N questions of each task (default: all)", needs="tasks"),
-    own("--crop-context", "", False, "drop the oldest tokens of contexts that are too long for T", needs="tasks"),
-    own("--items", "FILE", None, "write each model's answer to each question, a line of JSON each", needs="tasks",
-        writes=".jsonl"),
+    own("-b", "B", None, "rows that a device computes at a time (default: as suits it)", name="rows"),
 )  # fmt: skip
 MODELS = (
     *MODEL,
@@ -65,7 +50,7 @@ MODELS = (
         "number", 0, most=MOST_DEVICES),
 )  # fmt: skip
 GROUPS = {
-    "": CHECKPOINTS, "what to evaluate on": SUBJECTS, "texts": TEXTS, "tasks": TASKS, "the models": MODELS,
+    "": CHECKPOINTS, "what to evaluate on": SUBJECTS, "how it is computed": ROWS, "the models": MODELS,
 }  # fmt: skip
 OPTIONS = tuple(about for group in GROUPS.values() for about in group)
 
@@ -85,9 +70,6 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         raise InputError(f"CHECKPOINT: {len(found.checkpoints)} were named; at most {MOST_CHECKPOINTS} fit a table")
     if not {"data", "text", "tasks"} & found.given:
         raise InputError("there is nothing to evaluate on; name it by --data, --text or --tasks")
-    read = [*found.text, *(expanded(word.partition("=")[2]) for word in found.tasks if "=" in word)]
-    if found.items is not None and os.path.realpath(found.items) in map(os.path.realpath, read):
-        raise InputError(f"--items {found.items}: is the file of --text or --tasks and would be replaced; name another")
     return found
 
 
@@ -100,6 +82,5 @@ def main(words: Sequence[str]) -> int:
     from llmc_jax.evaluate import job  # here, because --help does without JAX
 
     asked = job.prepare(flags)
-    job.note_missing(flags, asked)
     job.show(flags, asked, job.evaluate(flags, asked))
     return ExitCode.DONE

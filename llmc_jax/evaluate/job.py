@@ -4,7 +4,6 @@ Leaves out the flags (command.py) and what a text or a task is to a model (subje
 """
 
 import argparse
-import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,16 +13,15 @@ from typing import Any, NamedTuple
 from rich.progress import BarColumn, Task, TextColumn, TimeRemainingColumn
 
 from llmc_jax.base.errors import InputError
-from llmc_jax.base.files import plain, write_atomic
+from llmc_jax.base.files import plain
 from llmc_jax.base.kit import print_json
 from llmc_jax.base.progress import show_progress
 from llmc_jax.evaluate import report, subjects
-from llmc_jax.evaluate.command import USUAL_ROWS
 from llmc_jax.evaluate.report import Subject
 from llmc_jax.evaluate.subjects import OnProgress, Questions, Reader, Result, Text
 from llmc_jax.evaluate.texts import rows_of_text
 from llmc_jax.generate.answer import until_ctrl_c
-from llmc_jax.generate.command import model_facts, say, say_model
+from llmc_jax.generate.command import model_facts, say_model
 from llmc_jax.generate.model import open_model
 from llmc_jax.generate.scorer import Scorer, scorer_of
 from llmc_jax.logs.picture import LETTERS
@@ -58,10 +56,6 @@ def prepare(flags: argparse.Namespace) -> Job:
     devices = number_of_devices(flags.devices)
     readers = [subjects.open_reader(path, flags.tokenizer, flags.step) for path in flags.checkpoints]
     positions = subjects.common_positions(readers, flags.positions)
-    if flags.stride is not None and flags.stride > positions:
-        raise InputError(
-            f"--stride {flags.stride}: rows have T={positions} positions, and tokens between them would be left out"
-        )
     shared: dict[Any, list[Text | Questions]] = {}  # models of one tokenizer read the same
     for reader in readers:
         if reader.reads not in shared:
@@ -71,21 +65,12 @@ def prepare(flags: argparse.Namespace) -> Job:
 
 def read_subjects(flags: argparse.Namespace, reader: Reader, positions: int) -> list[Text | Questions]:
     """Return the texts and tasks as one model reads them."""
-    rows = flags.rows or USUAL_ROWS
-    cut = partial(rows_of_text, positions=positions, stride=flags.stride, batches=flags.batches, batch_rows=rows)
+    cut = partial(rows_of_text, positions=positions, limit=flags.limit)
     return [
         *(subjects.text_of_data(reader, pattern, cut) for pattern in flags.data),
         *(subjects.text_of_file(reader, path, cut) for path in flags.text),
-        *(subjects.questions(reader, word, positions, flags.limit, flags.crop_context) for word in flags.tasks),
+        *(subjects.questions(reader, word, positions, flags.limit) for word in flags.tasks),
     ]
-
-
-def note_missing(flags: argparse.Namespace, asked: Job) -> None:
-    """Say which texts have fewer batches than were asked for."""
-    rows = flags.rows or USUAL_ROWS
-    for text in asked.subjects[0]:
-        if isinstance(text, Text) and flags.batches is not None and len(text.rows) < flags.batches * rows:
-            say("note", f"--batches {flags.batches}: {text.name} has {len(text.rows) // rows}; all are taken")
 
 
 def number_of_devices(asked: int) -> int:
@@ -112,7 +97,7 @@ def evaluate(flags: argparse.Namespace, asked: Job) -> Evaluated:
             say_model(model)
             models.append(model_facts(model))
             scorer = scorer_of(model, asked.devices, tokens_at_once(flags.rows, own, asked.positions))
-            results.append([result(scorer, subject, asked.positions, told) for subject in own])
+            results.append([result(scorer, subject, told) for subject in own])
             del model, scorer  # before the next one's weights are read
     return Evaluated(models, results, time.monotonic() - began)
 
@@ -122,18 +107,16 @@ def tokens_at_once(rows: int | None, own: Sequence[Text | Questions], positions:
     return None if rows is None else min(rows, max(subject.num_rows for subject in own)) * positions
 
 
-def result(scorer: Scorer, subject: Text | Questions, positions: int, told: OnProgress) -> Result:
+def result(scorer: Scorer, subject: Text | Questions, told: OnProgress) -> Result:
     """Return what a model makes of a text or a task."""
     if isinstance(subject, Text):
-        return subjects.text_result(scorer, subject, positions, told)
+        return subjects.text_result(scorer, subject, told)
     return subjects.questions_result(scorer, subject, told)
 
 
 def show(flags: argparse.Namespace, asked: Job, found: Evaluated) -> None:
-    """Write the files that were asked for, and print the table or the JSON."""
+    """Print the table or the JSON."""
     shown = side_by_side(asked, found)
-    if flags.items is not None:
-        write_items(flags, asked, found)
     if flags.json:
         print_json(plain(json_of(flags, asked, found, shown)))
         return
@@ -143,7 +126,7 @@ def show(flags: argparse.Namespace, asked: Job, found: Evaluated) -> None:
             sep="\n",
             end="\n\n",
         )
-    print(report.table(shown, asked.positions, by_position=flags.by_position))
+    print(report.table(shown, asked.positions))
 
 
 def side_by_side(asked: Job, found: Evaluated) -> list[Subject]:
@@ -161,24 +144,9 @@ def side_by_side(asked: Job, found: Evaluated) -> list[Subject]:
 
 def json_of(flags: argparse.Namespace, asked: Job, found: Evaluated, shown: Sequence[Subject]) -> dict[str, Any]:
     """Return all that was found, for JSON."""
-    names = ("stride", "batches", "limit", "crop_context")
-    settings = {"T": asked.positions, "devices": asked.devices, **{name: getattr(flags, name) for name in names}}
-    if flags.batches is not None:
-        settings["batch_rows"] = flags.rows or USUAL_ROWS
-    plain_subjects = [report.plain_data(subject, flags.by_position) for subject in shown]
+    settings = {"T": asked.positions, "devices": asked.devices, "limit": flags.limit}
+    plain_subjects = [report.plain_data(subject) for subject in shown]
     return {"models": found.models, "settings": settings, "subjects": plain_subjects, "seconds": found.seconds}
-
-
-def write_items(flags: argparse.Namespace, asked: Job, found: Evaluated) -> None:
-    """Write what each model answers to each question, a line of JSON each. Raises InputError."""
-    lines = [
-        json.dumps(plain(line))
-        for path, own, results in zip(flags.checkpoints, asked.subjects, found.results, strict=True)
-        for subject, each in zip(own, results, strict=True)
-        if isinstance(subject, Questions)
-        for line in subjects.item_lines(str(path), subject, each.answers)
-    ]
-    write_atomic(flags.items, "".join(f"{line}\n" for line in lines).encode())
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from llmc_jax.base import text
-from llmc_jax.evaluate.figures import Figure, Mean, difference
+from llmc_jax.evaluate.figures import Mean, difference
 from llmc_jax.evaluate.subjects import Result
 from llmc_jax.logs.picture import LETTERS
 
@@ -19,42 +19,32 @@ class Subject(NamedTuple):
     name: str
     results: Sequence[Result]
 
-    def differences(self, figures: Sequence[Sequence[Figure]]) -> list[dict[str, Mean]]:
-        """Return by model what its figures, by name, differ by from the first one's; nothing where units differ.
-
-        figures: of each model.
-        """
-        first = {figure.name: figure for figure in figures[0]}
+    def differences(self) -> list[dict[str, Mean]]:
+        """Return by model what its figures, by name, differ by from the first one's; nothing where units differ."""
+        first = {figure.name: figure for figure in self.results[0].figures}
         return [
-            {own.name: difference(own, first[own.name]) for own in each if own.name in first}
+            {own.name: difference(own, first[own.name]) for own in result.figures if own.name in first}
             if number and result.key == self.results[0].key
             else {}
-            for number, (result, each) in enumerate(zip(self.results, figures, strict=True))
+            for number, result in enumerate(self.results)
         ]
 
 
-def table(subjects: Sequence[Subject], positions: int, *, by_position: bool = False, width: int | None = None) -> str:
-    """Return the figures of all subjects as lines of text: a column for each model, and their differences to the first.
-
-    by_position: also the loss in each bin of positions.
-    """
+def table(subjects: Sequence[Subject], positions: int, *, width: int | None = None) -> str:
+    """Return the figures of all subjects as a table: a column for each model, and their differences to the first."""
     models = len(subjects[0].results)
     letters = LETTERS[:models]
     values = list(letters) if models > 1 else ["value"]
     differences = [f"{letter} - A" for letter in letters[1:]]
     rows: list[list[str]] = []
     for subject in subjects:
-        rows += [[], *_rows(subject, positions, by_position)] if rows else _rows(subject, positions, by_position)
+        rows += [[], *_rows(subject, positions)] if rows else _rows(subject, positions)
     headings = ["of", "figure", *values, *differences]
     return text.table(headings, rows, left=("of", "figure"), optional=differences[::-1], width=width)
 
 
-def _rows(subject: Subject, positions: int, by_position: bool) -> list[list[str]]:
-    lines = _figure_rows(subject, [each.figures for each in subject.results])
-    if by_position and subject.kind != "task":
-        bins = [[bin._replace(name=f"loss at {bin.name}") for bin in each.bins] for each in subject.results]
-        lines += _figure_rows(subject, bins)
-    lines += _other_facts(subject)
+def _rows(subject: Subject, positions: int) -> list[list[str]]:
+    lines = _figure_rows(subject) + _other_facts(subject)
     left = [subject.name, *(f"  {fact}" for fact in _facts(subject, positions))]
     filled = max(len(left), len(lines))
     left += [""] * (filled - len(left))
@@ -83,11 +73,12 @@ def _other_facts(subject: Subject) -> list[list[str]]:
     return [[name, *(f"{each[name]:,}" for each in facts)] for name in names]
 
 
-def _figure_rows(subject: Subject, figures: Sequence[Sequence[Figure]]) -> list[list[str]]:
-    """Return a line for each figure. figures: of each model."""
+def _figure_rows(subject: Subject) -> list[list[str]]:
+    """Return a line for each figure."""
+    figures = [each.figures for each in subject.results]
     names = [figure.name for figure in max(figures, key=len)]
     values = [{figure.name: figure.mean for figure in own} for own in figures]
-    apart = subject.differences(figures)[1:]
+    apart = subject.differences()[1:]
 
     def cells(name: str) -> list[str]:
         own = [shown(name, each[name]) if name in each else "" for each in values]
@@ -108,16 +99,13 @@ def _decimals(value: float) -> int:
     return next((decimals for decimals in (3, 2, 1) if abs(value) < 10 ** (5 - decimals)), 0)
 
 
-def plain_data(subject: Subject, by_position: bool) -> dict[str, Any]:
+def plain_data(subject: Subject) -> dict[str, Any]:
     """Return a subject and its results, for JSON."""
-    apart = subject.differences([result.figures for result in subject.results])
     results = []
-    for result, differences in zip(subject.results, apart, strict=True):
+    for result, differences in zip(subject.results, subject.differences(), strict=True):
         data: dict[str, Any] = {**result.facts, **{_key(each.name): each.mean._asdict() for each in result.figures}}
         if differences:
             data["difference"] = {_key(name): each._asdict() for name, each in differences.items()}
-        if by_position and result.bins:
-            data["positions"] = {each.name: each.mean._asdict() for each in result.bins}
         results.append(data)
     return {"kind": subject.kind, "name": subject.name, "results": results}
 

@@ -5,7 +5,7 @@ Leaves out how results are shown (report.py), and the flags.
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from llmc_jax.checkpoint.sources import open_source
 from llmc_jax.checkpoint.tokenizer import choose_tokenizer
 from llmc_jax.data import tables
 from llmc_jax.data.documents import read_text
-from llmc_jax.data.items import Item, check_fit, cropped
+from llmc_jax.data.items import Item, check_fit
 from llmc_jax.data.tasks import TASKS, read_items
 from llmc_jax.data.tokenizers import Tokenizer
 from llmc_jax.evaluate import choices, texts
@@ -94,15 +94,12 @@ class Questions(NamedTuple):
 class Result(NamedTuple):
     """What one model makes of a text or task.
 
-    facts: how much of it there was. key: two results of the same key are compared unit by unit. bins: the loss by
-    position. answers: to the items of a task.
+    facts: how much of it there was. key: two results of the same key are compared unit by unit.
     """
 
     figures: list[Figure]
     facts: dict[str, Any]
     key: str
-    bins: Sequence[Figure] = ()
-    answers: Sequence[choices.Answer] = ()
 
 
 def open_reader(path: Path, tokenizer: str, step: int | None) -> Reader:
@@ -168,14 +165,13 @@ def bytes_of(reader: Reader) -> np.ndarray | None:
     return sizes
 
 
-def text_result(scorer: Scorer, text: Text, positions: int, told: OnProgress = lambda tokens: None) -> Result:
+def text_result(scorer: Scorer, text: Text, told: OnProgress = lambda tokens: None) -> Result:
     """Return what a model makes of a text."""
-    found = texts.losses(scorer, text.pieces, text.rows, positions, text.bytes_of, told)
+    found = texts.losses(scorer, text.pieces, text.rows, text.bytes_of, told)
     facts = {"tokens": found.tokens, "rows": len(text.rows)}
     if found.bytes is not None:
         facts["bytes"] = int(found.bytes.sum())
-    bins = texts.figures_by_position(found, positions)
-    return Result(texts.figures(found), facts, text.key, bins)
+    return Result(texts.figures(found), facts, text.key)
 
 
 # ----- tasks --------------------------------------------------------------------------------------------------------
@@ -191,20 +187,15 @@ def named_task(word: str) -> tuple[str, Path]:
     return name, Path(expanded(path)) if path else TASKS[name].usual_file
 
 
-def questions(reader: Reader, word: str, positions: int, limit: int | None, crop: bool) -> Questions:
-    """Return the items of a task that `named_task` takes. crop: shorten contexts that are too long.
+def questions(reader: Reader, word: str, positions: int, limit: int | None) -> Questions:
+    """Return the items of a task that `named_task` takes.
 
     Raises InputError for a file of another task, a tokenizer that does not fit, an item that is too long.
     """
     task, path = named_task(word)
     items = read_items(task, path, reader.tokenizer, limit, reader.vocab_size)
-    if not crop:
-        check_fit(items, positions, f"--tasks {word}")
-        return Questions(task, path, items)
-    try:
-        return Questions(task, path, [cropped(item, positions) for item in items])
-    except InputError as error:
-        raise InputError(f"--tasks {word}: {error}") from error
+    check_fit(items, positions, f"--tasks {word}")
+    return Questions(task, path, items)
 
 
 def questions_result(scorer: Scorer, asked: Questions, told: OnProgress = lambda tokens: None) -> Result:
@@ -215,7 +206,7 @@ def questions_result(scorer: Scorer, asked: Questions, told: OnProgress = lambda
     facts: dict[str, Any] = {"file": str(asked.file), "items": len(found)}
     if not greedy:
         facts["chance"] = float(np.mean([1 / len(item.completions) for item in asked.items]))
-    return Result(word_figures(found) if greedy else choice_figures(found), facts, asked.name, answers=found)
+    return Result(word_figures(found) if greedy else choice_figures(found), facts, asked.name)
 
 
 def told_of(scored: Any, told: OnProgress) -> Any:
@@ -242,25 +233,3 @@ def word_figures(found: Sequence[choices.Answer]) -> list[Figure]:
     right = _sound(found) * np.array([each.written is not None and each.written[each.label] for each in found])
     losses = np.array([each.losses[each.label] for each in found])
     return [mean("accuracy", right), exponential("perplexity", mean("", losses))]
-
-
-def item_lines(checkpoint: str, asked: Questions, found: Sequence[choices.Answer]) -> list[Mapping[str, Any]]:
-    """Return what a model answered to each item, for JSON."""
-    greedy = TASKS[asked.name].greedy
-    return [
-        {
-            "checkpoint": checkpoint,
-            "task": asked.name,
-            "file": str(asked.file),
-            "item": item.name,
-            "label": answer.label,
-            **({"right": answer.written[answer.label]} if greedy and answer.written else _chosen(answer)),
-            "losses": answer.losses,
-            "tokens": answer.tokens,
-        }
-        for item, answer in zip(asked.items, found, strict=True)
-    ]
-
-
-def _chosen(answer: choices.Answer) -> dict[str, Any]:
-    return {name: getattr(answer, name) for name in ("by_sum", "by_mean", "right", "right_norm")}

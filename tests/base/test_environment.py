@@ -20,7 +20,7 @@ COMMANDS = {
     "--tokenizer none -o run",
     "profile": f"-e {SHAPE} -b 2 -t 8 --vs r=1 --rounds 1",
     "generate": f"{SHAPE} --tokenizer none --prompt-ids '1 2' -n 2",
-    "evaluate": f"{SHAPE} --tokenizer none --data 'data/val_*.bin' --batches 1 -b 2",
+    "evaluate": f"{SHAPE} --tokenizer none --data 'data/val_*.bin' --limit 2",
     "plan": f"-e {SHAPE} -b 2 -t 8 --gpu h100 --quick",
     "compare": "debug-state model.bin state.bin",
     "kernels": f"--measure -e {SHAPE} -b 2 -t 8",

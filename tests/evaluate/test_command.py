@@ -158,24 +158,12 @@ def test_models_that_read_other_tokens_are_not_subtracted(evaluate: Evaluate, tm
     cut = partial(rows_of_text, positions=T)
     asked = Job([[text_of_file(reader, str(text), cut)] for reader in readers], T, 1)
     models = [open_model(A), open_model(C, tokenizer=str(table))]
-    results = [[text_result(scorer_of(model), *own, T)] for model, own in zip(models, asked.subjects, strict=True)]
+    results = [[text_result(scorer_of(model), *own)] for model, own in zip(models, asked.subjects, strict=True)]
     (subject,) = side_by_side(asked, Evaluated([{}, {}], results, 0.0))
-    first, second = plain_data(subject, False)["results"]
+    first, second = plain_data(subject)["results"]
     assert (first["bytes"], second["bytes"]) == (len(TEXT), len(TEXT))
     assert first["tokens"] - second["tokens"] == TEXT.count(b"th") and "difference" not in second
     assert any("tokens" in line and f"{first['tokens']}" in line for line in table_of([subject], T).splitlines())
-
-
-def test_the_loss_by_position_is_that_of_the_plain_model(evaluate: Evaluate, files: Files) -> None:
-    words = (A, B, "--data", files.data, "--positions")
-    found = evaluate(*words, "--json").subjects[0]["results"]
-    for model, result in zip((A, B), found, strict=True):
-        rows = of_rows(model, tuple(TEXT))
-        for name, low, high in (("1", 0, 1), ("3-4", 2, 4), ("17-32", 16, 32)):
-            expected = np.concatenate([row[low:high] for row in rows]).mean()
-            np.testing.assert_allclose(result["positions"][name]["value"], expected, atol=2e-5)
-    lines = evaluate(*words).out.splitlines()
-    assert any("loss at 17-32" in line and len(line.split("±")) == 4 for line in lines)
 
 
 def test_two_models_are_compared_row_by_row(evaluate: Evaluate, files: Files) -> None:
@@ -195,38 +183,22 @@ def test_a_model_without_a_tokenizer_has_no_bits_per_byte(evaluate: Evaluate, fi
     assert "bits_per_byte" not in second and {*second["difference"]} == {"loss", "perplexity"}
 
 
-def test_the_first_batches_are_the_first_rows(evaluate: Evaluate, files: Files) -> None:
-    done = evaluate(A, "--data", files.data, "--batches", "2", "-b", "2", "--json")
-    (found,) = done.subjects[0]["results"]
+def test_the_first_rows_alone(evaluate: Evaluate, files: Files) -> None:
+    (found,) = evaluate(A, "--data", files.data, "--limit", "4", "--json").subjects[0]["results"]
     expected = np.concatenate(of_rows(A, tuple(TEXT))[:4])
     assert (found["tokens"], found["rows"]) == (128, 4)
     np.testing.assert_allclose(found["loss"]["value"], expected.mean(), atol=1e-5)
-    assert "has 1" in evaluate(A, "--data", files.data, "--batches", "2").err
 
 
-def test_rows_that_overlap_give_each_token_more_context(evaluate: Evaluate, files: Files) -> None:
-    (found,) = evaluate(A, "--data", files.data, "--stride", "8", "--json").subjects[0]["results"]
-    losses = [plain_losses(A, TEXT[: T + 1])]
-    losses += [plain_losses(A, TEXT[at : at + T + 1])[T - 8 :] for at in range(8, len(TEXT) - 1 - T + 8, 8)]
-    np.testing.assert_allclose(found["loss"]["value"], np.concatenate(losses).mean(), atol=1e-5)
-    assert found["tokens"] == len(TEXT) - 1
-
-
-def test_items_are_answered_as_by_the_plain_model(evaluate: Evaluate, files: Files, tmp_path: Path) -> None:
-    file = tmp_path / "items.jsonl"
-    done = evaluate(A, B, "--tasks", f"hellaswag={files.hellaswag}", "--items", file, "--json")
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
-    assert [(line["checkpoint"], line["item"]) for line in lines] == [(m, str(n)) for m in (A, B) for n in range(6)]
-    for line in lines:
-        losses = losses_of(line["checkpoint"], int(line["item"]))
-        np.testing.assert_allclose(line["losses"], [each.sum() for each in losses], atol=2e-4)
-        assert line["tokens"] == [len(each) for each in losses]
-        assert line["by_sum"] == int(np.argmin([each.sum() for each in losses]))
-        assert line["by_mean"] == int(np.argmin([each.mean() for each in losses]))
-    first, second = done.subjects[0]["results"]
+def test_questions_are_answered_as_by_the_plain_model(evaluate: Evaluate, files: Files) -> None:
+    first, second = evaluate(A, B, "--tasks", f"hellaswag={files.hellaswag}", "--json").subjects[0]["results"]
     assert first["items"] == 6 and first["chance"] == 0.25
     np.testing.assert_allclose([*first["accuracy"].values()], [4 / 6, np.sqrt(4 / 6 * 2 / 6 / 5)], rtol=1e-12)
-    right, norm = (np.array([line[name] for line in lines]).reshape(2, 6) for name in ("right", "right_norm"))
+    labels = [json.loads(line)["label"] for line in files.hellaswag.read_text().splitlines()]
+    right, norm = (
+        np.array([[np.argmin([f(x) for x in losses_of(m, n)]) == labels[n] for n in range(6)] for m in (A, B)])
+        for f in (np.sum, np.mean)
+    )
     assert second["accuracy"]["value"] == right[1].mean()
     assert [each["accuracy_norm"]["value"] for each in (first, second)] == norm.mean(1).tolist()
     apart = right[1].astype(float) - right[0]
@@ -234,37 +206,17 @@ def test_items_are_answered_as_by_the_plain_model(evaluate: Evaluate, files: Fil
     assert second["difference"]["accuracy"]["error"] == pytest.approx(apart.std(ddof=1) / np.sqrt(6))
 
 
-def test_a_last_word_is_right_if_it_would_have_been_written(evaluate: Evaluate, files: Files, tmp_path: Path) -> None:
-    file = tmp_path / "items.jsonl"
-    done = evaluate(A, "--tasks", f"lambada={files.lambada}", "--items", file, "--limit", "2", "--json")
-    sums = []
-    for text in WORDS[:2]:
-        before = len(text.rpartition(" ")[0])
-        sums.append(plain_losses(A, text.encode())[before - 1 :].sum())
+def test_a_last_word_is_right_if_it_would_have_been_written(evaluate: Evaluate, files: Files) -> None:
+    done = evaluate(A, "--tasks", f"lambada={files.lambada}", "--limit", "2", "--json")
+    sums = [plain_losses(A, text.encode())[len(text.rpartition(" ")[0]) - 1 :].sum() for text in WORDS[:2]]
     (found,) = done.subjects[0]["results"]
     assert found["items"] == 2 and found["accuracy"]["value"] == 0  # random weights never write a whole word
     np.testing.assert_allclose(found["perplexity"]["value"], np.exp(np.mean(sums)), rtol=1e-4)
-    assert [json.loads(line)["right"] for line in file.read_text().splitlines()] == [False, False]
-
-
-def test_a_context_that_is_too_long_is_refused_or_cropped(evaluate: Evaluate, tmp_path: Path) -> None:
-    file, items = tmp_path / "long.jsonl", tmp_path / "items.jsonl"
-    context = "a context of more than thirty-two bytes"
-    line = {"ind": 0, "ctx": context, "endings": ["a", "bc", "de", "f"], "label": 1}
-    file.write_text(json.dumps(line) + "\n")
-    words = (A, "--tasks", f"hellaswag={file}", "--items", items, "--json")
-    refused = evaluate(*words)
-    assert (refused.status, refused.err.count("\n")) == (2, 1) and "--crop-context" in refused.err
-    assert not items.exists()
-    assert evaluate(*words, "--crop-context").status == 0
-    left = context[-(T + 1 - 3) :]
-    expected = [plain_losses(A, (left + end).encode())[len(left) - 1 :].sum() for end in (" a", " bc", " de", " f")]
-    np.testing.assert_allclose(json.loads(items.read_text())["losses"], expected, atol=2e-4)
 
 
 def test_progress_ends_when_all_is_done(evaluate: Evaluate, files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llmc_jax.base.progress.PROGRESS_SECONDS", 0.0)
-    words = ("--stride", "8", "--data", files.data, "--tasks", f"hellaswag={files.hellaswag}")
+    words = ("--data", files.data, "--tasks", f"hellaswag={files.hellaswag}")
     shares = [int(line.split(" %")[0]) for line in evaluate(A, B, *words).err.splitlines() if " %" in line]
     assert shares == sorted(shares) and shares[-1] == 100 and 50 in shares
 
@@ -287,7 +239,7 @@ def test_a_full_memory_is_one_line(evaluate: Evaluate, files: Files, monkeypatch
 
 def test_two_devices_give_the_figures_of_one(evaluate: Evaluate, files: Files) -> None:
     words = [A, "--data", str(files.data), "--text", str(files.text), "--tasks", f"hellaswag={files.hellaswag}"]
-    words += [f"lambada={files.lambada}", "--positions", "--json"]
+    words += [f"lambada={files.lambada}", "--json"]
     code = "import sys; from llmc_jax.evaluate.command import main; sys.exit(main(sys.argv[1:]))"
     there = subprocess.run(
         [sys.executable, "-c", code, *words, "--devices", "2"], capture_output=True, text=True, check=True
@@ -316,31 +268,24 @@ def test_two_devices_give_the_figures_of_one(evaluate: Evaluate, files: Files) -
         ([A, "missing", "--data", "{data}"], "missing"),
         ([A, "--data", "{data}", "-t", "33"], "-t 33"),
         ([A, B, "--data", "{data}", "-t", "40"], A),
-        ([A, "--data", "{data}", "--stride", "33"], "--stride 33"),
-        ([A, "--data", "{data}", "--stride", "0"], "--stride 0"),
-        ([A, "--data", "{data}", "--stride", "8", "--batches", "1"], "--batches and --stride"),
-        ([A, "--data", "{data}", "--batches", "1", "-b", "9"], "-b 9"),
-        ([A, "--data", "{data}", "--limit", "3"], "--limit"),
-        ([A, "--tasks", "hellaswag={hellaswag}", "--items", "{folder}"], "--items"),
-        ([A, "--tasks", "hellaswag={hellaswag}", "--items", "{folder}/no/items.jsonl"], "no/items"),
         ([A, "--tasks", "hellaswag={lambada}"], "those of HellaSwag"),
+        ([A, "--tasks", "hellaswag={long}"], "item 7 has"),
         ([A, "--tasks", "riddles"], "riddles"),
         ([A, "--tasks", "mmlu="], "mmlu="),
         ([A, "--tasks", "mmlu=missing.parquet"], "missing.parquet"),
         ([A, "--tokenizer", "none", "--tasks", "hellaswag={hellaswag}"], "--tokenizer"),
         ([A, "--nonsense"], "--nonsense"),
         ([A, "--data", "{data}", "--devices", "1000"], "--devices 1000"),
-        ([A, "--text", "{text}", "--tasks", "hellaswag={hellaswag}", "--items", "{text}"], "--items"),
-        ([A, "--tasks", "hellaswag={hellaswag}", "--items", "{hellaswag}"], "--items"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(
     evaluate: Evaluate, files: Files, tmp_path: Path, words: list[str], named: str
 ) -> None:
-    places = {**files._asdict(), "folder": tmp_path, **{name: tmp_path / name for name in ("large", "short", "empty")}}
+    places = {**files._asdict(), "folder": tmp_path, **{name: tmp_path / name for name in ("large", "short", "empty", "long")}}
     write_token_file(places["large"], np.array([1, 300]))
     write_token_file(places["short"], np.array([1]))
     places["empty"].touch()
+    places["long"].write_text(json.dumps({"ind": 7, "ctx": "a" * 32, "endings": ["b", "c"], "label": 0}))
     done = evaluate(*(word.format(**places) for word in words))
     lines = [line for line in done.err.splitlines() if not line.startswith(("note", "model", "warning"))]
     assert (done.status, done.out, len(lines)) == (2, "", 1), done.err
