@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from operator import index
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -206,33 +206,15 @@ class Completion(NamedTuple):
     end: str
 
 
-@overload
-def complete(
-    model: Model, prompt: str | bytes | Ids = "", *, samples: None = None, tokens: int = 64, **how: Any
-) -> Completion: ...
-@overload
-def complete(
-    model: Model, prompt: str | bytes | Ids = "", *, samples: int, tokens: int = 64, **how: Any
-) -> list[Completion]: ...
-def complete(
-    model: Model, prompt: str | bytes | Ids = "", *, samples: int | None = None, tokens: int = 64, **how: Any
-) -> Completion | list[Completion]:
-    """Return what the model writes after a prompt, of at most so many tokens; with samples=n a list of n of them.
+def complete(model: Model, prompt: str | bytes | Ids = "", *, tokens: int = 64, **how: Any) -> Completion:
+    """Return what the model writes after a prompt, of at most so many tokens.
 
-    how: temperature, top_k, top_p, min_p, repetition_penalty, seed and stops, as for `stream`, which also says what a
-    prompt may be, and what raises InputError.
+    how: temperature, top_k, top_p, seed and stops, as for `stream`, which also says what a prompt may be, and what
+    raises InputError.
     """
-    drawn: list[list[Drawn]] = [[] for _ in range(1 if samples is None else max(0, samples))]
-    for each in stream(model, prompt, samples=len(drawn), tokens=tokens, **how):
-        drawn[each.sample].append(each)
-    found = [
-        Completion(
-            "".join(each.text for each in sample), tuple(each.token for each in sample),
-            tuple(each.logprob for each in sample), sample[-1].end,
-        )
-        for sample in drawn
-    ]  # fmt: skip
-    return found[0] if samples is None else found
+    drawn = list(stream(model, prompt, tokens=tokens, **how))
+    ids, logprobs = tuple(each.token for each in drawn), tuple(each.logprob for each in drawn)
+    return Completion("".join(each.text for each in drawn), ids, logprobs, drawn[-1].end)
 
 
 def stream(
@@ -244,8 +226,6 @@ def stream(
     temperature: float = 1.0,
     top_k: int = 0,
     top_p: float = 1.0,
-    min_p: float = 0.0,
-    repetition_penalty: float = 1.0,
     seed: int = 1337,
     stops: Sequence[str] = (),
 ) -> Iterator[Drawn]:
@@ -255,15 +235,14 @@ def stream(
     `token`, `logprob`, `sample`, `position`, and `end`: why a sample ends here, else "". The same seed gives the same
     tokens, whatever the number of samples, but where a draw lies within rounding of a boundary.
 
-    What is drawn from, in this order: the logits of tokens in the text divided (negative ones multiplied) by
-    repetition_penalty; divided by temperature, where 0 takes the likeliest; of the probabilities the top_k largest (0:
-    all); the fewest that have top_p together; those of at least min_p times the largest. A sample ends before the first
-    of stops, and at the end-of-text token. When T positions are full the oldest half is dropped.
+    What is drawn from, in this order: the logits divided by temperature, where 0 takes the likeliest; of the
+    probabilities the top_k largest (0: all); the fewest that have top_p together. A sample ends before the first of
+    stops, and at the end-of-text token. When T positions are full the oldest half is dropped.
     Raises InputError for a value that cannot be, for ids that the model does not have, and for a text where it has no
     tokenizer. llmc_jax/generate/sampling.py has the sources.
     """
     ids = encode(model, prompt) if isinstance(prompt, str | bytes) else _array(prompt, (1,))
-    sampling = Sampling(temperature, index(top_k), top_p, min_p, repetition_penalty, index(seed))
+    sampling = Sampling(temperature, index(top_k), top_p, index(seed))
     stops = (stops,) if isinstance(stops, str) else tuple(stops)
     found = generate(model, Request(tuple(ids.tolist()), index(tokens), index(samples), sampling, stops))
     return (each for each in found if isinstance(each, Drawn))

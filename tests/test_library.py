@@ -133,18 +133,15 @@ def test_the_likeliest_tokens_are_those_of_the_logits(model: Model) -> None:
 
 
 def test_a_stream_is_the_completion_in_pieces(model: Model) -> None:
-    together = llmc_jax.complete(model, "ABC", samples=2, tokens=8, seed=7)
-    pieces: list[list[Any]] = [[], []]
-    for each in llmc_jax.stream(model, b"ABC", samples=2, tokens=8, seed=7):
-        pieces[each.sample].append(each)
-    for whole, parts in zip(together, pieces, strict=True):
-        assert "".join(each.text for each in parts) == whole.text
-        assert [each.token for each in parts] == list(whole.ids)
-        assert [each.end for each in parts] == [""] * (len(parts) - 1) + [whole.end]
-    assert together[0].ids != together[1].ids
-    stop = together[0].text[3]
-    stopped = llmc_jax.complete(model, "ABC", samples=2, tokens=8, seed=7, stops=stop)[0]
-    assert (stopped.end, stopped.text) == ("stop", together[0].text.partition(stop)[0])
+    whole = llmc_jax.complete(model, "ABC", tokens=8, seed=7)
+    streamed = list(llmc_jax.stream(model, b"ABC", samples=2, tokens=8, seed=7))
+    parts, other = ([each for each in streamed if each.sample == number] for number in (0, 1))
+    assert "".join(each.text for each in parts) == whole.text
+    assert [each.token for each in parts] == list(whole.ids) != [each.token for each in other]
+    assert [each.end for each in parts] == [""] * (len(parts) - 1) + [whole.end]
+    stop = whole.text[3]
+    stopped = llmc_jax.complete(model, "ABC", tokens=8, seed=7, stops=stop)
+    assert (stopped.end, stopped.text) == ("stop", whole.text.partition(stop)[0])
 
 
 def test_attention_weights_are_shares_of_what_came_before(model: Model, rows: np.ndarray) -> None:

@@ -88,7 +88,7 @@ def piece_of_ids(name: str, ids: np.ndarray) -> Piece:
 
 
 def rows_of_text(pieces: Sequence[Piece], positions: int, limit: int | None = None) -> list[Span]:
-    """Return the rows of a text, or the first `limit`: each of T positions, the last one of a piece as short as need be.
+    """Return the rows of a text, or the first `limit`: each of T positions, the last one of a piece of what is left.
 
     Every id but a piece's first is scored once. The first rows of a token file are those that training validates on.
     Raises InputError where there is none.

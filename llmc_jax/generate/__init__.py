@@ -1,7 +1,7 @@
 """Asking a trained model: text that it continues, what it thinks of a text, a page to type into.
 
 model.py        a checkpoint of any format, opened: weights on the device, shape, tokenizer
-sampling.py     from logits to the next token: temperature, top-k, top-p, min-p, repetition penalty, random numbers
+sampling.py     from logits to the next token: temperature, top-k, top-p, random numbers
 engine.py       prefill, decode, and what happens at the model's last position
 text.py         tokens to text that can be printed: whole characters, stop strings
 llmc.py         llm.c's samplers, as a training run draws

@@ -3,7 +3,6 @@
 Screen is the terminal or file that they are shown on. Leaves out how tokens are drawn (engine.py).
 """
 
-import os
 import signal
 import threading
 import time
@@ -112,24 +111,13 @@ def until_ctrl_c() -> Iterator[threading.Event]:
         signal.signal(signal.SIGINT, before)
 
 
-DIM, PLAIN = "\x1b[2m", "\x1b[0m"
-
-
-def takes_colors(file: TextIO) -> bool:
-    """Return whether colours may be written: to a terminal that knows them, unless NO_COLOR is set (no-color.org)."""
-    return file.isatty() and os.environ.get("TERM", "") != "dumb" and not os.environ.get("NO_COLOR")
-
-
 class Screen:
     """Shows a text, and what is added to it. Control characters are left out; left as a context, it ends the line."""
 
     def __init__(self, file: TextIO, prompt: str) -> None:
         """Show the prompt."""
         self._file, self._at_line_start = file, True
-        dim, plain = (DIM, PLAIN) if prompt and takes_colors(file) else ("", "")
-        file.write(dim)
         self.write(prompt)
-        file.write(plain)
 
     def add(self, drawn: Drawn) -> None:
         """Show what a token lets out."""

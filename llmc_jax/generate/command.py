@@ -20,6 +20,7 @@ from llmc_jax.base.streams import print_error
 from llmc_jax.base.text import wrapped
 from llmc_jax.data.documents import read_text
 from llmc_jax.generate.flags import parse
+from llmc_jax.generate.text import listed_ids
 from llmc_jax.machine.device import describe_device, device_label
 from llmc_jax.machine.jax_setup import configure, settle
 
@@ -60,22 +61,14 @@ def say(about: str, words: str) -> None:
 
 
 class Written(NamedTuple):
-    """A prompt as it was given: its bytes, or its ids; and where."""
+    """A prompt as it was given: its bytes, and where; none for a new text."""
 
     place: str
     data: bytes = b""
-    ids: tuple[int, ...] = ()
 
 
 def written_prompt(asked: argparse.Namespace) -> Written:
     """Return the prompt as it was given, read where it must be read. Raises InputError for one that is empty."""
-    if asked.prompt_ids is not None:
-        from llmc_jax.generate.text import listed_ids
-
-        ids = listed_ids(asked.prompt_ids, "--prompt-ids")
-        if not ids:
-            raise InputError("--prompt-ids: is empty; without it the model starts a new text")
-        return Written("--prompt-ids", ids=ids)
     if asked.prompt is not None:
         place, data = "--prompt", os.fsencode(asked.prompt)
     elif asked.prompt_file is not None:
@@ -97,14 +90,9 @@ def _without_line_end(data: bytes) -> bytes:
 
 
 def prompt_ids(model: "Model", written: Written) -> tuple[int, ...]:
-    """Return the ids of a prompt. Raises InputError where the model has no tokenizer for it."""
-    if not written.data:
-        return written.ids
+    """Return the ids of a prompt; where the model has no tokenizer those that it lists. Raises InputError."""
     if model.tokenizer is None:
-        raise InputError(
-            f'{written.place}: this model has no tokenizer, so its prompt is token ids: --prompt-ids "1 2 3"; '
-            f"{model.tokenizer_note}"
-        )
+        return listed_ids(written.data.decode(errors="replace"), written.place)
     try:
         return tuple(model.tokenizer.encode(written.data).tolist())
     except InputError as error:
@@ -262,7 +250,7 @@ def draw_heads(model: "Model", ids: tuple[int, ...], asked: argparse.Namespace) 
     from llmc_jax.generate.heads import check_layer, draw_text_attention
 
     if not ids:
-        raise InputError("--attention: needs a text; give one by --prompt, --prompt-file or on standard input")
+        raise InputError("--attention: needs a text; give one by --prompt")
     check_layer(model.config, asked.layer)
     say_model(model)
     draw_text_attention(asked.attention, model, ids, asked.layer)

@@ -65,7 +65,6 @@ class _State(NamedTuple):
 
     draws: Draws
     cache: Cache
-    seen: jax.Array | None
 
 
 def generate(model: Model, request: Request) -> Iterator[Drawn | Dropped]:
@@ -176,7 +175,7 @@ class _Batch(NamedTuple):
     numbers: Numbers
     steps: Steps
 
-    def prefilled(self, texts: Sequence[Sequence[int]], position: int, seen: jax.Array | None) -> _State:
+    def prefilled(self, texts: Sequence[Sequence[int]], position: int) -> _State:
         """Begin with texts of one length, one for all samples or one for each, and draw the token at a position."""
         model = self.model
         length = len(texts[0])
@@ -185,18 +184,17 @@ class _Batch(NamedTuple):
         logits, cache = _prefill(
             model.weights, tokens, np.int32(length), self.size, model.config, model.execution, len(self.samples)
         )
-        return self._drawn(logits, cache, position, seen)
+        return self._drawn(logits, cache, position)
 
     def decoded(self, before: _State, place: int, position: int) -> _State:
         """Put the last draws at a place of the window, and draw the token at the next position of the text."""
         model = self.model
         tokens = before.draws.tokens
         logits, cache = _decode(model.weights, tokens, np.int32(place), before.cache, model.config, model.attention)
-        return self._drawn(logits, cache, position, before.seen)
+        return self._drawn(logits, cache, position)
 
-    def _drawn(self, logits: jax.Array, cache: Cache, position: int, seen: jax.Array | None) -> _State:
-        draws, seen = draw(logits, seen, self.samples, np.int32(position), self.numbers, self.steps)
-        return _State(draws, cache, seen)
+    def _drawn(self, logits: jax.Array, cache: Cache, position: int) -> _State:
+        return _State(draw(logits, self.samples, np.int32(position), self.numbers, self.steps), cache)
 
 
 def _generate(model: Model, request: Request) -> Iterator[Drawn | Dropped]:
@@ -208,11 +206,10 @@ def _generate(model: Model, request: Request) -> Iterator[Drawn | Dropped]:
     prompt = list(request.prompt) or [model.end_of_text]
     texts = [list(prompt) for _ in rows]
     running = {row: TextStream(model.tokenizer, request.stops) for row in rows}
-    seen = _seen(prompt, len(rows), config) if sampling.repetition_penalty != 1 else None
     begin = list(window(prompt, config))
     if len(begin) < len(prompt):
         yield Dropped(0, len(begin))
-    state, length = batch.prefilled([begin], len(prompt), seen), len(begin)
+    state, length = batch.prefilled([begin], len(prompt)), len(begin)
     for position in range(request.tokens):
         draws, last = state.draws, position + 1 == request.tokens
         room = length < config.max_seq_len
@@ -227,17 +224,10 @@ def _generate(model: Model, request: Request) -> Iterator[Drawn | Dropped]:
             return
         if not room:
             begun = [window(text, config) for text in texts]
-            length, seen = len(begun[0]), state.seen
+            length = len(begun[0])
             del state  # or there would be two caches at a time
             yield Dropped(position + 1, length)
-            state = batch.prefilled(begun, len(prompt) + position + 1, seen)
-
-
-def _seen(prompt: Sequence[int], rows: int, config: ModelConfig) -> jax.Array:
-    """Return which tokens stand in the prompt, (B, V) bool."""
-    found = np.zeros((rows, config.vocab_size), bool)
-    found[:, list(prompt)] = True
-    return jnp.asarray(found)
+            state = batch.prefilled(begun, len(prompt) + position + 1)
 
 
 def _read(

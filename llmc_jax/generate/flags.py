@@ -25,15 +25,14 @@ EXAMPLES = (
 
 # What excludes what. A text begins once, one question is asked at a time, and where nothing is drawn, nothing of how.
 MODES = "probs attention interactive serve"
-PROMPTS = "prompt prompt_file prompt_ids"
-DRAWN = "tokens samples stop ignore_end seed repetition_penalty temperature top_k top_p min_p"
+PROMPTS = "prompt prompt_file"
+DRAWN = "tokens samples stop ignore_end seed temperature top_k top_p"
 
 CHECKPOINT = (own("checkpoint", "[CHECKPOINT]", "", "", type=str),)
 TEXT = (
     own("--prompt", "TEXT", None, "the text to continue. Without a prompt: standard input where it is no terminal, "
-        "else a new text", excludes=PROMPTS),
+        "else a new text. For a model without a tokenizer it is token ids: '15496 995'", excludes=PROMPTS),
     own("--prompt-file", "FILE", None, "the same from a file, without its final newline", excludes=PROMPTS),
-    own("--prompt-ids", "IDS", None, 'the same as token ids: "15496 995"', excludes=PROMPTS),
     own("-n --tokens", "N", 200, "new tokens, at most (default 200; with --probs 1)"),
     own("--samples", "N", 1, "continuations, computed together (default 1)"),
     own("--stop", "TEXT", [], "the text ends before this; may be given several times"),
@@ -41,11 +40,9 @@ TEXT = (
     own("--json", "", False, "print one JSON object at the end: text, ids, logprobs, settings, times"),
 )  # fmt: skip
 SAMPLING = (
-    own("--repetition-penalty", "X", 1.0, "above 1: a token that the text already has is less likely (default 1: off)"),
     own("--temperature", "X", 1.0, "below 1: likely tokens get likelier (default 1; 0: always the likeliest)"),
     own("--top-k", "N", 0, "of the N likeliest tokens (default 0: all)", 0),
     own("--top-p", "X", 1.0, "of the fewest that have X of the probability (default 1: all)"),
-    own("--min-p", "X", 0.0, "of those with X of the likeliest one's probability (default 0: all)"),
     own("--seed", "N", 1337, "the same seed draws the same tokens (default 1337)", 0, most=2**64 - 1),
 )  # fmt: skip
 QUESTIONS = (

@@ -13,7 +13,7 @@ from llmc_jax.generate.command import model_facts
 from llmc_jax.generate.engine import Drawn, Request
 from llmc_jax.generate.model import Model
 from llmc_jax.generate.sampling import Sampling, check
-from llmc_jax.generate.text import typed_ids
+from llmc_jax.generate.text import piece, typed_ids
 
 WHOLE = {"tokens": (200, 1, 100_000), "samples": (1, 1, 8), "candidates": (5, 0, 20)}  # default, least, most
 SAMPLING = Sampling()._asdict()
@@ -93,14 +93,7 @@ def _checked(name: str, value: Any) -> Any:
     return value
 
 
-def piece(model: Model, token: int) -> str:
-    """Return one id's bytes as text for display: escaped where they are no whole character or cannot be seen."""
-    if model.tokenizer is None or token >= model.tokenizer.vocab_size:
-        return str(token)
-    return escaped(model.tokenizer.piece(token).decode(errors="backslashreplace"))
-
-
 def record(model: Model, drawn: Drawn) -> dict[str, Any]:
     """Return one new token as the page is told of it; probabilities are the model's own, before any filter."""
-    candidates = [[token, piece(model, token), logprob] for token, logprob in drawn.candidates]
-    return drawn._asdict() | {"piece": piece(model, drawn.token), "candidates": candidates}
+    candidates = [[token, piece(model.tokenizer, token), logprob] for token, logprob in drawn.candidates]
+    return drawn._asdict() | {"piece": piece(model.tokenizer, drawn.token), "candidates": candidates}

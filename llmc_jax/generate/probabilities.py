@@ -7,10 +7,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from llmc_jax.base.streams import escaped
 from llmc_jax.base.text import table
 from llmc_jax.data.tokenizers import Tokenizer
 from llmc_jax.generate.look import Seen
+from llmc_jax.generate.text import piece
 
 
 def surprise_bits(seen: Seen) -> float:
@@ -18,18 +18,9 @@ def surprise_bits(seen: Seen) -> float:
     return -seen.logprob / math.log(2) + 0.0  # not -0.0
 
 
-def visible(piece: bytes) -> str:
-    """Return the bytes of a token so that all of them can be seen, in quotes; nothing in it moves a terminal's cursor.
-
-    Bytes that make no character are escaped, as in Python.
-    """
-    text = piece.replace(b"\\", b"\\\\").decode(errors="backslashreplace")
-    return f'"{escaped(text)}"'
-
-
 def label(tokenizer: Tokenizer | None, token: int) -> str:
-    """Return what stands for a token in a table: its bytes to be seen, or its id where no tokenizer has it."""
-    return str(token) if tokenizer is None or token >= tokenizer.vocab_size else visible(tokenizer.piece(token))
+    """Return what stands for a token in a table: its bytes to be seen, in quotes, or its id without a tokenizer."""
+    return str(token) if tokenizer is None else f'"{piece(tokenizer, token)}"'
 
 
 def probability_table(tokenizer: Tokenizer | None, seen: Sequence[Seen], width: int | None = None) -> str:
@@ -51,31 +42,16 @@ def probability_table(tokenizer: Tokenizer | None, seen: Sequence[Seen], width: 
 
 
 def plain_data(tokenizer: Tokenizer | None, seen: Sequence[Seen]) -> list[dict[str, Any]]:
-    """Return the same as `probability_table` as plain data for JSON (`files.plain` where a number may not be finite).
-
-    text is null without a tokenizer. logprob is a natural logarithm.
-    """
+    """Return the same as `probability_table` as plain data for JSON, as the page's server has it."""
     return [
         {
             "position": position,
-            "token": each.token,
-            "text": _text(tokenizer, each.token),
-            "logprob": each.logprob,
-            "rank": each.rank,
-            "surprise_bits": surprise_bits(each),
-            "entropy_bits": each.entropy / math.log(2),
-            "candidates": [
-                {"token": token, "text": _text(tokenizer, token), "logprob": logprob}
-                for token, logprob in each.candidates
-            ],
+            "piece": piece(tokenizer, each.token),
+            **each._asdict(),
+            "candidates": [[token, piece(tokenizer, token), logprob] for token, logprob in each.candidates],
         }
         for position, each in enumerate(seen)
     ]
-
-
-def _text(tokenizer: Tokenizer | None, token: int) -> str | None:
-    known = tokenizer is not None and token < tokenizer.vocab_size
-    return None if tokenizer is None or not known else tokenizer.piece(token).decode(errors="backslashreplace")
 
 
 def _percent(logprob: float) -> str:

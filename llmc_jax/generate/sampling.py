@@ -2,13 +2,10 @@
 
 In this order, each step on what the one before has left:
 
-    repetition penalty   the logit of each token that stands in the text is divided by it where positive, else
-                         multiplied (Keskar et al., CTRL, 2019)
-    temperature          logits / temperature; 0: the largest is taken, and nothing below counts
-    top-k                the k largest (Fan et al., 2018)
-    top-p                the fewest of the likeliest that have p of the probability (Holtzman et al., 2020)
-    min-p                those that have min-p of the likeliest's probability (Nguyen et al., 2024)
-    draw                 one of what is left, by its share: the first whose cumulative share exceeds a number in [0, 1)
+    temperature   logits / temperature; 0: the largest is taken, and nothing below counts
+    top-k         the k largest (Fan et al., 2018)
+    top-p         the fewest of the likeliest that have p of the probability (Holtzman et al., 2020)
+    draw          one of what is left, by its share: the first whose cumulative share exceeds a number in [0, 1)
 
 The number is a function of the seed, the sample and the position in the text, and of nothing else: not of how many
 samples are drawn together. Where tokens are equally likely at the edge of top-k or top-p, all of them are kept.
@@ -32,8 +29,6 @@ class Sampling(NamedTuple):
     temperature: float = 1.0  # 0: greedy
     top_k: int = 0  # 0: all
     top_p: float = 1.0  # 1: all
-    min_p: float = 0.0  # 0: all
-    repetition_penalty: float = 1.0  # 1: none
     seed: int = 1337
 
 
@@ -42,8 +37,6 @@ RANGES = {
     "temperature": ("a number from 0 on", lambda value: 0 <= value < math.inf),
     "top_k": ("0 (all) or more", lambda value: value >= 0),
     "top_p": ("above 0 and at most 1", lambda value: 0 < value <= 1),
-    "min_p": ("from 0 to 1", lambda value: 0 <= value <= 1),
-    "repetition_penalty": ("a number above 0; 1 is none", lambda value: 0 < value < math.inf),
     "seed": ("a whole number from 0 to 2^64 - 1", lambda value: 0 <= value < 1 << 64),
 }
 
@@ -62,8 +55,6 @@ class Numbers(NamedTuple):
     temperature: Any
     top_k: Any
     top_p: Any
-    min_p: Any
-    repetition_penalty: Any
     key: Any  # (2,) uint32, of threefry2x32
 
 
@@ -73,7 +64,6 @@ class Steps(NamedTuple):
     greedy: bool
     top_k: bool
     top_p: bool
-    min_p: bool
     candidates: int  # of the likeliest tokens, how many are reported
     ids: int | None = None  # only the first so many are drawn and reported: the others are padding; None: all
 
@@ -101,34 +91,23 @@ def _float32(value: float) -> np.float32:
 def steps_of(sampling: Sampling, candidates: int, ids: int | None = None) -> Steps:
     """Return which steps a sampling takes. ids: as `Steps` has it."""
     greedy = sampling.temperature == 0
-    return Steps(greedy, sampling.top_k > 0, sampling.top_p < 1, sampling.min_p > 0, candidates, ids)
+    return Steps(greedy, sampling.top_k > 0, sampling.top_p < 1, candidates, ids)
 
 
-@partial(jax.jit, static_argnames=("steps",), donate_argnames=("seen",))
-def draw(
-    logits: jax.Array, seen: jax.Array | None, samples: jax.Array, position: jax.Array, numbers: Numbers, steps: Steps
-) -> tuple[Draws, jax.Array | None]:
+@partial(jax.jit, static_argnames=("steps",))
+def draw(logits: jax.Array, samples: jax.Array, position: jax.Array, numbers: Numbers, steps: Steps) -> Draws:
     """Draw the token at a position of each of B samples.
 
-    logits (B, V) in float32; seen (B, V): which tokens stand in each text, None without a repetition penalty; samples
-    (B,) int32: their numbers; position: a scalar. Returns also `seen` with what was drawn.
+    logits (B, V) in float32; samples (B,) int32: their numbers; position: a scalar.
     """
     own = jax.nn.log_softmax(logits, axis=-1)  # (B, V)
-    seen_ids = None if seen is None else seen[:, : steps.ids]
-    tokens = _drawn(logits[:, : steps.ids], seen_ids, samples, position, numbers, steps)  # (B,)
+    tokens = _drawn(logits[:, : steps.ids], samples, position, numbers, steps)  # (B,)
     rows = jnp.arange(logits.shape[0])
     best = jax.lax.top_k(own[:, : steps.ids], steps.candidates)
-    draws = Draws(tokens, own[rows, tokens], best[1].astype(jnp.int32), best[0])
-    return draws, None if seen is None else seen.at[rows, tokens].set(True)
+    return Draws(tokens, own[rows, tokens], best[1].astype(jnp.int32), best[0])
 
 
-def _drawn(
-    logits: jax.Array, seen: jax.Array | None, samples: jax.Array, position: jax.Array, numbers: Numbers, steps: Steps
-) -> jax.Array:
-    if seen is not None:
-        penalty = numbers.repetition_penalty
-        changed = jnp.where(logits > 0, logits / penalty, logits * penalty)
-        logits = jnp.where(seen, jnp.clip(changed, FLOAT32.min, FLOAT32.max), logits)
+def _drawn(logits: jax.Array, samples: jax.Array, position: jax.Array, numbers: Numbers, steps: Steps) -> jax.Array:
     if steps.greedy:
         return jnp.argmax(logits, axis=-1).astype(jnp.int32)
     weights = filtered(logits, numbers, steps)  # (B, V)
@@ -148,7 +127,7 @@ def coin(key: jax.Array, sample: jax.Array, position: jax.Array) -> jax.Array:
 
 
 def filtered(logits: jax.Array, numbers: Numbers, steps: Steps) -> jax.Array:
-    """Return weights (B, V) in proportion to the probabilities, 0 where top-k, top-p or min-p leave a token out.
+    """Return weights (B, V) in proportion to the probabilities, 0 where top-k or top-p leave a token out.
 
     The largest logit is subtracted before the temperature divides: the likeliest token has 1 at any temperature.
     """
@@ -157,8 +136,6 @@ def filtered(logits: jax.Array, numbers: Numbers, steps: Steps) -> jax.Array:
         weights = _at_least(weights, jnp.ones_like(weights), numbers.top_k)
     if steps.top_p:
         weights = _at_least(weights, weights, numbers.top_p * jnp.sum(weights, axis=-1, keepdims=True))
-    if steps.min_p:
-        weights = jnp.where(weights >= numbers.min_p, weights, 0)
     return weights
 
 

@@ -8,6 +8,7 @@ import codecs
 
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.options import show_value
+from llmc_jax.base.streams import escaped
 from llmc_jax.data.tokenizers import Tokenizer
 
 LONGEST_NUMBER = 18  # digits; Python refuses to read very many
@@ -63,6 +64,16 @@ def listed_ids(text: str, place: str) -> tuple[int, ...]:
 def typed_ids(tokenizer: Tokenizer | None, text: str, place: str) -> tuple[int, ...]:
     """Return the ids of a text; without a tokenizer those that it lists. Raises InputError, with the place."""
     return listed_ids(text, place) if tokenizer is None else tuple(tokenizer.encode(text).tolist())
+
+
+def piece(tokenizer: Tokenizer | None, token: int) -> str:
+    """Return the bytes of an id so that all of them can be seen; nothing in it moves a terminal's cursor.
+
+    Bytes that make no character are escaped, as in Python. Where no tokenizer has the id, it stands for itself.
+    """
+    if tokenizer is None or token >= tokenizer.vocab_size:
+        return str(token)
+    return escaped(tokenizer.piece(token).replace(b"\\", b"\\\\").decode(errors="backslashreplace"))
 
 
 def _overlap(text: str, stop: str) -> int:

@@ -97,7 +97,7 @@ def test_a_row(row: Published) -> None:
 
 def test_each_command_takes_the_name(gpt2: Files, made: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("text.txt").write_text("some text to evaluate")
-    assert generate.main(["gpt2", "--prompt-ids", "300"]) == 2  # as in the next line, so that nothing is compiled
+    assert generate.main(["gpt2", "--tokenizer", "none", "--prompt", "300"]) == 2  # so that nothing is compiled
     assert evaluate.main(["gpt2", "--text", "text.txt", "-t", "99"]) == 2
     said = capsys.readouterr().err
     assert "256" in said and "T=16" in said

@@ -281,7 +281,8 @@ def test_two_devices_give_the_figures_of_one(evaluate: Evaluate, files: Files) -
 def test_what_is_wrong_is_said_in_one_line(
     evaluate: Evaluate, files: Files, tmp_path: Path, words: list[str], named: str
 ) -> None:
-    places = {**files._asdict(), "folder": tmp_path, **{name: tmp_path / name for name in ("large", "short", "empty", "long")}}
+    made = {name: tmp_path / name for name in ("large", "short", "empty", "long")}
+    places = {**files._asdict(), "folder": tmp_path, **made}
     write_token_file(places["large"], np.array([1, 300]))
     write_token_file(places["short"], np.array([1]))
     places["empty"].touch()

@@ -81,7 +81,7 @@ def test_what_is_seen_of_a_text_loses_its_oldest_half_whenever_it_is_too_long(mo
         assert list(engine.window(range(1, length + 1), config)) == seen
 
 
-SAMPLING = Sampling(temperature=0.9, top_k=50, top_p=0.95, min_p=0.001, repetition_penalty=1.1, seed=5)
+SAMPLING = Sampling(temperature=0.9, top_k=50, top_p=0.95, seed=5)
 
 
 def test_samples_do_not_depend_on_how_many_there_are(model: Model) -> None:
@@ -124,10 +124,9 @@ def steered(model: Model, monkeypatch: pytest.MonkeyPatch, texts: list[Any]) -> 
     """Let the samples be these, whatever the model says."""
     real = engine.draw
 
-    def draw(logits: Any, seen: Any, samples: Any, position: Any, *rest: Any) -> Any:
-        draws, seen = real(logits, seen, samples, position, *rest)
+    def draw(logits: Any, samples: Any, position: Any, *rest: Any) -> Any:
         tokens = [texts[sample][position - 1] if position <= len(texts[sample]) else 0 for sample in samples]
-        return draws._replace(tokens=jnp.array(tokens, jnp.int32)), seen
+        return real(logits, samples, position, *rest)._replace(tokens=jnp.array(tokens, jnp.int32))
 
     monkeypatch.setattr(engine, "draw", draw)
 

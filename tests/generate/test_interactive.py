@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from llmc_jax.base.errors import InputError
 from llmc_jax.generate import interactive
 from llmc_jax.generate.answer import Answer, Sample
 from llmc_jax.generate.engine import Request, generate
-from llmc_jax.generate.interactive import Session, talk
+from llmc_jax.generate.interactive import talk
 from llmc_jax.generate.model import Model, open_model
 from llmc_jax.generate.sampling import Sampling
 
@@ -27,42 +26,8 @@ def notes() -> list[str]:
     return []
 
 
-@pytest.fixture
-def session(model: Model, notes: list[str]) -> Session:
-    return Session(model, REQUEST, io.StringIO(), notes.append)
-
-
-def added(model: Model, prompt: list[int], seed: int = 1337) -> list[int]:
-    request = REQUEST._replace(prompt=tuple(prompt), sampling=REQUEST.sampling._replace(seed=seed))
-    return [each.token for each in generate(model, request)]  # type: ignore[union-attr]
-
-
-def test_what_is_typed_and_what_comes_stays_in_the_text(model: Model, session: Session) -> None:
-    session.take("ab")
-    first = [*b"ab", *added(model, [*b"ab"])]
-    assert session.ids == first
-    session.take("")
-    second = [*first, *added(model, first)]
-    assert session.ids == second
-    session.take("/again")
-    third = [*first, *added(model, first, seed=1338)]
-    assert session.ids == third != second
-    session.take("/undo")
-    assert session.ids == first
-    session.take("//x")
-    assert session.ids[: len(first) + 2] == [*first, *b"/x"]
-    session.take("/reset")
-    assert session.ids == []
-    for words in ("/no", "/undo"):
-        with pytest.raises(InputError):
-            session.take(words)
-
-
-def test_a_stop_string_is_no_part_of_the_text(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = Answer([Sample(ids=[*b"c. E"], logprobs=[-1.0] * 4, text="c", end="stop")])
-    monkeypatch.setattr(interactive, "ask", lambda *_: drawn)
-    session.take("ab")
-    assert session.ids == [*b"abc"]
+def added(model: Model, prompt: list[int]) -> list[int]:
+    return [each.token for each in generate(model, REQUEST._replace(prompt=tuple(prompt)))]  # type: ignore[union-attr]
 
 
 def typed(*lines: str | type[BaseException]) -> Callable[[str], str]:
@@ -78,12 +43,18 @@ def typed(*lines: str | type[BaseException]) -> Callable[[str], str]:
     return read
 
 
-def test_talking_goes_on_after_mistakes_and_ctrl_c(model: Model, notes: list[str]) -> None:
+def test_what_is_typed_and_what_comes_stays_in_the_text(model: Model, notes: list[str]) -> None:
     out = io.StringIO()
-    lines = typed("/nonsense", KeyboardInterrupt, "a\\", "b")
-    talk(model, REQUEST, out, notes.append, lines)
-    assert out.getvalue().startswith("a\nb")
-    assert len(notes) == 2
+    found = talk(model, REQUEST, out, notes.append, typed(KeyboardInterrupt, "a\\", "b", ""))
+    first = [*b"a\nb", *added(model, [*b"a\nb"])]
+    assert found == [*first, *added(model, first)]
+    assert out.getvalue().startswith("a\nb") and notes == ["Ctrl-D ends"]
+
+
+def test_a_stop_string_is_no_part_of_the_text(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = Answer([Sample(ids=[*b"c. E"], logprobs=[-1.0] * 4, text="c", end="stop")])
+    monkeypatch.setattr(interactive, "ask", lambda *_: drawn)
+    assert talk(model, REQUEST, io.StringIO(), print, typed("ab")) == [*b"abc"]
 
 
 def test_ctrl_c_stops_the_model_and_keeps_what_came(
@@ -95,7 +66,6 @@ def test_ctrl_c_stops_the_model_and_keeps_what_came(
             signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(interactive, "Screen", Screen)
-    session = Session(model, REQUEST, io.StringIO(), notes.append)
-    session.take("ab")
-    assert session.ids == [*b"ab", added(model, [*b"ab"])[0]]
+    found = talk(model, REQUEST, io.StringIO(), notes.append, typed("ab"))
+    assert found == [*b"ab", added(model, [*b"ab"])[0]]
     assert notes == ["stopped"]

@@ -16,11 +16,12 @@ import pytest
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import plain as plain_json
 from llmc_jax.config.model import parse_descriptor
-from llmc_jax.data.tokenizers import bytes_tokenizer
+from llmc_jax.data.tokenizers import Tokenizer, bytes_tokenizer
 from llmc_jax.generate import heads, look, probabilities, scorer
 from llmc_jax.generate.engine import kept_after_drop
 from llmc_jax.generate.look import Seen
 from llmc_jax.generate.model import Model
+from llmc_jax.generate.text import piece
 from llmc_jax.models.gpt2.model import PLAIN
 from llmc_jax.models.gpt2.tensors import BY_NAME, Params, flat_size, views
 from llmc_jax.training.state import DTYPES
@@ -202,12 +203,12 @@ def seen_of(text: bytes, bits: list[float]) -> list[Seen]:
 
 
 @pytest.mark.parametrize(
-    ("piece", "shown"),
-    [(b" the", '" the"'), (b"\x1b[2J\n", '"\\x1b[2J\\n"'), ("é".encode(), '"é"'), (b"\xc3", '"\\xc3"'),
-     (b"\\n", '"\\\\n"'), ("\u202e".encode(), '"\\u202e"')],
+    ("data", "shown"),
+    [(b" the", " the"), (b"\x1b[2J\n", "\\x1b[2J\\n"), ("é".encode(), "é"), (b"\xc3", "\\xc3"),
+     (b"\\n", "\\\\n"), ("\u202e".encode(), "\\u202e")],
 )  # fmt: skip
-def test_tokens_are_visible(piece: bytes, shown: str) -> None:
-    assert probabilities.visible(piece) == shown
+def test_tokens_are_visible(data: bytes, shown: str) -> None:
+    assert piece(Tokenizer("table", (data, b"x"), 1, "table", bytes_tokenizer().encode_text), 0) == shown
 
 
 def test_table_and_plain_data() -> None:
@@ -222,9 +223,7 @@ def test_table_and_plain_data() -> None:
     rows = probabilities.plain_data(tokenizer, seen)
     assert json.loads(json.dumps(plain_json(rows), allow_nan=False)) == rows
     assert rows[1] == {
-        "position": 1, "token": 7, "text": "\x07", "logprob": seen[1].logprob, "rank": 3,
-        "surprise_bits": pytest.approx(30), "entropy_bits": 2,
-        "candidates": [{"token": 97, "text": "a", "logprob": math.log(0.5)},
-                       {"token": 10, "text": "\n", "logprob": math.log(1e-6)}],
+        "position": 1, "piece": "\\x07", "token": 7, "logprob": seen[1].logprob, "rank": 3, "entropy": math.log(4),
+        "candidates": [[97, "a", math.log(0.5)], [10, "\\n", math.log(1e-6)]],
     }  # fmt: skip
-    assert [row["text"] for row in probabilities.plain_data(None, seen)] == [None, None]
+    assert [row["piece"] for row in probabilities.plain_data(None, seen)] == ["97", "7"]

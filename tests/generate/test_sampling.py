@@ -14,11 +14,11 @@ from llmc_jax.generate.sampling import Draws, Sampling, Steps, check, draw, filt
 
 V = 40
 LOGITS = 3 * np.random.default_rng(1).standard_normal((2, V)).astype(np.float32)
-ALL_STEPS = Steps(greedy=False, top_k=True, top_p=True, min_p=True, candidates=0)
+ALL_STEPS = Steps(greedy=False, top_k=True, top_p=True, candidates=0)
 
 
 def plain(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
-    """Probabilities (V,) in float64 after temperature, top-k, top-p and min-p, by sorting."""
+    """Probabilities (V,) in float64 after temperature, top-k and top-p, by sorting."""
     logits = logits.astype(np.float64) / sampling.temperature
     order = np.argsort(-logits, kind="stable")
     p = np.exp(logits - logits.max())[order]
@@ -26,7 +26,6 @@ def plain(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
         p[sampling.top_k :] = 0
     before = np.cumsum(p) - p
     p[before >= sampling.top_p * p.sum()] = 0
-    p[p < sampling.min_p * p[0]] = 0
     out = np.empty_like(p)
     out[order] = p / p.sum()
     return out
@@ -37,10 +36,10 @@ left = jax.jit(filtered, static_argnames="steps")
 
 @settings(max_examples=60)
 @given(
-    st.floats(0.2, 3), st.integers(0, V + 3), st.floats(0.05, 0.999), st.floats(0, 1),
+    st.floats(0.2, 3), st.integers(0, V + 3), st.floats(0.05, 0.999),
 )  # fmt: skip
-def test_what_is_left_is_what_sorting_leaves(temperature: float, top_k: int, top_p: float, min_p: float) -> None:
-    sampling = Sampling(temperature, top_k or V, top_p, min_p)
+def test_what_is_left_is_what_sorting_leaves(temperature: float, top_k: int, top_p: float) -> None:
+    sampling = Sampling(temperature, top_k or V, top_p)
     numbers = numbers_of(sampling)
     weights = np.asarray(left(jnp.array(LOGITS), numbers, ALL_STEPS))
     for row, logits in zip(weights, LOGITS, strict=True):
@@ -55,9 +54,9 @@ def test_what_is_left_is_what_sorting_leaves(temperature: float, top_k: int, top
 
 def drawn(logits: np.ndarray, sampling: Sampling, **more: Any) -> Draws:
     rows = len(logits)
-    given = {"seen": None, "samples": np.arange(rows, dtype=np.int32), "position": np.int32(0), "candidates": 0} | more
+    given = {"samples": np.arange(rows, dtype=np.int32), "position": np.int32(0), "candidates": 0} | more
     steps = steps_of(sampling, given.pop("candidates"))
-    return draw(jnp.array(logits), given["seen"], given["samples"], given["position"], numbers_of(sampling), steps)[0]
+    return draw(jnp.array(logits), given["samples"], given["position"], numbers_of(sampling), steps)
 
 
 def test_frequencies_are_the_filtered_probabilities() -> None:
@@ -100,25 +99,9 @@ def test_greedy_takes_the_largest_and_reports_the_models_own_probabilities() -> 
     np.testing.assert_allclose(found.logprobs, own.max(axis=1), rtol=1e-5)
 
 
-def test_a_repetition_penalty_divides_what_is_positive_and_multiplies_what_is_not() -> None:
-    logits = np.array([[2.0, 1.5, -1.0, -1.5]], np.float32)
-    seen = np.array([[True, False, True, False]])
-    sampling = Sampling(temperature=0, repetition_penalty=2.0)
-    numbers, steps = numbers_of(sampling), steps_of(sampling, 0)
-    draws, after = draw(jnp.array(logits), jnp.array(seen), np.zeros(1, np.int32), np.int32(0), numbers, steps)
-    assert int(draws.tokens[0]) == 1  # 2 / 2 is less than 1.5
-    assert np.asarray(after).tolist() == [[True, True, True, False]]
-    rows, n = np.repeat(logits, 3000, axis=0), 3000
-    tokens = drawn(rows, Sampling(repetition_penalty=2.0), seen=jnp.array(np.repeat(seen, n, axis=0))).tokens
-    found = np.bincount(tokens, minlength=4) / n
-    p = np.exp([1.0, 1.5, -2.0, -1.5])
-    assert np.abs(found - p / p.sum()).max() < 0.04
-
-
 @pytest.mark.parametrize(
     "extreme",
-    [{"temperature": 1e-37}, {"temperature": 1e-50}, {"top_p": 1e-38}, {"top_p": 1e-50}, {"top_k": 1, "top_p": 1e-50},
-     {"min_p": 1.0, "temperature": 1e-50}],
+    [{"temperature": 1e-37}, {"temperature": 1e-50}, {"top_p": 1e-38}, {"top_p": 1e-50}, {"top_k": 1, "top_p": 1e-50}],
 )  # fmt: skip
 def test_the_smallest_values_leave_the_likeliest_token(extreme: dict[str, Any]) -> None:
     """Numbers that float32 cannot hold are taken as the nearest that it can: a text does not end for them."""
@@ -130,16 +113,12 @@ def test_the_largest_values_leave_all_tokens_but_impossible_ones() -> None:
     impossible = np.where(np.arange(V) % 2 == 1, -np.inf, np.repeat(LOGITS[:1], 500, axis=0)).astype(np.float32)
     tokens = drawn(impossible, Sampling(temperature=1e300, top_k=10**400)).tokens
     assert set(np.asarray(tokens).tolist()) == set(range(0, V, 2))
-    for penalty, expected in ((1e300, 1), (1e-300, 0)):
-        sampling, logits = Sampling(repetition_penalty=penalty), np.array([[5.0, 4.0, 0.0, -1.0]], np.float32)
-        seen = jnp.array([[True, False, penalty < 1, False]])
-        assert int(drawn(logits, sampling._replace(top_k=1), seen=seen).tokens[0]) == expected
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [("temperature", -0.1), ("temperature", float("nan")), ("temperature", float("inf")), ("top_k", -1), ("top_p", 0.0),
-     ("top_p", 1.1), ("min_p", -0.1), ("min_p", 2.0), ("repetition_penalty", 0.0), ("seed", -1), ("seed", 1 << 64)],
+     ("top_p", 1.1), ("seed", -1), ("seed", 1 << 64)],
 )  # fmt: skip
 def test_values_that_cannot_be_are_named_as_their_flags(name: str, value: float) -> None:
     with pytest.raises(InputError, match=f"^--{name.replace('_', '-')} "):

@@ -165,7 +165,7 @@ def test_the_engine_gets_what_was_asked_for_and_the_page_what_it_gave() -> None:
             yield Drawn(0, position, token, -1.0, (), stream.add(token), "")
 
     with served(generate) as server:
-        sampling = Sampling(0.5, 3, 0.9, 0.1, 1.5, 11)
+        sampling = Sampling(0.5, 3, 0.9, 11)
         content = {"tokens": 9, "samples": 2, "candidates": 4, "stops": ["\n"], "after": [1, 2], "prompt": "é"}
         records = all_records(server, **content, **sampling._asdict())
         all_records(server)
