@@ -1,4 +1,4 @@
-"""Documents out of text, jsonl and parquet files, read as streams: a long document comes in parts.
+"""Documents out of text, jsonl and parquet files, read as streams.
 
 Leaves out what becomes of them (prepare.py), and compressed text.
 """
@@ -18,7 +18,7 @@ from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.base.files import matching, refusing
 
 READ_BYTES = 1 << 20
-PIECE_CHARS = 1 << 20  # longer documents are cut
+LONGEST_DOCUMENT = 1 << 28  # characters
 LONGEST_LINE = 1 << 28
 LONGEST_LIST = 1 << 29  # bytes
 LARGEST_TEXT = 1 << 28  # bytes, of what is read as a whole
@@ -35,7 +35,7 @@ class Reading(NamedTuple):
     what holds the text. split_on: the separator that ends a document in a text file; None: one document per file.
     drop_separator: leave it out of the documents. errors: strict, or replace bytes that are not UTF-8 by U+FFFD. strip:
     leave out the white space around a document; shuffle: the seed of the order in which a list's documents come; both
-    for json alone. longest: characters of a text file's document from which on it is cut.
+    for json alone.
     """
 
     format: str = "auto"
@@ -45,7 +45,6 @@ class Reading(NamedTuple):
     errors: str = "strict"
     strip: bool = False
     shuffle: int | None = None
-    longest: int = PIECE_CHARS
 
 
 def find_inputs(inputs: list[str]) -> list[Path]:
@@ -77,36 +76,32 @@ def size_of(path: Path) -> int:
         return 0
 
 
-class Piece(NamedTuple):
-    """A document, or a part of a long one.
+class Document(NamedTuple):
+    """A document. read: bytes of input it took. cut: a separator ended it."""
 
-    begins: it is the document's first part. read: bytes of input it took. cut: a separator ended it.
-    """
-
-    begins: bool
     text: str
     read: int
     cut: bool = False
 
 
-def read_pieces(path: Path, reading: Reading) -> Iterator[Piece]:
-    """Yield the documents of one file, long ones in parts whose tokens, one after the other, are those of the whole.
+def read_documents(path: Path, reading: Reading) -> Iterator[Document]:
+    """Yield the documents of one file.
 
     Raises InputError naming file and place for what cannot be read, decoded or understood.
     """
     kind = FORMATS.get(path.suffix.lower(), "text") if reading.format == "auto" else reading.format
     with refusing(f"{path}: cannot be read", "check the path and its permissions"):
         if kind == "parquet":
-            yield from _parquet_pieces(path, reading.field)
+            yield from _parquet_documents(path, reading.field)
             return
         with open(path, "rb") as file:
             if kind == "json":
-                yield from _json_pieces(path, file, reading)
+                yield from _json_documents(path, file, reading)
             elif kind == "jsonl":
-                yield from _jsonl_pieces(path, file, reading)
+                yield from _jsonl_documents(path, file, reading)
             else:
                 blocks = _decoded(path, file, reading.errors)
-                yield from cut_documents(blocks, reading.split_on, reading.longest, reading.drop_separator)
+                yield from cut_documents(blocks, reading.split_on, reading.drop_separator, str(path))
 
 
 def read_text(file: IO[bytes], where: str, advice: str = "shorten it") -> bytes:
@@ -163,58 +158,31 @@ def _not_utf8(where: str, offset: int, error: UnicodeDecodeError, advice: str) -
 
 
 def cut_documents(
-    blocks: Iterable[tuple[str, int]],
-    separator: re.Pattern[str] | None,
-    longest: int = PIECE_CHARS,
-    drop: bool = False,
-) -> Iterator[Piece]:
-    """Yield blocks of text and their bytes as pieces of documents.
+    blocks: Iterable[tuple[str, int]], separator: re.Pattern[str] | None, drop: bool = False, where: str = ""
+) -> Iterator[Document]:
+    """Yield the documents of a text that comes in blocks, each with its bytes.
 
     drop: leave separators out; else each stays at the end of its document. separator: its pattern must not be shorter
-    than what it matches; without one there is one document. Newlines alone behind the last one are no document; a piece
-    without text then tells their bytes. With BLANK_LINE the documents are those of llm.c's dev/data/tinyshakespeare.py.
-    Of parts, none is much longer than `longest` characters unless it has no space or newline to cut before.
+    than what it matches; without one there is one document. Newlines alone behind the last one are no document. With
+    BLANK_LINE the documents are those of llm.c's dev/data/tinyshakespeare.py. Raises InputError for one that is too
+    long to be in memory.
     """
     beginning = 0 if separator is None else len(separator.pattern) - 1  # of a separator, at the end of a block
-    held = ""
-    begins = first = True
-    read = 0
+    held, first, read = "", True, 0
     for text, count in blocks:
         new_from = len(held)
         held += text
         read += count
         done = 0
         for found in separator.finditer(held, max(0, new_from - beginning)) if separator else ():
-            yield Piece(begins, held[done : found.start() if drop else found.end()], read, cut=True)
-            begins, first, read, done = True, False, 0, found.end()
-        if done:
-            held, new_from = held[done:], 0
-        if len(held) > longest:
-            cut = _last_boundary(held, max(0, new_from - 1), len(held) - beginning)
-            if cut:
-                yield Piece(begins, held[:cut], read)
-                begins, first, read, held = False, False, 0, held[cut:]
-    if begins and not first and not held.strip("\r\n"):
-        begins, held = False, ""
-    if held or first or read:
-        yield Piece(begins, held, read)
-
-
-_LAST_BOUNDARY = re.compile(r".*(\S(?= )|[^\W_](?=\n))", re.DOTALL)
-
-
-def _last_boundary(text: str, start: int, end: int) -> int:
-    """Return where a text may be cut without changing its tokens: after the last character in [start, end) that is no
-    white space and has a space behind it, or is a letter or digit and has a newline behind it; 0 if there is none.
-
-    Why there: no word of GPT-2's pattern or of Llama 3's goes on from there, so a word ends here in any case (Llama
-    3's takes newlines to the marks before them); and only white space looks at what follows it, so no word before the
-    cut can tell that the rest is missing.
-    """
-    for width in (1 << 10, 1 << 15, end - start):  # almost always the first is enough
-        if match := _LAST_BOUNDARY.match(text, max(start, end - width), end):
-            return match.end(1)
-    return 0
+            yield Document(held[done : found.start() if drop else found.end()], read, cut=True)
+            first, read, done = False, 0, found.end()
+        held = held[done:]
+        if len(held) > LONGEST_DOCUMENT:
+            found = f"a document has more than {LONGEST_DOCUMENT:,} characters"
+            raise InputError(f"{where}: {found}; cut it with --split-on")
+    if first or held.strip("\r\n"):
+        yield Document(held, read)
 
 
 def text_lines(
@@ -238,13 +206,13 @@ def text_lines(
         offset += len(line)
 
 
-def _jsonl_pieces(path: Path, file: IO[bytes], reading: Reading) -> Iterator[Piece]:
+def _jsonl_documents(path: Path, file: IO[bytes], reading: Reading) -> Iterator[Document]:
     for number, text, size in text_lines(file, str(path), errors=reading.errors):
         where = f"{path}:{number}"
         if text.lstrip().startswith("[") and path.suffix.lower() == ".json":
             raise InputError(f"{where}: is a list, where jsonl has an object per line; read it with --format json")
         if text.strip():
-            yield Piece(True, _text_in(json_object(text, where), reading.field, where), size)
+            yield Document(_text_in(json_object(text, where), reading.field, where), size)
 
 
 def json_object(text: str, where: str) -> dict[str, Any]:
@@ -266,7 +234,7 @@ def _object(item: object, where: str) -> dict[str, Any]:
     return item
 
 
-def _json_pieces(path: Path, file: IO[bytes], reading: Reading) -> Iterator[Piece]:
+def _json_documents(path: Path, file: IO[bytes], reading: Reading) -> Iterator[Document]:
     """Yield the documents of a file that is one list; it is in memory as a whole."""
     data = file.read(LONGEST_LIST + 1)
     refuse_utf16(data, str(path))
@@ -282,7 +250,7 @@ def _json_pieces(path: Path, file: IO[bytes], reading: Reading) -> Iterator[Piec
         where = f"{path}: item {number}"
         text = _text_in(_object(item, where), reading.field, where)
         read = len(data) * (place + 1) // len(items) - len(data) * place // len(items)
-        yield Piece(True, text.strip() if reading.strip else text, read)
+        yield Document(text.strip() if reading.strip else text, read)
 
 
 def _text_in(item: Mapping[str, object], field: str, where: str) -> str:
@@ -298,13 +266,13 @@ def _text_in(item: Mapping[str, object], field: str, where: str) -> str:
     return value or ""
 
 
-def _parquet_pieces(path: Path, field: str) -> Iterator[Piece]:
+def _parquet_documents(path: Path, field: str) -> Iterator[Document]:
     with open_parquet(str(path), path) as file:
         _text_in(dict.fromkeys(file.schema_arrow.names), field, str(path))  # is there such a column?
         share = path.stat().st_size / max(1, file.metadata.num_rows)
         for row, item in enumerate(parquet_rows(file, [field]), 1):
             read = int(row * share) - int((row - 1) * share)
-            yield Piece(True, _text_in(item, field, f"{path}: row {row}"), read)
+            yield Document(_text_in(item, field, f"{path}: row {row}"), read)
 
 
 @contextmanager

@@ -96,24 +96,6 @@ class Rank:
         self.position = self.position._replace(sample=self.position.sample + 1)
 
 
-class Notice(NamedTuple):
-    """Something that happened to a file and does not end the run: one of NOTICES. words: for the screen, in a line."""
-
-    path: Path
-    what: str
-    words: str
-
-
-OPENED_AGAIN = "what opens it again (-y 1, or another epoch over several files)"
-NOTICES = {
-    "gone": f"was deleted or renamed; reading continues while it is open, but {OPENED_AGAIN} will not find it: put it "
-    "back",
-    "replaced": "was replaced by another file; reading of the first one continues while it is open, but "
-    f"{OPENED_AGAIN} will find the other: put the first one back",
-    "changed": "was changed or replaced since the run began; it has as many tokens as before, and is read as it is now",
-}
-
-
 class TokenLoader:
     """Batches from the shards that a glob pattern (or a list of paths) names. llm.c's DataLoader (llmc/dataloader.h).
 
@@ -129,7 +111,7 @@ class TokenLoader:
     One sample is one batch. What is left of a shard after its last whole sample is never read. Every rank goes through
     shards and samples in an order of its own; together they read each sample once per epoch if the shards are equal.
 
-    One shard per rank is open at a time, and read on whatever happens to its name; `notices` tells of that.
+    One shard per rank is open at a time, and read on whatever happens to its name.
 
     Raises InputError for shards too small for one batch or of different formats, FormatError for broken files.
     """
@@ -156,8 +138,6 @@ class TokenLoader:
             self.paths = expand_pattern(pattern_or_paths, flag)
         else:
             self.paths = [Path(path) for path in pattern_or_paths]
-        self._notices: list[Notice] = []  # a thread that reads ahead adds to them
-        self._told = 0  # of them
         self._shards = self._inspect_shards()  # as each was when it was last opened
         self.shard_tokens = [file.num_tokens for file in self._shards]
         self.num_tokens = sum(self.shard_tokens)
@@ -234,25 +214,7 @@ class TokenLoader:
                 inputs[place[a]] = tokens[:-1].reshape(B, T)
                 targets[place[a]] = tokens[1:].reshape(B, T)
             rank.count_sample()
-        self.look()
         return inputs, targets
-
-    def look(self) -> None:
-        """Notice what happened to the files that are open. Only the thread that reads batches may call it."""
-        for file in self._files.values():
-            if (where := file.where()) != "here":
-                self._notice(file.path, where)
-
-    def _notice(self, path: Path, what: str) -> None:
-        notice = Notice(path, what, f"{self.flag} {path}: {NOTICES[what]}")
-        if notice not in self._notices:
-            self._notices.append(notice)
-
-    def notices(self) -> list[Notice]:
-        """Return what happened to the files since the last call; each thing is told once. Any thread may call it."""
-        new = self._notices[self._told :]
-        self._told += len(new)
-        return new
 
     def _read(self, rank: Rank, shard: int, sample: int) -> np.ndarray:
         file = self._open_shard(rank, shard)
@@ -276,8 +238,6 @@ class TokenLoader:
                 f"{self.flag} {file.path}: changed during the run: {file.num_tokens} tokens, {file.kind}; it held "
                 f"{known.num_tokens}, {known.kind}; leave the files alone while they are read"
             )
-        if file.modified != known.modified:
-            self._notice(file.path, "changed")
         if before is not None:
             before.close()
         self._files[rank.number] = self._shards[index] = file

@@ -1,7 +1,7 @@
 """`prepare`: text, jsonl and parquet files become token files: shards of a chosen size, in parallel, with validation.
 
-Files are read as streams and nothing but a few pieces of a megabyte per worker is in memory, however long a document
-is. The result depends on the input and its order alone, not on the number of workers. Leaves out cleaning, removing
+Files are read as streams, a few batches of documents per worker are in memory at a time. The result depends on the
+input and its order alone, not on the number of workers. Leaves out cleaning, removing
 duplicates and shuffling (a run shuffles what it reads), and compressed text.
 """
 
@@ -13,7 +13,6 @@ import multiprocessing
 import os
 import re
 import signal
-import sys
 import tempfile
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
@@ -27,7 +26,7 @@ import numpy as np
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import made_folder, refusing, sync
 from llmc_jax.data import tables
-from llmc_jax.data.documents import PIECE_CHARS, Piece, Reading, find_inputs, read_pieces, size_of
+from llmc_jax.data.documents import Document, Reading, find_inputs, read_documents, size_of
 from llmc_jax.data.tokenfile import HEADER_BYTES, KINDS, MAX_TOKENS, make_header
 from llmc_jax.data.tokenizers import Tokenizer, load_tokenizer
 from llmc_jax.machine.device import usable_cores
@@ -37,6 +36,7 @@ VAL_TOKENS = 1 << 20  # unless asked for otherwise: at most so many,
 VAL_SHARE = 10  # and at most one token in so many
 BYTES_PER_WORKER = 1 << 23  # less than this is encoded sooner than a process starts
 MAX_WORKERS = 1024
+BATCH_CHARS = 1 << 20  # of documents that are encoded in one go
 HASHED_CHARS = 4096  # of a document, to choose its side: texts that begin alike stay together
 
 Report = Callable[[int, int], None]  # bytes read and tokens made since the last call
@@ -162,14 +162,14 @@ def check_settings(settings: Settings, name: str) -> None:
         raise InputError("--split-on: expected at least one character")
 
 
-# ----- encoding: pieces become tokens, in order ----------------------------------------------------------------------
+# ----- encoding: documents become tokens, in order ------------------------------------------------------------------
 
 
-Batch = tuple[list[Piece], list[Piece]]  # encoded in one go: for training, and for validation
+Batch = tuple[list[Document], list[Document]]  # encoded in one go: for training, and for validation
 Tokens = tuple[np.ndarray, np.ndarray]  # of a batch, an end-of-text token before each document
 
 
-def _pieces(files: list[Path], settings: Settings) -> Iterator[tuple[Piece, bool]]:
+def _documents(files: list[Path], settings: Settings) -> Iterator[tuple[Document, bool]]:
     """Yield what the files hold, and whether its file is for validation.
 
     A list is shuffled with a seed that counts the files of its split, as in llm.c's dev/data/tinystories.py.
@@ -179,21 +179,19 @@ def _pieces(files: list[Path], settings: Settings) -> Iterator[tuple[Piece, bool
         reading, is_val = settings.reading, index < val_files
         if reading.shuffle is not None:
             reading = reading._replace(shuffle=reading.shuffle + (index if is_val else index - val_files))
-        yield from ((piece, is_val) for piece in read_pieces(path, reading))
+        yield from ((document, is_val) for document in read_documents(path, reading))
 
 
 def _batches(files: list[Path], settings: Settings) -> Iterator[Batch]:
     """Yield what the files hold, a megabyte at a time. Where the split is by position all of it is for training."""
-    train: list[Piece] = []
-    val: list[Piece] = []
-    size, is_val = 0, False
-    for piece, of_val_file in _pieces(files, settings):
-        if piece.begins:
-            by_hash = settings.val_fraction is not None and is_validation(piece.text, settings.val_fraction)
-            is_val = of_val_file or by_hash
-        (val if is_val else train).append(piece)
-        size += len(piece.text) + 1  # many documents without text are a batch too
-        if size >= PIECE_CHARS:
+    train: list[Document] = []
+    val: list[Document] = []
+    size = 0
+    for document, of_val_file in _documents(files, settings):
+        by_hash = settings.val_fraction is not None and is_validation(document.text, settings.val_fraction)
+        (val if of_val_file or by_hash else train).append(document)
+        size += len(document.text) + 1  # many documents without text are a batch too
+        if size >= BATCH_CHARS:
             yield train, val
             train, val, size = [], [], 0
     yield train, val
@@ -220,9 +218,8 @@ def encode_batch(tokenizer: Tokenizer, batch: Batch, keep_empty: bool = False) -
     A document without any text has none, or if it is kept the end-of-text token alone.
     """
 
-    def encoded(pieces: list[Piece]) -> np.ndarray:
-        kept = [piece for piece in pieces if piece.text or keep_empty]
-        ids = [tokenizer.encode_document(p.text) if p.begins else tokenizer.encode(p.text) for p in kept]
+    def encoded(documents: list[Document]) -> np.ndarray:
+        ids = [tokenizer.encode_document(each.text) for each in documents if each.text or keep_empty]
         return np.concatenate([np.zeros(0, tokenizer.dtype), *ids])
 
     return encoded(batch[0]), encoded(batch[1])
@@ -329,16 +326,14 @@ def _write_all(
     def counted(encoded: Iterator[tuple[Batch, Tokens]]) -> Iterator[Tokens]:
         nonlocal documents, empty, cuts
         for batch, tokens in encoded:
-            pieces = [*batch[0], *batch[1]]
-            left_out = 0 if settings.keep_empty else sum(piece.begins and not piece.text for piece in pieces)
-            documents += sum(piece.begins for piece in pieces) - left_out
+            found = [*batch[0], *batch[1]]
+            left_out = 0 if settings.keep_empty else sum(not each.text for each in found)
+            documents += len(found) - left_out
             empty += left_out
-            cuts += sum(piece.cut for piece in pieces)
-            report(sum(piece.read for piece in pieces), tokens[0].size + tokens[1].size)
+            cuts += sum(each.cut for each in found)
+            report(sum(each.read for each in found), tokens[0].size + tokens[1].size)
             yield tokens
 
-    if tokenizer.json:  # words that end before a space are not known of it, so a document stays whole
-        settings = settings._replace(reading=settings.reading._replace(longest=sys.maxsize))
     batches = _batches(files, settings)
     with contextlib.closing(
         _encode_all(batches, tokenizer, workers, settings.keep_empty)

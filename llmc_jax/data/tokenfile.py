@@ -13,14 +13,14 @@ import re
 import stat
 import struct
 from pathlib import Path
-from typing import IO, Any, Literal, NamedTuple, Self
+from typing import IO, Any, NamedTuple, Self
 
 import numpy as np
 
 from llmc_jax.base import magics
 from llmc_jax.base.commands import typed
 from llmc_jax.base.errors import FormatError, InputError
-from llmc_jax.base.files import complete_file, leads_to, matching, quoted, reason, refusing
+from llmc_jax.base.files import complete_file, matching, quoted, reason, refusing
 
 HEADER_BYTES = 1024
 MAX_TOKENS = (1 << 31) - 1  # the header counts in an int32
@@ -60,8 +60,7 @@ class TokenFile:
     where a file that somebody shortens has it. A file that is deleted or replaced while it is open can be read on.
 
     path; kind: a name in KINDS; header_bytes: where the first token lies; dtype: of the tokens; num_tokens and size (in
-    bytes): as they were when it was opened, and modified: when it had been changed, in nanoseconds. Closed by `close`,
-    at the end of a `with`, or once nobody refers to it.
+    bytes): as they were when it was opened. Closed by `close`, at the end of a `with`, or once nobody refers to it.
     """
 
     def __init__(self, path: Path, kind: str, num_tokens: int, file: IO[bytes]) -> None:
@@ -69,8 +68,7 @@ class TokenFile:
         self.header_bytes = 0 if kind == "raw-int32" else HEADER_BYTES
         self.dtype = KINDS[kind].dtype
         self._file = file
-        found = os.fstat(file.fileno())
-        self.size, self.modified = found.st_size, found.st_mtime_ns
+        self.size = os.fstat(file.fileno()).st_size
 
     def read(self, start: int = 0, count: int | None = None) -> np.ndarray:
         """Return tokens start to start + count, or to the end: (count,) of the kind's dtype, read-only.
@@ -104,12 +102,6 @@ class TokenFile:
         at = int(np.argmax(unsigned >= vocab_size))
         byte = self.header_bytes + (start + at) * self.dtype.itemsize
         return f"token {start + at} (byte {byte}) is id {tokens[at]}; with V={vocab_size} ids end at {vocab_size - 1}"
-
-    def where(self) -> Literal["here", "gone", "replaced"]:
-        """Return whether its path still leads to this file, or to none, or to another."""
-        if leads_to(self.path, self._file.fileno()):
-            return "here"
-        return "replaced" if os.path.exists(self.path) else "gone"
 
     def close(self) -> None:
         """Close it; nothing can be read any more."""

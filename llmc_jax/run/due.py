@@ -135,18 +135,6 @@ def tell_removed(run: Run, steps: tuple[int, ...], problem: str | None) -> None:
         run.console.warning(problem)
 
 
-def tell_notices(run: Run, progress: Progress) -> None:
-    """Log and show what happened to the token files."""
-    data = run.setup.data
-    for idle in (data.val, data.train if run.setup.config.overfit else None):
-        if idle is not None:  # the others are looked at as they are read
-            idle.look()
-    for loader in (data.train, data.val):
-        for notice in loader.notices() if loader else ():
-            run.log.event("data", step=progress.step, file=str(notice.path), what=notice.what)
-            run.console.warning(notice.words)
-
-
 def evaluate(run: Run, progress: Progress) -> Progress:
     """Log how many of HellaSwag's questions are answered right; nothing if the user stops the run meanwhile."""
     setup, found = run.setup, list[Scored]()

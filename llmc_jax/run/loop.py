@@ -35,7 +35,7 @@ from llmc_jax.plan.plan import step_numbers
 from llmc_jax.plan.search import limit_of
 from llmc_jax.run.batches import Batches, training_batches
 from llmc_jax.run.begin import lock_of, opened
-from llmc_jax.run.due import pauses_after, poll_saves, run_due, tell_notices
+from llmc_jax.run.due import pauses_after, poll_saves, run_due
 from llmc_jax.run.end import exit_code, finish, last_save
 from llmc_jax.run.figures import StepFigures
 from llmc_jax.run.fitting import step_bytes
@@ -125,7 +125,6 @@ def loop(run: Run, state: TrainState) -> Outcome:
                 if pauses:
                     progress = run_due(run, progress, batches, step.bytes)
                 progress = poll_saves(run, progress, run.saver.finished())
-                tell_notices(run, progress)
                 run.trackers.tell(run.console.warning)
         except DoesNotFit:  # nothing has been learned
             raise

@@ -384,7 +384,6 @@ def test_a_shard_that_is_read_elsewhere_is_not_opened(tmp_path: Path) -> None:
         assert inputs[:, 0, 0].tolist() == [2000, 8]
     with pytest.raises(InputError, match=r"train_000001\.bin: cannot be read"):
         loader.next_batch(6, [0, 3])
-    assert loader.notices() == []
 
 
 def test_files_that_make_no_loader(tmp_path: Path) -> None:
@@ -430,27 +429,20 @@ def test_ids_of_another_tokenizer(tmp_path: Path, kind: str, bad: int, start: in
 
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_a_file_that_is_deleted_or_replaced_is_read_on(tmp_path: Path, shuffle: bool) -> None:
-    """Over epochs, where it is the only one; each thing that happened is told once."""
+    """Over epochs, where it is the only one."""
     path = counting_file(tmp_path / "a.bin", 100)
     plain = open_loader(counting_file(tmp_path / "same.bin", 100), 2, 4, shuffle=shuffle)
     loader = open_loader(path, 2, 4, shuffle=shuffle)
-    told = []
     for number in range(40):
         if number == 3:
             path.unlink()
         if number == 9:
             counting_file(path, 100, first=500)
         np.testing.assert_array_equal(loader.next_batch(), plain.next_batch())
-        told += [(number, notice.path, notice.what) for notice in loader.notices()]
-    assert told == [(3, path, "gone"), (9, path, "replaced")]
-    assert plain.notices() == []
-    plain.paths[0].unlink()
-    plain.look()  # without a batch more
-    assert [notice.what for notice in plain.notices()] == ["gone"]
 
 
 def test_a_shard_that_is_opened_later_must_be_there(tmp_path: Path) -> None:
-    """Changed, but as long as it was, it is read as it is, and told once per change; gone, it is an error."""
+    """Changed, but as long as it was, it is read as it is; gone, it is an error."""
     pattern = make_shards(tmp_path, [17, 17])
     loader = open_loader(pattern, 2, 4)
     loader.next_batch()
@@ -458,7 +450,6 @@ def test_a_shard_that_is_opened_later_must_be_there(tmp_path: Path) -> None:
     os.utime(changed, ns=(1, 1))
     firsts = [int(loader.next_batch()[0][0, 0, 0]) for _ in range(8)]
     assert firsts == [8, 3000, 3008, 0, 8, 3000, 3008, 0]
-    assert [(notice.path, notice.what) for notice in loader.notices()] == [(changed, "changed")]
     changed.unlink()
     assert loader.next_batch()[0][0, 0, 0] == 8
     position = loader.position
@@ -469,18 +460,6 @@ def test_a_shard_that_is_opened_later_must_be_there(tmp_path: Path) -> None:
     counting_file(changed, 18)  # of another length
     with pytest.raises(FormatError, match=r"train_000001\.bin: changed during the run"):
         loader.next_batch()
-
-
-def test_what_several_ranks_see_is_told_once(tmp_path: Path) -> None:
-    path = counting_file(tmp_path / "a.bin", 100)
-    joint = open_loader(path, 2, 4, shuffle=True, process_rank=None, num_processes=3)
-    joint.next_batch(3)
-    path.unlink()
-    found = []
-    for _ in range(4):
-        joint.next_batch(3)
-        found += joint.notices()
-    assert [notice.what for notice in found] == ["gone"]
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs Linux's /proc")

@@ -1,6 +1,5 @@
 """`prepare` against plain loops over whole texts: documents, shards, splits, workers; and what bad input meets."""
 
-import functools
 import hashlib
 import json
 import random
@@ -55,12 +54,6 @@ def write_parquet(path: Path, texts: list[str | None], field: str = "text") -> N
     parquet.write_table(pyarrow.table({"id": range(len(texts)), field: texts}), path, row_group_size=7)
 
 
-@functools.cache
-def tokenizer_once(path: Path) -> Tokenizer:
-    """A table is read, and its encoder made, once for all examples of a property."""
-    return bin_tokenizer(path)
-
-
 # ----- documents -----------------------------------------------------------------------------------------------------
 
 
@@ -72,22 +65,16 @@ def literal(text: str) -> re.Pattern[str]:
 @given(
     blocks=st.lists(st.text(st.sampled_from("the   \n\n\r\té."), max_size=5), max_size=20),
     separator=st.sampled_from([None, BLANK_LINE, *map(literal, ("\n", "\n\n", " \n ", "t", "he", "ee", "e t", "t\n"))]),
-    longest=st.integers(1, 20),
     drop=st.booleans(),
 )
-@example(blocks=["he\n", "\n\nt", "\n\n"], separator=BLANK_LINE, longest=1, drop=False)
-@example(blocks=["the\r\n\r", "\nt\r", "\n\r\n\r\n"], separator=BLANK_LINE, longest=1, drop=True)
-@example(blocks=["t   ", "  the"], separator=None, longest=1, drop=False)
-@example(blocks=["he ", "the"], separator=literal("e t"), longest=1, drop=False)
+@example(blocks=["he\n", "\n\nt", "\n\n"], separator=BLANK_LINE, drop=False)
+@example(blocks=["the\r\n\r", "\nt\r", "\n\r\n\r\n"], separator=BLANK_LINE, drop=True)
 @settings(max_examples=1000, deadline=None)
 def test_documents_are_those_of_the_whole_text(
-    small_bin: Path, blocks: list[str], separator: re.Pattern[str] | None, longest: int, drop: bool
+    blocks: list[str], separator: re.Pattern[str] | None, drop: bool
 ) -> None:
     text = "".join(blocks)
-    pieces = list(cut_documents([(block, len(block.encode())) for block in blocks], separator, longest, drop))
-    joined: list[str] = []
-    for piece in pieces:
-        joined = [*joined, piece.text] if piece.begins else [*joined[:-1], joined[-1] + piece.text]
+    found = list(cut_documents([(block, len(block.encode())) for block in blocks], separator, drop))
     if separator is None:
         expected = [text]
     else:  # llm.c's dev/data/tinyshakespeare.py, but for what is empty or newlines alone at the end of a text
@@ -95,20 +82,17 @@ def test_documents_are_those_of_the_whole_text(
         sections = zip(padded[::2], padded[1::2], strict=True)
         expected = [section + end * (not drop) for section, end in sections]
         expected += [last] if last.strip("\r\n") or not padded else []
-    assert joined == expected
-    tokenizer = tokenizer_once(small_bin)  # the cuts do not show in the tokens
-    encoded = [(p.begins, tokenizer.encode(p.text).tolist()) for p in pieces]
-    assert [token for begins, ids in encoded for token in ([296] * begins + ids)] == as_documents(tokenizer, expected)
-    assert sum(piece.read for piece in pieces) == len(text.encode())
-    assert sum(piece.cut for piece in pieces) == (0 if separator is None else len(separator.findall(text)))
+    assert [each.text for each in found] == expected
+    assert sum(each.read for each in found) <= len(text.encode())
+    assert sum(each.cut for each in found) == (0 if separator is None else len(separator.findall(text)))
 
 
-def test_a_long_document_comes_in_parts() -> None:
-    text = "word " * 1000
-    pieces = list(cut_documents([(text[at : at + 100], 100) for at in range(0, len(text), 100)], None, longest=300))
-    assert len(pieces) > 10
-    assert max(len(piece.text) for piece in pieces) <= 400
-    assert [piece.begins for piece in pieces] == [True] + [False] * (len(pieces) - 1)
+def test_a_document_that_memory_should_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(documents, "LONGEST_DOCUMENT", 5)
+    blocks = [("abc\n", 4), ("defg", 4), ("hi", 2)]
+    with pytest.raises(InputError, match=r"a\.txt: .* more than 5 .*--split-on"):
+        list(cut_documents(blocks, literal("\n"), where="a.txt"))
+    assert len(list(cut_documents([*blocks[:2], ("\n", 1)], literal("\n")))) == 2
 
 
 # ----- the whole way -------------------------------------------------------------------------------------------------
@@ -166,9 +150,9 @@ def test_a_list_is_documents(tmp_path: Path, shuffle: int | None) -> None:
     if shuffle is not None:
         random.Random(shuffle).shuffle(order)
     reading = Reading("json", strip=True, shuffle=shuffle)
-    pieces = list(documents.read_pieces(tmp_path / "a.json", reading))
-    assert [piece.text for piece in pieces] == [TEXTS[index].strip() for index in order]
-    assert sum(piece.read for piece in pieces) == (tmp_path / "a.json").stat().st_size
+    found = list(documents.read_documents(tmp_path / "a.json", reading))
+    assert [each.text for each in found] == [TEXTS[index].strip() for index in order]
+    assert sum(each.read for each in found) == (tmp_path / "a.json").stat().st_size
 
 
 @pytest.mark.parametrize("val_tokens", [0, 1, 99, 100, 101, 250])
@@ -192,7 +176,7 @@ def test_shards(tmp_path: Path, val_tokens: int) -> None:
 def test_without_options_a_tenth_is_validation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_jsonl(tmp_path / "a.jsonl", TEXTS)
     expected = as_documents(bytes_tokenizer(), TEXTS)
-    monkeypatch.setattr(module, "PIECE_CHARS", 100)
+    monkeypatch.setattr(module, "BATCH_CHARS", 100)
     made = prepare([str(tmp_path / "a.jsonl")], tmp_path / "1", "x", bytes_tokenizer())
     assert all_tokens(made, "val") == expected[: len(expected) // 10]
     assert all_tokens(made, "train") == expected[len(expected) // 10 :]
@@ -209,30 +193,12 @@ def test_a_fraction_of_the_documents(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ]
     assert 3 < sum(sides) < 15
     for characters in (1 << 20, 1):  # in one batch, and each document in one of its own
-        monkeypatch.setattr(module, "PIECE_CHARS", characters)
+        monkeypatch.setattr(module, "BATCH_CHARS", characters)
         out = tmp_path / str(characters)
         made = prepare([str(tmp_path / "a.jsonl")], out, "x", bytes_tokenizer(), Settings(val_fraction=0.3))
         for split, side in (("val", True), ("train", False)):
             chosen = [text for text, is_val in zip(TEXTS, sides, strict=True) if is_val == side]
             assert all_tokens(made, split) == as_documents(bytes_tokenizer(), chosen)
-
-
-def test_a_document_in_parts_stays_on_its_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PIECE_CHARS", 10)
-    monkeypatch.setattr(documents, "READ_BYTES", 8)
-    monkeypatch.setattr("llmc_jax.data.documents.cut_documents.__defaults__", (10,))
-    for number in range(20):
-        (tmp_path / f"{number:02}.txt").write_text(f"{number} ab cd" * 20)
-    made = prepare([str(tmp_path)], tmp_path / "out", "x", bytes_tokenizer(), Settings(val_fraction=0.5))
-    texts = [f"{number} ab cd" * 20 for number in range(20)]
-    found = {}
-    for split in ("train", "val"):
-        data = all_tokens(made, split)
-        starts = [at for at, token in enumerate(data) if token == 256]
-        for a, b in zip(starts, [*starts[1:], len(data)], strict=True):
-            found[bytes(data[a + 1 : b]).decode()] = split
-    assert sorted(found) == sorted(texts)
-    assert set(found.values()) == {"train", "val"}
 
 
 @pytest.mark.parametrize("spec", ["bytes", "small"])
@@ -242,7 +208,7 @@ def test_the_number_of_workers_does_not_matter(
     tokenizer = bytes_tokenizer() if spec == "bytes" else bin_tokenizer(small_bin)
     write_jsonl(tmp_path / "a.jsonl", [*TEXTS * 3, "", ""])
     (tmp_path / "b.txt").write_text(" ".join(TEXTS))
-    monkeypatch.setattr(module, "PIECE_CHARS", 200)
+    monkeypatch.setattr(module, "BATCH_CHARS", 200)
     inputs = [str(tmp_path / "b.txt"), str(tmp_path / "a.jsonl")]
     results = []
     for workers in (1, 2):

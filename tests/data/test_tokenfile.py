@@ -96,7 +96,6 @@ def test_a_file_that_is_shortened(tmp_path: Path, kind: str) -> None:
         with path.open("ab") as more:
             more.write(bytes(4096))
         assert file.read(4990).tolist() == list(range(4990, 5000))
-        assert file.where() == "here"
 
 
 def test_a_file_that_is_deleted_or_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,9 +103,9 @@ def test_a_file_that_is_deleted_or_replaced(tmp_path: Path, monkeypatch: pytest.
     write_token_file(path, range(100))
     with open_token_file(path) as file:
         path.unlink()
-        assert (file.where(), file.read(98).tolist()) == ("gone", [98, 99])
+        assert file.read(98).tolist() == [98, 99]
         write_token_file(path, [1])
-        assert (file.where(), file.read(98).tolist()) == ("replaced", [98, 99])
+        assert file.read(98).tolist() == [98, 99]
 
         def broken(*_: object) -> bytes:
             raise OSError(5, "Input/output error")
