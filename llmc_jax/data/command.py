@@ -1,30 +1,40 @@
-"""`llmc-jax data`: make token files from text, look into token and tokenizer files.
+"""`llmc-jax data`: make token files from text, get the data sets that are known by name, look into such files.
 
-Leaves out the work itself (prepare.py, corpora.py, show.py, tokenizers.py). Exit status: 0 done, 2 bad input, 130
-stopped by Ctrl-C.
+Leaves out the work itself (prepare.py, datasets.py, corpora.py, show.py, tokenizers.py), and progress
+(command_kit.py). Exit status: 0 done, 2 bad input, 130 stopped by Ctrl-C.
 """
 
 import argparse
 import os
 import re
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from llmc_jax.base.commands import typed
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import refuse_existing
-from llmc_jax.base.options import own
+from llmc_jax.base.options import Option, own
 from llmc_jax.base.parsers import Parser, commands_line
+from llmc_jax.base.progress import MEGABYTE
+from llmc_jax.base.streams import print_error
+from llmc_jax.base.text import table
+from llmc_jax.data import datasets as sets
 from llmc_jax.data.command_kit import TOKENIZER, command, count, load, make_token_files
 from llmc_jax.data.corpora import stdlib_corpus
-from llmc_jax.data.datasets_command import add_datasets
-from llmc_jax.data.documents import BLANK_LINE, Reading, find_inputs
-from llmc_jax.data.prepare import SHARD_TOKENS, VAL_SHARE, VAL_TOKENS, Settings
+from llmc_jax.data.datasets import DATASETS, DOWNLOADS, SAMPLES, Dataset
+from llmc_jax.data.documents import BLANK_LINE, Reading, check_parquet, find_inputs, size_of
+from llmc_jax.data.download import shown
+from llmc_jax.data.evalfile import START, write_eval_file
+from llmc_jax.data.hub import File
+from llmc_jax.data.prepare import SHARD_TOKENS, VAL_SHARE, VAL_TOKENS, Settings, check_settings
 from llmc_jax.data.show import SHOWN_TOKENS, describe, inspect_token_file
+from llmc_jax.data.tasks import FOLDER, TASKS, read_items
 from llmc_jax.data.tokenfile import expand_pattern
-from llmc_jax.data.tokenizers import DEFAULT_BIN, write_tokenizer_bin
+from llmc_jax.data.tokenizers import DEFAULT_BIN, Tokenizer, write_tokenizer_bin
 
 # ----- options ------------------------------------------------------------------------------------------------------
 
@@ -86,16 +96,54 @@ def make_parser() -> Parser:
     parts = f"the first 1/{VAL_SHARE} of the tokens, at most {VAL_TOKENS}, are for validation."
     making.add(SPLITTING, "splitting", f"Without an option {parts}")
     command(commands, "stdlib", _stdlib)
-    add_datasets(commands)
+    command(commands, "list", _list)
+    for dataset in DATASETS.values():
+        _add_corpus(commands, dataset) if dataset.recipe else _add_evaluation(commands, dataset)
     command(commands, "inspect", _inspect, INSPECT)
     summary = f"Write a {DEFAULT_BIN}."
     tokenizer = commands.add_parser("tokenizer", help=summary, description=summary)
     actions = tokenizer.add_subparsers(title="actions", metavar="ACTION", required=True)
-    version = own("--version", "1|2", 2, "of the format (default: 2, llm.c's)", type=int)
     force = own("--force", "", False, "replace the file if there is one")
-    table = own("path", "[PATH]", Path(DEFAULT_BIN), f"(default: {DEFAULT_BIN})", type=Path)
-    command(actions, "write", _tokenizer_write, [table, version, force, TOKENIZER])
+    path = own("path", "[PATH]", Path(DEFAULT_BIN), f"(default: {DEFAULT_BIN})", type=Path)
+    command(actions, "write", _tokenizer_write, [path, force, TOKENIZER])
     return parser
+
+
+def _add(commands: argparse._SubParsersAction, dataset: Dataset, about: str, own_options: Sequence[Option]) -> Parser:
+    parser: Parser = commands.add_parser(
+        dataset.name, help=f"{dataset.title}.", description=f"{dataset.title}. {about} Published: {dataset.page}"
+    )
+    folder = FOLDER / dataset.folder
+    parser.add([own("-o --out", "FOLDER", None, f"where to write (default: {folder})"), *own_options])
+    return parser
+
+
+def _add_evaluation(commands: argparse._SubParsersAction, dataset: Dataset) -> None:
+    made = f" makes llm.c's evaluation file of it, {dataset.eval_file}," if dataset.eval_file else ""
+    about = f"Downloads what is published,{made} and says how to evaluate with it."
+    options = [TOKENIZER] if dataset.eval_file else []
+    _add(commands, dataset, about, options).set_defaults(run=partial(_evaluation, dataset))
+
+
+def _add_corpus(commands: argparse._SubParsersAction, dataset: Dataset) -> None:
+    options = [
+        TOKENIZER,
+        own("--force", "", False, "replace the token files of this name if there are any"),
+        own("--files", "N", None, "only the first N files of it", read=_positive),
+        own("--shard-size", "N", None, "tokens per file (default: as llm.c's script)", read=_positive),
+        own("--workers", "N", None, "processes (default: cores)"),
+        own("--download-only", "", False, "download only: make nothing of the files"),
+    ]
+    sample = own("--sample", "|".join(SAMPLES), SAMPLES[0], f"how much of it, in tokens (default: {SAMPLES[0]})")
+    options += [sample] if dataset.listed == "sample/10BT" else []
+    parser = _add(commands, dataset, "Downloads it, or the rest of it, and makes token files.", options)
+    parser.set_defaults(run=partial(_corpus, dataset), sample=SAMPLES[0])
+
+
+def _positive(text: str) -> int:
+    if (value := count(text)) < 1:
+        raise InputError("expected 1 or more")
+    return value
 
 
 main = commands_line("data", make_parser)
@@ -166,8 +214,87 @@ def _tokenizer_write(options: argparse.Namespace) -> None:
         raise InputError(
             f"--tokenizer {options.tokenizer}: its table alone does not tell its ids; give the folder itself"
         )
-    write_tokenizer_bin(options.path, tokenizer.pieces, tokenizer.eot, options.version)
-    print(f"Saved {tokenizer.vocab_size} ids to {options.path} (version {options.version})")
+    write_tokenizer_bin(options.path, tokenizer.pieces, tokenizer.eot)
+    print(f"Saved {tokenizer.vocab_size} ids to {options.path}")
+
+
+# ----- data sets by name ----------------------------------------------------------------------------------------------
+
+
+def _list(options: argparse.Namespace) -> None:
+    """List the data sets that are known by name: how large, how much is in them, where they are published."""
+    sizes = {row.name: row.about or sum(file.size or 0 for file in row.files) for row in DATASETS.values()}
+    rows = [
+        (row.name, row.title, _size(sizes[row.name]), row.holds, str(FOLDER / row.folder), row.page)
+        for row in DATASETS.values()
+    ]
+    headings = ("name", "what", "download", "holds", "folder", "published; its licence stands there")
+    print(table(headings, rows, left=(headings[0], headings[1], headings[4], headings[5]), optional=headings[4:]))
+
+
+def _size(size: int) -> str:
+    return f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / MEGABYTE:,.1f} MB"
+
+
+def _evaluation(dataset: Dataset, options: argparse.Namespace) -> None:
+    """Download an evaluation, and write llm.c's file of one that has four answers to each question."""
+    folder = options.out or FOLDER / dataset.folder
+    tokenizer = load(options.tokenizer) if dataset.eval_file else None  # before what may take long
+    paths = _downloaded(dataset, list(dataset.files), folder)
+    found = list(zip(dataset.tasks, paths, strict=True))
+    counts = [sum(1 for _ in TASKS[task].read(path)) for task, path in found]
+    if tokenizer is not None:
+        _write_eval_file(dataset, paths[0], folder, tokenizer)
+    for (task, path), questions in zip(found, counts, strict=True):
+        print(f"{TASKS[task].title}: {questions:,} questions in {path}")
+    named = [task if path == TASKS[task].file else f"{task}={path}" for task, path in found]
+    print(f"Next: {typed('evaluate')} CHECKPOINT --tasks {shlex.join(named)}")
+
+
+def _write_eval_file(dataset: Dataset, path: Path, folder: Path, tokenizer: Tokenizer) -> None:
+    """Write llm.c's file of a published one, in place of what was made of it before."""
+    target = folder / sets.own_name(str(dataset.eval_file), tokenizer)
+    if tokenizer.vocab_size > START:
+        print_error(f"note: {target} is not written: its ids have 16 bits, and V={tokenizer.vocab_size}")
+        return
+    items = read_items(dataset.tasks[0], path, tokenizer)
+    write_eval_file(target, items)
+    print(f"Saved {len(items):,} questions to {target}")
+
+
+def _downloaded(dataset: Dataset, files: list[File], folder: Path) -> list[Path]:
+    missing = sum(file.size or 0 for file in files if not (folder / file.name).exists())
+    with shown(missing) as report:
+        try:
+            paths = sets.obtain(dataset, files, folder, report)
+        except KeyboardInterrupt:
+            print_error("note: what has arrived is kept, and the same command resumes there")
+            raise
+    print(f"{', '.join(map(str, paths[:3]))}{', …' if len(paths) > 3 else ''}: of the published size")
+    return paths
+
+
+def _corpus(dataset: Dataset, options: argparse.Namespace) -> None:
+    dataset = sets.sampled(dataset, options.sample)
+    recipe = dataset.recipe
+    assert recipe is not None
+    folder = options.out or FOLDER / dataset.folder
+    downloads = folder / DOWNLOADS
+    settings = recipe.settings(options.shard_size)._replace(workers=options.workers)
+    tokenizer = None
+    if not options.download_only:  # what can go wrong is told now, and not when all has arrived
+        tokenizer = load(options.tokenizer)
+        name = sets.own_name(recipe.name, tokenizer)
+        check_settings(settings, name)
+        sets.refuse_made(folder, name, options.force)
+        if settings.reading.format == "parquet":
+            check_parquet(dataset.name)
+    inputs = _downloaded(dataset, sets.published_files(dataset, options.files), downloads)
+    if tokenizer is None:
+        return
+    files = [file for path in inputs for file in sets.unpacked(path, recipe.pattern)]
+    print(f"{_size(sum(map(size_of, {*inputs, *files})))} in {downloads} can be deleted when the token files are made")
+    make_token_files([str(path) for path in files[: options.files]], folder, name, tokenizer, settings, options)
 
 
 def program(arguments: Sequence[str] | None = None) -> int:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.base.files import refuse_existing, refusing
 from llmc_jax.data import hub
-from llmc_jax.data.documents import BLANK_LINE, Reading, find_inputs, size_of
+from llmc_jax.data.documents import BLANK_LINE, Reading, size_of
 from llmc_jax.data.download import Arrived, Remote, fetch, part_of
 from llmc_jax.data.hub import File
 from llmc_jax.data.prepare import SHARD_TOKENS, Settings
@@ -28,19 +28,21 @@ from llmc_jax.data.tokenizers import Tokenizer
 
 DOWNLOADS = "downloads"  # of a corpus, in its folder: token files stay by themselves
 ARCHIVE = ".tar.gz"
-UNPACKED = ".unpacked"  # ends the name of the file that says so, beside what was in an archive
+UNPACKED = ".unpacked"  # says so, beside what was in an archive
 SAMPLES = ("10BT", "100BT", "350BT")  # of FineWeb
 
 HubPlace = tuple[str, str]  # repository and revision
 
 
 class Recipe(NamedTuple):
-    """How a corpus becomes token files. name: of those. settings: for a number of tokens per file, None: the usual."""
+    """How a corpus becomes token files. name: of those. settings: for a number of tokens per file, None: the usual.
+
+    pattern: of the files in an archive.
+    """
 
     name: str
     settings: Callable[[int | None], Settings]
-    pattern: str
-    unpack: bool = False
+    pattern: str = "*"
 
 
 class Dataset(NamedTuple):
@@ -105,7 +107,7 @@ _ROWS = (
               "input.txt",
               ("https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",)),),
         "338 k tokens",
-        recipe=Recipe("tiny_shakespeare", _tinyshakespeare, "*"),
+        recipe=Recipe("tiny_shakespeare", _tinyshakespeare),
     ),
     Dataset(
         "hellaswag", "HellaSwag: how does it continue? 4 answers", "hellaswag",
@@ -148,25 +150,25 @@ _ROWS = (
         (File("TinyStories_all_data.tar.gz", 1608001638,
               "26cf7605aca15bc4ea6fa637256400d9d01317b28ed296172b2d1dd160cd7699", "TinyStories_all_data.tar.gz"),),
         "945 M tokens",
-        recipe=Recipe("TinyStories", _tinystories, "*.json", unpack=True),
+        recipe=Recipe("TinyStories", _tinystories, "*.json"),
     ),
     Dataset(
         "openwebtext", "OpenWebText: pages that Reddit linked to, like GPT-2's own data", "openwebtext",
         ("datasets/Skylion007/openwebtext", "79d93d786212f7344586290adb811d4ae6a1762c"), (),
         "9.0 G tokens", listed="plain_text", about=24_300_000_000,
-        recipe=Recipe("openwebtext", _openwebtext, "*.parquet"),
+        recipe=Recipe("openwebtext", _openwebtext),
     ),
     Dataset(
         "fineweb", "FineWeb: cleaned web text (--sample 10BT)", "fineweb10B",
         ("datasets/HuggingFaceFW/fineweb", "9bb295ddab0e05d785b879661af7260fed5140fc"), (),
         "10 G tokens", listed="sample/10BT", about=30_600_000_000,
-        recipe=Recipe("fineweb", _fineweb, "*.parquet"),
+        recipe=Recipe("fineweb", _fineweb),
     ),
     Dataset(
         "fineweb-edu", "FineWeb-Edu: of that, what teaches (--sample 10BT)", "edu_fineweb10B",
         ("datasets/HuggingFaceFW/fineweb-edu", "87f09149ef4734204d70ed1d046ddc9ca3f2b8f9"), (),
         "10 G tokens", listed="sample/10BT", about=28_500_000_000,
-        recipe=Recipe("edu_fineweb", _fineweb, "*.parquet"),
+        recipe=Recipe("edu_fineweb", _fineweb),
     ),
 )
 # fmt: on
@@ -199,7 +201,7 @@ def published_files(dataset: Dataset, count: int | None = None) -> list[File]:
 
 
 def _advice(dataset: Dataset) -> str:
-    return f"give a local copy with --from ({dataset.page})"
+    return f"or bring it here from another machine ({dataset.page})"
 
 
 def remote(dataset: Dataset, file: File) -> Remote:
@@ -251,44 +253,24 @@ def own_name(name: str, tokenizer: Tokenizer) -> str:
     return own + of + dot + ending
 
 
-# ----- local copies --------------------------------------------------------------------------------------------------
+# ----- archives -------------------------------------------------------------------------------------------------------
 
 
-def local_inputs(recipe: Recipe, given: list[str]) -> list[Path]:
-    """Return the files that local copies of a corpus are, sorted by name, or its archives. Raises InputError."""
-    found = find_inputs(given)
-    archives = [path for path in found if path.name.endswith(ARCHIVE)]
-    if recipe.unpack and archives:  # and not also the files beside them, which may be what was unpacked
-        return archives
-    files = sorted((path for path in found if path.match(recipe.pattern)), key=lambda path: path.name)
-    if not files:
-        raise InputError(f"{given[0]}: has no files {recipe.pattern}; give them, or a folder of them, with --from")
-    return files
+def unpacked(archive: Path, pattern: str) -> list[Path]:
+    """Unpack an archive's files of a pattern into a folder beside it, once; return them, sorted by name.
 
-
-def unpacked(archive: Path, folder: Path, pattern: str) -> list[Path]:
-    """Unpack an archive's files of a pattern into a folder beside others, once; return them, sorted by name.
-
-    Folders within the archive are left out. A file that is no archive is returned itself. Raises InputError.
+    A file that is no archive is returned itself. Raises InputError.
     """
     if not archive.name.endswith(ARCHIVE):
         return [archive]
-    folder = folder / archive.name.partition(".")[0]
-    done = folder / f".{archive.name}.{archive.stat().st_size}{UNPACKED}"
+    folder = archive.with_name(archive.name.removesuffix(ARCHIVE))
+    done = folder / UNPACKED
     try:
         with refusing(f"{archive}: cannot be unpacked", "free space, or copy it again"):
             if not done.exists():
-                folder.mkdir(parents=True, exist_ok=True)
                 with tarfile.open(archive, "r:gz") as tar:
-                    for member in tar:
-                        member.name = Path(member.name).name
-                        if member.isfile() and Path(member.name).match(pattern) and not member.name.startswith("."):
-                            tar.extract(member, folder, filter="data")
+                    tar.extractall(folder, filter="data")
                 done.touch()
     except (tarfile.TarError, EOFError, zlib.error) as error:
-        raise FormatError(f"{archive}: cannot be unpacked ({error}); copy or download it again") from error
-    files = sorted(folder.glob(pattern))
-    if not files:
-        done.unlink()
-        raise InputError(f"{archive}: has no files {pattern}; is it the archive as it was published?")
-    return files
+        raise FormatError(f"{archive}: cannot be unpacked ({error}); remove it, to download it again") from error
+    return sorted(path for path in folder.glob(pattern) if not path.name.startswith("."))

@@ -202,22 +202,6 @@ def test_hellaswag_downloaded(
     assert shown.err == ""
 
 
-def test_hellaswag_from_a_sample(here: Path, small_bin: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = "".join(json.dumps(question) + "\n" for question in QUESTIONS)
-    Path("sample.jsonl").write_text(lines)
-    words = ["hellaswag", "--from", "sample.jsonl", "--tokenizer", str(small_bin), "--out", "there"]
-    assert main(words) == 0
-    assert items_of(Path("there/hellaswag_val_small.bin")) == expected_items(bin_tokenizer(small_bin))
-    assert "--tasks hellaswag=sample.jsonl" in capsys.readouterr().out
-    Path("sample.jsonl").write_text(lines.replace("walks", "runs"))
-    assert main(words) == 2
-    assert "--force" in capsys.readouterr().err
-    assert main(["hellaswag", "--from", "there/hellaswag_val_small.bin", "--tokenizer", "bytes"]) == 2
-    assert "evaluation file" in capsys.readouterr().err
-    assert main([*words, "--force"]) == 0
-    assert items_of(Path("there/hellaswag_val_small.bin")) != expected_items(bin_tokenizer(small_bin))
-
-
 def arc_parquet(word: str) -> bytes:
     choices = {"text": ["one", word, "three"], "label": ["A", "B", "C"]}
     return parquet_bytes({"id": ["x"], "question": ["Which?"], "choices": [choices], "answerKey": ["B"]})
@@ -319,14 +303,10 @@ def test_progress_counts_what_is_missing(
     assert f"{row.files[1].name} | 7 of 7 MB" in capsys.readouterr().err
 
 
-def test_openwebtext_from_local_files(here: Path) -> None:
+def test_openwebtext_is_split_by_document(server: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [f"Page {number} " * 3 for number in range(4000)]
-    Path("copies").mkdir()
-    for index, start in enumerate(range(0, 4000, 2000)):
-        Path(f"copies/train-0000{index}-of-00080.parquet").write_bytes(
-            parquet_bytes({"text": [*texts[start : start + 2000]]})
-        )
-    assert main(["openwebtext", "--from", "copies", "--tokenizer", "bytes", "--workers", "1"]) == 0
+    publish(server, monkeypatch, "openwebtext", [parquet_bytes({"text": [*texts[at : at + 2000]]}) for at in (0, 2000)])
+    assert main(["openwebtext", "--tokenizer", "bytes", "--workers", "1"]) == 0
     folder = Path("dev/data/openwebtext")
     val, train = (tokens_of(folder / f"openwebtext_bytes_{name}.bin") for name in ("val_000000", "train_000001"))
     assert 0 < val.count(256) < 10
@@ -379,55 +359,33 @@ def test_tinystories_is_llmcs(server: Files, monkeypatch: pytest.MonkeyPatch) ->
     assert main(["tinystories", "--tokenizer", "bytes"]) == 0
     assert tokens_of(folder / "TinyStories_bytes_val.bin") == llmc_tinystories(STORIES[:1])
     assert tokens_of(folder / "TinyStories_bytes_train.bin") == llmc_tinystories(STORIES[1:])
-    unpacked = str(folder / "downloads/TinyStories_all_data")
-    words = ["tinystories", "--tokenizer", "bytes", "--out", str(folder), "--force", "--from", unpacked]
+    words = ["tinystories", "--tokenizer", "bytes", "--force"]
     assert main([*words, "--shard-size", "400"]) == 0
     assert all(path.stem[-7] == "_" for path in folder.glob("*.bin"))  # those without a number are replaced too
-    assert main(words) == 0
-    assert len(list(folder.glob("*.bin"))) == 2 and (folder / "TinyStories_bytes.tokenizer").is_file()
-    beside = Path(shutil.copytree(unpacked, "beside"))  # the archive and its files: each story once
-    (beside / "TinyStories_all_data.tar.gz").write_bytes(stories_archive([2, 0, 3, 1]))
-    assert main([*words[:4], "three", "--from", str(beside)]) == 0
-    for name in ("train", "val"):
-        made = Path(f"three/TinyStories_bytes_{name}.bin").read_bytes()
-        assert made == (folder / f"TinyStories_bytes_{name}.bin").read_bytes()
-    words = ["tinystories", "--tokenizer", "bytes", "--out", "two", "--from", unpacked, "--files", "2"]
-    assert main([*words, "--shard-size", "40"]) == 0
-    shards = [tokens_of(path) for path in sorted(Path("two").glob("*train*.bin"))]
+    assert main([*words, "--files", "2", "--shard-size", "40"]) == 0
+    shards = [tokens_of(path) for path in sorted(folder.glob("*train*.bin"))]
     assert [token for shard in shards for token in shard] == llmc_tinystories(STORIES[1:2])
     assert {len(shard) for shard in shards[:-1]} == {40}
-    assert main([*words[:-1], "1", "--force"]) == 2  # nothing to train on
+    assert len(server.asked) == 1
+    assert main([*words, "--files", "1"]) == 2  # nothing to train on
 
 
 @pytest.mark.parametrize("content", [b"", b"\x1f\x8b\x08", stories_archive([0, 1])[:-60]])
-def test_an_archive_that_is_damaged(here: Path, capsys: pytest.CaptureFixture[str], content: bytes) -> None:
-    Path("TinyStories_all_data.tar.gz").write_bytes(content)
-    assert main(["tinystories", "--tokenizer", "bytes", "--from", "TinyStories_all_data.tar.gz"]) == 2
+def test_an_archive_that_is_damaged(
+    server: Files, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], content: bytes
+) -> None:
+    publish(server, monkeypatch, "tinystories", [content])
+    assert main(["tinystories", "--tokenizer", "bytes"]) == 2
     assert "cannot be unpacked" in capsys.readouterr().err
-    assert list(here.glob("dev/data/tinystories/*.bin")) == []
+    assert list(Path().glob("dev/data/tinystories/*.bin")) == []
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["fineweb", "--from", "nowhere"],
-        ["fineweb", "--from", "."],
-        ["tinystories", "--from", "."],
-        ["hellaswag", "--from", "nowhere"],
-        ["hellaswag", "--from", "a.txt"],
-        ["hellaswag", "--from", "a.txt", "b.txt"],
-        ["mmlu"],
-        ["lambada"],
-        ["openwebtext", "--files", "8"],
-    ],
-)
+@pytest.mark.parametrize("words", [["mmlu"], ["lambada"], ["openwebtext", "--files", "8"], ["fineweb", "--files", "0"]])
 def test_one_line_says_what_is_wrong(
     here: Path, words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    for name in ("a.txt", "b.txt"):
-        Path(name).write_text("text")
-    assert main([*words, *(["--tokenizer", "bytes"] if words[0] not in ("arc", "lambada") else [])]) == 2
+    assert main([*words, *(["--tokenizer", "bytes"] if words[0] != "lambada" else [])]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1 and lines[0].startswith("llmc-jax data: ")
     assert not Path("dev").exists()
@@ -454,31 +412,25 @@ def plays(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Files]:
         yield files
 
 
-@pytest.mark.parametrize("source", [[], ["--text", "input.txt"]])
-def test_sections_and_split(plays: Files, source: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["tinyshakespeare", "--tokenizer", "bytes", *source]
+def test_sections_and_split(plays: Files, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["tinyshakespeare", "--tokenizer", "bytes"]
     assert main(command) == 0
     sections = [b"First Citizen:\nBefore we proceed\n\n", b"All:\nSpeak\n\n", b"\nHear me.\n"]
     tokens = [token for section in sections for token in (256, *section)]
     folder = Path("dev/data/tinyshakespeare")
     assert tokens_of(folder / "tiny_shakespeare_bytes_val.bin") == tokens[:20]
     assert tokens_of(folder / "tiny_shakespeare_bytes_train.bin") == tokens[20:]
-    assert len(plays.asked) == (not source)
+    assert len(plays.asked) == 1
     assert main(command) == 2
     assert "--force" in capsys.readouterr().err
     assert main([*command, "--force"]) == 0
 
 
-def test_another_text_is_refused(plays: Files, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("input.txt").write_text(TEXT.replace("\n", "\r\n"))
-    assert main(["tinyshakespeare", "--tokenizer", "bytes", "--text", "input.txt"]) == 2
-    assert "is not tinyshakespeare" in capsys.readouterr().err
-
-
 def test_the_files_are_llmc_s(shared: Path, here: Path) -> None:
     data = shared / "data"
-    words = ["--text", str(data / "tinyshakespeare_input.txt"), "--tokenizer", str(data / "gpt2_tokenizer.bin")]
-    assert main(["tinyshakespeare", *words, "-o", "."]) == 0
+    Path("downloads").mkdir()
+    shutil.copy(data / "tinyshakespeare_input.txt", "downloads/tiny_shakespeare.txt")
+    assert main(["tinyshakespeare", "--tokenizer", str(data / "gpt2_tokenizer.bin"), "-o", "."]) == 0
     for name in ("tiny_shakespeare_train.bin", "tiny_shakespeare_val.bin"):
         assert Path(name).read_bytes() == (data / name).read_bytes()
     assert Path("tiny_shakespeare.tokenizer").read_bytes() == (data / "gpt2_tokenizer.bin").read_bytes()
@@ -487,12 +439,15 @@ def test_the_files_are_llmc_s(shared: Path, here: Path) -> None:
 def test_offline_one_command_makes_what_the_preset_reads(
     plays: Files, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A table of GPT-2's size in any folder, a text in any folder, no network and no cache."""
+    """A table of GPT-2's size in any folder, the text in its place, no network and no cache."""
+    downloads = Path("dev/data/tinyshakespeare/downloads")
+    downloads.mkdir(parents=True)
+    Path("input.txt").rename(downloads / "tiny_shakespeare.txt")
     Path("elsewhere").mkdir()
     pieces = tuple(bytes([n]) for n in range(256)) + tuple(b"#%d" % n for n in range(256, GPT2_VOCAB))
     write_tokenizer_bin("elsewhere/gpt2_tokenizer.bin", pieces, GPT2_VOCAB - 1)
     monkeypatch.setattr(tokenizers, "GPT2_PIECES_SHA256", tokenizers._digest(pieces))
-    command = ["tinyshakespeare", "--text", "input.txt", "--tokenizer", "elsewhere/gpt2_tokenizer.bin"]
+    command = ["tinyshakespeare", "--tokenizer", "elsewhere/gpt2_tokenizer.bin"]
     assert main(command) == 0
     assert capsys.readouterr().out.splitlines()[-1].endswith("train.py --preset tinyshakespeare")
     config = parse_args(["--preset", "tinyshakespeare"])
