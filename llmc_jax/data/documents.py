@@ -23,7 +23,6 @@ LONGEST_LINE = 1 << 28
 LONGEST_LIST = 1 << 29  # bytes
 LARGEST_TEXT = 1 << 28  # bytes, of what is read as a whole
 NOT_TEXT = "leave the file out if it is not text, convert it, or replace such bytes with --errors replace"
-HEAD_BYTES = 4096  # of a text, which tell its encoding
 BLANK_LINE = re.compile(r"(?:\r\n|\n)\r?\n")  # as fast again as with \r? in front
 FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet"}  # all else is text
 
@@ -117,19 +116,11 @@ def read_text(file: IO[bytes], where: str, advice: str = "shorten it") -> bytes:
 
 
 MARKS = {codecs.BOM_UTF32_LE: "UTF-32LE", codecs.BOM_UTF16_LE: "UTF-16LE", codecs.BOM_UTF16_BE: "UTF-16BE"}
-RARE = bytes(range(9))  # control characters that no text has; in UTF-16 one half of Latin, Greek, Cyrillic and more
 
 
 def refuse_utf16(data: bytes, where: str) -> None:
-    """Check that a text is not UTF-16, which without a mark is UTF-8 too, of odd characters. Raises InputError."""
-    head = data[:HEAD_BYTES]
-    form = next((form for mark, form in MARKS.items() if head.startswith(mark)), "")
-    if not form:
-        first, second = (len(half) - len(half.translate(None, RARE)) for half in (head[::2], head[1::2]))
-        few, many = sorted((first, second))
-        if many > max(1, 0.35 * len(head), 2 * few):
-            form = "UTF-16BE" if first > second else "UTF-16LE"
-    if form:
+    """Check that a text does not begin as UTF-16 or UTF-32. Raises InputError."""
+    if form := next((form for mark, form in MARKS.items() if data.startswith(mark)), ""):
         raise InputError(f"{where}: is {form}; expected UTF-8: convert it with `iconv -f {form} -t UTF-8`")
 
 

@@ -9,7 +9,6 @@ import functools
 import hashlib
 import http.client
 import os
-import shutil
 import ssl
 import time
 import urllib.error
@@ -288,7 +287,7 @@ def _append(source: Remote, url: str, token: str | None, part: _Part, report: Pr
         goes_on = answer.status == 206 and (answer.headers.get("Content-Range") or "").startswith(f"bytes {have}-")
         have = have if goes_on else 0
         total = _total(answer, have)
-        _check_promise(source, total, part)  # before what has arrived is let go: it may be an error's page
+        _check_promise(source, total)  # before what has arrived is let go: it may be an error's page
         if not goes_on:
             part.file.truncate(0)
         _copy(answer, part, have, total or source.size, report)
@@ -300,19 +299,10 @@ def _total(answer: http.client.HTTPResponse, have: int) -> int | None:
     return have + int(length) if length.isdecimal() else None
 
 
-def _check_promise(source: Remote, total: int | None, part: _Part) -> None:
-    """Check, before anything is written, that the file is as long as expected and fits the disk. Raises _OtherFile
-    and InputError.
-    """
+def _check_promise(source: Remote, total: int | None) -> None:
+    """Check, before anything is written, that the file is as long as expected. Raises _OtherFile."""
     if source.size is not None and total not in (None, source.size):
         raise _OtherFile(f"has {total} bytes; expected {source.size}")
-    free = shutil.disk_usage(part.path.parent).free
-    missing = (total or source.size or 0) - part.size
-    if missing > free:
-        raise InputError(
-            f"{part.path}: {missing / 1e9:,.2f} GB are missing, and {free / 1e9:,.2f} GB of the disk are free; free "
-            "space, or choose another folder"
-        )
 
 
 def _copy(answer: http.client.HTTPResponse, part: _Part, have: int, total: int | None, report: Progress) -> None:

@@ -3,7 +3,6 @@
 Leaves out changing the file.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,17 +11,10 @@ import numpy as np
 from llmc_jax.base.errors import FormatError
 from llmc_jax.config.model import GPT2_VOCAB
 from llmc_jax.data import tables
-from llmc_jax.data.tokenfile import TokenFile, open_token_file
+from llmc_jax.data.tokenfile import open_token_file
 from llmc_jax.data.tokenizers import BYTES_VOCAB, LLAMA3_VOCAB, Choice, load_tokenizer, sample_text, usual_eot
 
-CHUNK_TOKENS = 1 << 22  # read at a time
 SHOWN_TOKENS = 64
-
-
-def _chunks(file: TokenFile) -> Iterator[np.ndarray]:
-    """Yield the tokens of a file, a few megabytes at a time."""
-    for start in range(0, file.num_tokens, CHUNK_TOKENS):
-        yield file.read(start, min(CHUNK_TOKENS, file.num_tokens - start))
 
 
 class Inspection(NamedTuple):
@@ -54,41 +46,34 @@ def inspect_token_file(
     eot: int | None = None,
     show: int = SHOWN_TOKENS,
 ) -> Inspection:
-    """Read a token file of any format, whatever its size, in bounded memory.
+    """Read a token file of any format.
 
     tokenizer: as for `load_tokenizer`; `auto` takes the one that lies beside the file (data/tables.py), else the one
-    that the ids fit, if its table is at hand. vocab_size: V,
-    against which the ids are checked; None: the smallest of bytes' (257), GPT-2's and Llama 3's that the ids fit.
-    eot: the id before each document; None: the tokenizer's, or the vocabulary's. show: how many tokens are decoded.
+    that the ids fit, if its table is at hand. vocab_size: V, against which the ids are checked; None: the smallest of
+    bytes' (257), GPT-2's and Llama 3's that the ids fit. eot: the id before each document; None: the tokenizer's, or
+    the vocabulary's. show: how many tokens are decoded.
 
     Raises FormatError if it is no token file or holds an id that V or the tokenizer does not have, InputError if the
     file or the tokenizer cannot be had.
     """
-    named = None if tokenizer in ("auto", "none") else load_tokenizer(tokenizer, vocab_size)
+    choice = None if tokenizer in ("auto", "none") else load_tokenizer(tokenizer, vocab_size)
     if tokenizer == "auto" and (beside := tables.of_token_files([Path(path)])):
-        named = Choice(beside[0][1], tables.words(*beside[0]))
-    candidates = [BYTES_VOCAB, GPT2_VOCAB, LLAMA3_VOCAB]
-    if named is not None and named.tokenizer is not None:
-        candidates = [named.tokenizer.vocab_size]
-        vocab_size = vocab_size or named.tokenizer.vocab_size
+        choice = Choice(beside[0][1], tables.words(*beside[0]))
     with open_token_file(path) as file:
-        ranges = [(int(chunk.min()), int(chunk.max())) for chunk in _chunks(file)]
-        lowest, highest = min((low for low, _ in ranges), default=-1), max((high for _, high in ranges), default=-1)
-        if vocab_size is None:
-            vocab_size = next((vocab for vocab in candidates if highest < vocab), highest + 1)
-        if highest >= vocab_size:
-            found = (file.foreign_id(i * CHUNK_TOKENS, chunk, vocab_size) for i, chunk in enumerate(_chunks(file)))
-            which = next(filter(None, found), "was changed while it was being read")
-            raise FormatError(
-                f"{file.path}: {which} (the largest here is {highest}); was the file made with another tokenizer?"
-            )
-        choice = named or load_tokenizer(tokenizer, vocab_size)
-        if eot is None:
-            eot = choice.tokenizer.eot if choice.tokenizer else usual_eot(vocab_size)
-        documents = sum(int(np.count_nonzero(chunk == eot)) for chunk in _chunks(file))
-        first = file.read(0, min(max(0, show), file.num_tokens)).tolist()
-    facts = file.path, file.kind, file.size, file.num_tokens, lowest, highest, documents, vocab_size, eot, first
-    return Inspection(*facts, sample_text(choice.tokenizer, first), choice.note)
+        tokens = file.read()
+    lowest, highest = (int(tokens.min()), int(tokens.max())) if tokens.size else (-1, -1)
+    if vocab_size is None and choice is not None and choice.tokenizer is not None:
+        vocab_size = choice.tokenizer.vocab_size
+    if vocab_size is None:
+        vocab_size = next((V for V in (BYTES_VOCAB, GPT2_VOCAB, LLAMA3_VOCAB) if highest < V), highest + 1)
+    if foreign := file.foreign_id(0, tokens, vocab_size):
+        raise FormatError(f"{file.path}: {foreign}; was the file made with another tokenizer?")
+    choice = choice or load_tokenizer(tokenizer, vocab_size)
+    if eot is None:
+        eot = choice.tokenizer.eot if choice.tokenizer else usual_eot(vocab_size)
+    first = tokens[:show].tolist()
+    facts = file.path, file.kind, file.size, file.num_tokens, lowest, highest, int(np.count_nonzero(tokens == eot))
+    return Inspection(*facts, vocab_size, eot, first, sample_text(choice.tokenizer, first), choice.note)
 
 
 def describe(found: Inspection) -> str:

@@ -7,9 +7,7 @@
 All little-endian. Leaves out how text becomes tokens, and in which order a run reads them (loader.py).
 """
 
-import glob
 import os
-import re
 import stat
 import struct
 from pathlib import Path
@@ -25,7 +23,6 @@ from llmc_jax.base.files import complete_file, matching, quoted, reason, refusin
 HEADER_BYTES = 1024
 MAX_TOKENS = (1 << 31) - 1  # the header counts in an int32
 MAX_RAW_ID = (1 << 24) - 1  # far above any tokenizer; text, floats or uint16 pairs read as int32 soon exceed it
-SMALL_ID = 256  # pairs of larger uint16 ids soon exceed MAX_RAW_ID
 READ_BYTES = 1 << 22  # of a headerless file's check, at a time
 MOST_AT_ONCE = 1 << 30  # bytes; the system gives no more than 2 GiB in one call
 
@@ -44,11 +41,6 @@ KINDS = {
     "llama3-uint32": Kind(magics.LLAMA3_TOKENS, 7, np.dtype("<u4"), (1 << 32) - 1),
     "raw-int32": Kind(None, None, np.dtype("<i4"), MAX_RAW_ID),
 }
-# What a path holds of a data set's files, and the command that makes them.
-MADE_BY = (
-    ("shakespeare", "tinyshakespeare"), ("TinyStories", "tinystories"), ("openwebtext", "openwebtext"),
-    (r"edu_fineweb(\d+B)", r"fineweb-edu --sample \1T"), (r"fineweb(\d+B)", r"fineweb --sample \1T"),
-)  # fmt: skip
 HEADLESS = "uint16 tokens without a header, as nanoGPT writes them, are not read"
 MAKE_ONE = "make token files from text with `llmc-jax data`"
 
@@ -157,15 +149,9 @@ def _kind_of(path: Path, header: bytes) -> str:
     if len(header) < 4:
         raise FormatError(f"{path}: has {len(header)} bytes, not even one token or a header; {MAKE_ONE}")
     (magic,) = struct.unpack_from("<i", header)
-    (swapped,) = struct.unpack_from(">i", header)
     kinds = {kind.magic: name for name, kind in KINDS.items()}
     if magic in magics.MEANINGS and magic not in kinds:
         raise FormatError(f"{path}: is {magics.MEANINGS[magic]}, magic {magic}; expected a token file; {MAKE_ONE}")
-    if swapped in magics.MEANINGS:
-        raise FormatError(
-            f"{path}: bytes 0-3 are the magic number {swapped} in big-endian order; llm.c's files are little-endian: "
-            "write it again on a little-endian machine"
-        )
     return kinds.get(magic, "raw-int32")
 
 
@@ -202,7 +188,6 @@ def _check_raw(path: Path, file: IO[bytes], size: int) -> None:
         )
     file.seek(0)
     offset = 0
-    largest = low = 0  # id, and low half of an id
     while block := file.read(READ_BYTES):
         # read as unsigned, a negative id is a huge one
         ids = np.frombuffer(block[: len(block) // 4 * 4], "<i4")
@@ -213,15 +198,7 @@ def _check_raw(path: Path, file: IO[bytes], size: int) -> None:
                 f"{ids[bad[0]]} at byte {offset + 4 * bad[0]}, which is not a token id (0 to {MAX_RAW_ID}); "
                 f"{HEADLESS}; {MAKE_ONE}"
             )
-        largest = max(largest, int(ids.max(initial=0)))
-        low = max(low, int((ids & 0xFFFF).max(initial=0)))
         offset += len(block)
-    high = largest >> 16
-    if high and max(low, high) <= SMALL_ID:  # int32 ids as high as that would have low halves of any size
-        raise FormatError(
-            f"{path}: begins with no magic number of a token file, and read as raw int32 tokens it has ids up to "
-            f"{largest}, read as uint16 up to {max(low, high)}; {HEADLESS}; {MAKE_ONE}"
-        )
 
 
 def write_token_file(path: str | Path, tokens: Any, kind: str = "gpt2-uint16") -> None:
@@ -273,11 +250,5 @@ def expand_pattern(pattern: str | Path, flag: str) -> list[Path]:
     pattern = str(pattern)
     if names := matching(pattern):
         return [Path(name) for name in names]
-    folder = os.path.dirname(pattern)
-    if name := next((found.expand(name) for shape, name in MADE_BY if (found := re.search(shape, pattern))), None):
-        advice = f"get it with `{typed('data')} {name}`"
-    elif folder and not glob.has_magic(folder) and not os.path.isdir(folder):
-        advice = f"there is no folder {folder!r}; check the path, or {MAKE_ONE}"
-    else:
-        advice = f"check the path, or {MAKE_ONE}"
-    raise InputError(f"{flag} {pattern}: no such file; {advice}")
+    advice = f"{MAKE_ONE} (`{typed('data')} list` shows the data sets that it can get)"
+    raise InputError(f"{flag} {pattern}: no such file; check the path, or {advice}")

@@ -256,15 +256,6 @@ def test_hf_hub_offline(server: Files, tmp_path: Path, monkeypatch: pytest.Monke
     assert server.asked == []
 
 
-def test_a_disk_too_small_is_told_before_anything_is_written(
-    server: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**9, 10**9 - 10, 10))
-    with pytest.raises(InputError, match="GB of the disk are free"):
-        fetch(remote(server), tmp_path / "f")
-    assert sum(path.stat().st_size for path in tmp_path.glob("*.part")) == 0
-
-
 def test_a_full_disk_keeps_what_has_arrived(server: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full = open("/dev/full", "wb", buffering=0)  # noqa: SIM115  as long as the test
     file = SimpleNamespace(write=full.write, flush=full.flush, truncate=lambda size: None)

@@ -197,11 +197,8 @@ GOOD = header(20240520, 1, 3) + bytes(6)
         (header(20240520, 1, -1), "byte 8: the header counts -1 tokens"),
         (header(20240801, 7, 2**31 - 1), "truncated: 1024 bytes"),
         *((header(magic, 1, 0), f"magic {magic}; expected a token file") for magic in FOREIGN),
-        (struct.pack(">256i", 20240520, 1, 0, *[0] * 253), "20240520 in big-endian order"),
-        (struct.pack(">256i", 20240326, 3, *[0] * 254), "20240326 in big-endian order"),
         (b"First Citizen:\nBefore we proceed", "no magic number of a token file.*holds 1936877894 at byte 0"),
         (b"First Citizen:\nBefore we proceed\n", "its 33 bytes are not whole int32 tokens"),
-        (struct.pack("<4H", 65, 64, 256, 9), "up to 4194369, read as uint16 up to 256; uint16 tokens without a header"),
         (struct.pack("<6H", *[50256, 464] * 3), "which is not a token id.*uint16 tokens without a header"),
         (struct.pack("<3H", 65, 64, 66), "not whole int32 tokens either; uint16 tokens without a header"),
         (struct.pack("<5i", 1, 2, 3, -4, 5), "holds -4 at byte 12, which is not a token id"),
@@ -319,23 +316,6 @@ def test_patterns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert expand_pattern("a.*", "-i") == [Path("a.bin")]
 
 
-@pytest.mark.parametrize(
-    ("pattern", "advice"),
-    [
-        ("dev/data/tinyshakespeare/tiny_shakespeare_train.bin", "llmc-jax data tinyshakespeare"),
-        ("dev/data/fineweb10B/fineweb_train_*.bin", "llmc-jax data fineweb --sample 10BT`"),
-        ("dev/data/edu_fineweb100B/edu_fineweb_val_*.bin", "llmc-jax data fineweb-edu --sample 100BT`"),
-        ("dev/data/tinystories/TinyStories_train.bin", "llmc-jax data tinystories`"),
-        ("nowhere/fineweb_train_*.bin", "there is no folder 'nowhere'"),
-        ("train_*.bin", "check the path, or make token files"),
-        ("", "check the path"),
-    ],
-)
-def test_a_pattern_without_files_says_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pattern: str, advice: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError) as error:
-        expand_pattern(pattern, "-j")
-    assert str(error.value).startswith(f"-j {pattern}: no such file; ")
-    assert advice in str(error.value)
+def test_a_pattern_without_files_says_what_to_do() -> None:
+    with pytest.raises(InputError, match=r"^-j no/train_\*\.bin: no such file; check the path, or .*llmc-jax data"):
+        expand_pattern("no/train_*.bin", "-j")

@@ -67,14 +67,6 @@ def test_a_table_alone_encodes_as_the_published_algorithm(
     assert tokenizer.decode(ids).decode() == text
 
 
-def test_the_small_table_merges(small_bin: Path) -> None:
-    tokenizer = bin_tokenizer(small_bin)
-    assert len(tokenizer.encode(" the cat on the mat")) < 10
-    assert tokenizer.encode("<|end|>").max() < tokenizer.eot  # in a text nothing is special
-    assert tokenizer.encode_document("a").tolist() == [tokenizer.eot, *tokenizer.encode("a").tolist()]
-    assert (tokenizer.vocab_size, tokenizer.eot, tokenizer.name) == (297, 296, "small.bin")
-
-
 @given(st.binary(max_size=100))
 def test_bytes_are_their_own_ids(data: bytes) -> None:
     tokenizer = bytes_tokenizer()
@@ -212,16 +204,6 @@ def test_a_written_table_is_the_file_it_was_read_from(small_bin: Path, tmp_path:
     for absent, reason in (("none.bin", "No such file"), ("", "Is a directory")):
         with pytest.raises(InputError, match=reason):
             read_tokenizer_bin(tmp_path / absent)
-
-
-def test_version_1_holds_gpt2_sized_tables_only(small_pieces: tuple[bytes, ...], tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="write version 2"):
-        write_tokenizer_bin(tmp_path / "v1.bin", small_pieces, 296, version=1)
-    pieces = tuple(struct.pack("<H", token) for token in range(50257))
-    write_tokenizer_bin(tmp_path / "v1.bin", pieces, 50256, version=1)
-    data = (tmp_path / "v1.bin").read_bytes()
-    assert struct.unpack("<5I", data[:20]) == (20240328, 1, 50257, 0, 0)
-    assert read_tokenizer_bin(tmp_path / "v1.bin") == (pieces, 50256, 1)
 
 
 @pytest.mark.parametrize("pieces", [(), (b"",), (b"a" * 256,)])
@@ -411,10 +393,13 @@ def test_written_tables_are_llmc_s(shared: Path, tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(shared / "data" / "tiktoken"))
     tokenizer = gpt2_tokenizer(allow_network=False)
     assert bin_tokenizer(shared / "data" / "gpt2_tokenizer.bin").pieces == tokenizer.pieces
-    for version, expected in ((1, SHA256_V1), (2, SHA256_V2)):
-        write_tokenizer_bin(tmp_path / "t.bin", tokenizer.pieces, tokenizer.eot, version)
-        assert hashlib.sha256((tmp_path / "t.bin").read_bytes()).hexdigest() == expected
-        assert read_tokenizer_bin(tmp_path / "t.bin") == (tokenizer.pieces, 50256, version)
+    write_tokenizer_bin(tmp_path / "t.bin", tokenizer.pieces, tokenizer.eot)
+    data = (tmp_path / "t.bin").read_bytes()
+    assert hashlib.sha256(data).hexdigest() == SHA256_V2
+    data = data[:4] + struct.pack("<3I", 1, 50257, 0) + data[16:]  # version 1 says nothing of the end of text
+    assert hashlib.sha256(data).hexdigest() == SHA256_V1
+    (tmp_path / "t.bin").write_bytes(data)
+    assert read_tokenizer_bin(tmp_path / "t.bin") == (tokenizer.pieces, 50256, 1)
 
 
 def test_the_file_encodes_real_text_as_tiktoken(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
