@@ -28,7 +28,6 @@ from llmc_jax.base.streams import print_error
 from llmc_jax.base.text import table
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.data import datasets as sets
-from llmc_jax.data.corpora import stdlib_corpus
 from llmc_jax.data.datasets import DATASETS, DOWNLOADS, SAMPLES, Dataset
 from llmc_jax.data.documents import BLANK_LINE, Reading, check_parquet, find_inputs, size_of
 from llmc_jax.data.download import shown
@@ -112,10 +111,8 @@ SPLITTING = (
 )  # fmt: skip
 INSPECT = (
     own("files", "FILE...", None, "token file or pattern"),
-    own("--vocab-size", "V", None, "check that all ids are below V (default: what they suggest)", read=count),
     own("--tokenizer", "SPEC", "auto", "shows the first tokens as text: bytes, gpt2, a path, none, or auto: by "
         "the ids (default: auto)"),
-    own("--eot", "ID", None, "id before each document (default: the tokenizer's)", 0),
     own("--first", "N", SHOWN_TOKENS, f"tokens to show (default: {SHOWN_TOKENS})", 0),
 )  # fmt: skip
 
@@ -135,7 +132,6 @@ def make_parser() -> Parser:
     making.add(READING, "reading")
     parts = f"the first 1/{VAL_SHARE} of the tokens, at most {VAL_TOKENS}, are for validation."
     making.add(SPLITTING, "splitting", f"Without an option {parts}")
-    command(commands, "stdlib", _stdlib)
     command(commands, "list", _list)
     for dataset in DATASETS.values():
         _add_corpus(commands, dataset) if dataset.recipe else _add_evaluation(commands, dataset)
@@ -221,29 +217,11 @@ def _name_after(item: str) -> str:
     return re.sub(r"[^A-Za-z0-9_-]+", "_", stem).strip("_-") or "text"
 
 
-def _stdlib(options: argparse.Namespace) -> None:
-    """Make token files of the built-in corpus, the source of this Python's standard library.
-
-    Training without -i does so by itself. They are kept in $LLMC_JAX_CACHE, or else the user's cache folder.
-    """
-    corpus = stdlib_corpus()
-    for path, tokens in ((corpus.val, corpus.val_tokens), (corpus.train, corpus.train_tokens)):
-        print(f"Saved {tokens} tokens to {path}")
-    print(
-        f"{corpus.description}; fingerprint {corpus.fingerprint}; {corpus.train_documents:,} documents for training, "
-        f"{corpus.val_documents:,} for validation"
-    )
-    print(
-        f"bigram baseline on validation: {corpus.bigram_nats:.3f} nats per token (unigram: {corpus.unigram_nats:.3f})"
-    )
-    print(f"Next: {typed('train')}")
-
-
 def _inspect(options: argparse.Namespace) -> None:
     """Say what is in token files: format, tokens, documents, ids, first text."""
     for pattern in options.files:
         for path in expand_pattern(pattern, "inspect"):
-            print(describe(inspect_token_file(path, options.tokenizer, options.vocab_size, options.eot, options.first)))
+            print(describe(inspect_token_file(path, options.tokenizer, options.first)))
 
 
 def _tokenizer_write(options: argparse.Namespace) -> None:

@@ -124,25 +124,15 @@ def write_eval_file(path: str | Path, items: Sequence[Item]) -> None:
 
 def _words(path: str | Path, number: int, item: Item) -> list[int]:
     parts = (item.context, *item.completions)
-    said = _misfit(item, parts)
     words = [START, 0, number, item.label, COMPLETIONS]
     for part in parts:
         words += [len(part), *part]
     words[1] = 2 * len(words)
-    if words[1] > MOST:
-        said = said or f"takes {words[1]} bytes; at most {MOST} are possible"
-    if said:
-        raise InputError(f"{path}: question {number} ({item.name}) {said}; llm.c's evaluation files cannot hold it")
+    ids = [token for part in parts for token in part]
+    fits = len(item.completions) == COMPLETIONS and 0 <= item.label < COMPLETIONS and all(parts)
+    if not fits or words[1] > MOST or not 0 <= min(ids) <= max(ids) < START:
+        raise InputError(
+            f"{path}: question {number} ({item.name}): llm.c's evaluation files hold {COMPLETIONS} completions, one of "
+            f"them right, in ids below {START}, a context and completions that are not empty, and at most {MOST} bytes"
+        )
     return words
-
-
-def _misfit(item: Item, parts: Sequence[Sequence[int]]) -> str:
-    """Return why the format cannot hold an item; empty if it can."""
-    if len(item.completions) != COMPLETIONS:
-        return f"has {len(item.completions)} completions; they must be {COMPLETIONS}"
-    if not 0 <= item.label < COMPLETIONS:
-        return f"has the label {item.label}; it must be 0 to {COMPLETIONS - 1}"
-    if not all(parts):
-        return "has an empty context or completion"
-    wrong = [token for part in parts for token in part if not 0 <= token < START]
-    return f"has id {wrong[0]}; ids must be 0 to {START - 1}" if wrong else ""

@@ -18,7 +18,7 @@ SHOWN_TOKENS = 64
 
 
 class Inspection(NamedTuple):
-    """What is in a token file. size: in bytes. vocab: the V that the ids were checked against, or that they suggest.
+    """What is in a token file. size: in bytes. vocab: the V of the tokenizer, or that the ids suggest.
 
     lowest, highest: ids, -1 if there is none. documents: how often the end-of-text id `eot` occurs. first: the first
     ids; text: what they stand for (the ids themselves without a tokenizer); note: where the tokenizer comes from, or
@@ -39,38 +39,30 @@ class Inspection(NamedTuple):
     note: str
 
 
-def inspect_token_file(
-    path: str | Path,
-    tokenizer: str = "auto",
-    vocab_size: int | None = None,
-    eot: int | None = None,
-    show: int = SHOWN_TOKENS,
-) -> Inspection:
+def inspect_token_file(path: str | Path, tokenizer: str = "auto", show: int = SHOWN_TOKENS) -> Inspection:
     """Read a token file of any format.
 
     tokenizer: as for `load_tokenizer`; `auto` takes the one that lies beside the file (data/tables.py), else the one
-    that the ids fit, if its table is at hand. vocab_size: V, against which the ids are checked; None: the smallest of
-    bytes' (257), GPT-2's and Llama 3's that the ids fit. eot: the id before each document; None: the tokenizer's, or
-    the vocabulary's. show: how many tokens are decoded.
+    that the ids fit, if its table is at hand: the smallest of bytes' (V=257), GPT-2's and Llama 3's. show: how many
+    tokens are decoded.
 
-    Raises FormatError if it is no token file or holds an id that V or the tokenizer does not have, InputError if the
-    file or the tokenizer cannot be had.
+    Raises FormatError if it is no token file or holds an id that the tokenizer does not have, InputError if the file or
+    the tokenizer cannot be had.
     """
-    choice = None if tokenizer in ("auto", "none") else load_tokenizer(tokenizer, vocab_size)
+    choice = None if tokenizer in ("auto", "none") else load_tokenizer(tokenizer)
     if tokenizer == "auto" and (beside := tables.of_token_files([Path(path)])):
         choice = Choice(beside[0][1], tables.words(*beside[0]))
     with open_token_file(path) as file:
         tokens = file.read()
     lowest, highest = (int(tokens.min()), int(tokens.max())) if tokens.size else (-1, -1)
-    if vocab_size is None and choice is not None and choice.tokenizer is not None:
+    if choice is not None and choice.tokenizer is not None:
         vocab_size = choice.tokenizer.vocab_size
-    if vocab_size is None:
+    else:
         vocab_size = next((V for V in (BYTES_VOCAB, GPT2_VOCAB, LLAMA3_VOCAB) if highest < V), highest + 1)
     if foreign := file.foreign_id(0, tokens, vocab_size):
         raise FormatError(f"{file.path}: {foreign}; was the file made with another tokenizer?")
     choice = choice or load_tokenizer(tokenizer, vocab_size)
-    if eot is None:
-        eot = choice.tokenizer.eot if choice.tokenizer else usual_eot(vocab_size)
+    eot = choice.tokenizer.eot if choice.tokenizer else usual_eot(vocab_size)
     first = tokens[:show].tolist()
     facts = file.path, file.kind, file.size, file.num_tokens, lowest, highest, int(np.count_nonzero(tokens == eot))
     return Inspection(*facts, vocab_size, eot, first, sample_text(choice.tokenizer, first), choice.note)

@@ -15,18 +15,16 @@ import numpy as np
 
 from llmc_jax.base.errors import InputError
 from llmc_jax.config.model import ModelConfig
-from llmc_jax.generate.model import Model, check_memory
+from llmc_jax.generate.model import Model
 from llmc_jax.generate.sampling import Draws, Numbers, Sampling, Steps, check, draw, numbers_of, steps_of
 from llmc_jax.generate.text import TextStream
 from llmc_jax.models.gpt2 import decode as gpt2_decode
-from llmc_jax.models.gpt2.decode import Cache, cache_bytes, repeated
+from llmc_jax.models.gpt2.decode import Cache, repeated
 from llmc_jax.models.gpt2.model import Execution
 from llmc_jax.models.gpt2.tensors import Params
-from llmc_jax.models.gpt2.work import COMPUTE_BYTES
 
 SMALLEST_PROMPT, SMALLEST_CACHE = 16, 64  # positions: shorter ones share a program
 MOST_TOKENS, MOST_SAMPLES = 1 << 30, 1 << 16  # positions are counted in int32; all texts are held in memory
-MOST_PROGRAMS = 48  # compiled at a time, of about 4 MB each
 
 
 class Request(NamedTuple):
@@ -70,14 +68,14 @@ class _State(NamedTuple):
 def generate(model: Model, request: Request) -> Iterator[Drawn | Dropped]:
     """Yield the new tokens: position by position, and at each position sample by sample.
 
-    Closing the iterator stops it. Raises InputError for what cannot be asked, and where the memory is too small.
+    Closing the iterator stops it. Raises InputError for what cannot be asked.
     """
     check_request(model, request)
     return _generate(model, request)
 
 
 def check_request(model: Model, request: Request) -> None:
-    """Raise InputError for what cannot be asked of this model, or does not fit in its device's memory."""
+    """Raise InputError for what cannot be asked of this model."""
     check(request.sampling)
     V = model.config.vocab_size
     for name, value, most in (("--tokens", request.tokens, MOST_TOKENS), ("--samples", request.samples, MOST_SAMPLES)):
@@ -89,15 +87,6 @@ def check_request(model: Model, request: Request) -> None:
         raise InputError(f"the prompt has the id {bad}; this model has ids 0 to {V - 1}")
     if "" in request.stops:
         raise InputError("--stop: a stop string must not be empty")
-    what = f"{model.path}: {request.tokens} tokens of {request.samples} samples need at least"
-    advice = "lower --samples or --tokens" + (", or take --dtype bf16" if model.dtype == "fp32" else "")
-    check_memory(what, memory_bytes(model, request), model.dtype, advice)
-
-
-def memory_bytes(model: Model, request: Request) -> int:
-    """Return the bytes that a request needs at least: weights, and the keys and values of all samples."""
-    cache = cache_bytes(model.config, request.samples, cache_size(model.config, request), COMPUTE_BYTES[model.dtype])
-    return cache + sum(array.nbytes for array in jax.tree.leaves(model.weights))
 
 
 def _power(length: int, smallest: int, largest: int) -> int:
@@ -156,14 +145,6 @@ def _decode(
     weights: Params, tokens: jax.Array, position: jax.Array, cache: Cache, config: ModelConfig, attention: str
 ) -> tuple[jax.Array, Cache]:
     return gpt2_decode.decode(weights, tokens, position, cache, config, attention)
-
-
-def drop_programs() -> None:
-    """Give all compiled programs back where they are more than MOST_PROGRAMS: each unlike request adds some."""
-    functions: tuple[Any, ...] = (_prefill, _decode, draw)
-    if sum(each._cache_size() for each in functions) > MOST_PROGRAMS:
-        for each in functions:
-            each.clear_cache()
 
 
 class _Batch(NamedTuple):

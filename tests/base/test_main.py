@@ -90,10 +90,9 @@ def test_what_a_terminal_would_obey_is_escaped(name: str, run: Run, capsys: pyte
     assert error.replace("\n", "").isprintable()
 
 
-@pytest.mark.parametrize("flag", ["--vocab-size", "--shard-size"])
-def test_a_number_of_very_many_digits_is_bad_input(flag: str, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("data", "prepare" if flag == "--shard-size" else "inspect", "x", flag, "9" * 5000) == 2
-    assert f"{flag} 999" in capsys.readouterr().err
+def test_a_number_of_very_many_digits_is_bad_input(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("data", "prepare", "x", "--shard-size", "9" * 5000) == 2
+    assert "--shard-size 999" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

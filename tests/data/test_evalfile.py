@@ -161,15 +161,16 @@ def test_no_file(tmp_path: Path) -> None:
     [
         ([], "0 questions"),
         ([ITEMS[0]] * 65536, "65536 questions"),
-        ([ITEMS[0], ITEMS[1]._replace(completions=((1,), (2,), (3,)))], r"question 1 \(second\) has 3 completions"),
-        ([ITEMS[0]._replace(label=4)], r"question 0 \(first\) has the label 4"),
-        ([ITEMS[0]._replace(context=())], "empty"),
-        ([ITEMS[0]._replace(completions=((1,), (2,), (), (3,)))], "empty"),
-        ([ITEMS[0]._replace(context=(7, 65535))], "has id 65535"),
-        ([ITEMS[0]._replace(completions=((1,), (2,), (-1,), (3,)))], "has id -1"),
-        ([ITEMS[0]._replace(context=(7,) * 32753)], "takes 65536 bytes"),
+        ([ITEMS[0], ITEMS[1]._replace(completions=((1,), (2,), (3,)))], r"question 1 \(second\)"),
+        *(
+            ([ITEMS[0]._replace(**change)], r"question 0 \(first\)")
+            for change in (
+                {"label": 4}, {"context": ()}, {"completions": ((1,), (2,), (), (3,))}, {"context": (7, 65535)},
+                {"completions": ((1,), (2,), (-1,), (3,))}, {"context": (7,) * 32753},
+            )
+        ),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_written(tmp_path: Path, items: list[Item], said: str) -> None:
     (tmp_path / "a.bin").write_text("stays")
     with pytest.raises(InputError, match=rf"a\.bin: .*{said}"):

@@ -12,8 +12,7 @@ import pytest
 
 from llmc_jax.base.errors import InputError
 from llmc_jax.generate import engine
-from llmc_jax.generate import model as models
-from llmc_jax.generate.engine import Drawn, Dropped, Request, generate, kept_after_drop, memory_bytes
+from llmc_jax.generate.engine import Drawn, Dropped, Request, generate, kept_after_drop
 from llmc_jax.generate.look import look
 from llmc_jax.generate.model import Model, open_model
 from llmc_jax.generate.sampling import Sampling
@@ -207,14 +206,3 @@ def test_a_model_that_diverged_is_named(model: Model) -> None:
     for sampling in (GREEDY, Sampling()):
         with pytest.raises(InputError, match="not finite"):
             list(generate(model._replace(weights=weights), Request((1,), 5, sampling=sampling)))
-
-
-def test_what_does_not_fit_is_refused_with_what_it_needs(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    request = Request((1,), 5, samples=1000)
-    needed = memory_bytes(model, request)
-    weights = sum(array.nbytes for array in jax.tree.leaves(model.weights))
-    assert needed == weights + 1000 * 2 * 2 * 32 * 16 * 4
-    monkeypatch.setattr(models, "available_memory_bytes", lambda: needed - 1)
-    with pytest.raises(InputError, match="--samples"):
-        generate(model, request)
-    generate(model, request._replace(samples=999))

@@ -323,58 +323,29 @@ def test_slow_requests_end(server: Server) -> None:
 
 def test_one_answer_at_a_time_and_only_some_wait() -> None:
     gated = Gated()
-    with served(gated, waiting=1) as server, ThreadPoolExecutor(1) as thread:
-        first = thread.submit(all_records, server, tokens=2)
+    with served(gated, waiting=1) as server, ThreadPoolExecutor(2) as threads:
+        first = threads.submit(all_records, server, tokens=2)
         wait_until(lambda: gated.begun == 1)
-        with asked(server, tokens=1) as second:
-            assert json.loads(second.readline()) == {"waiting": 1}
-            with answer(server, "POST", "/generate", b"{}") as third:
-                assert third.status == 503 and int(third.headers["Retry-After"]) > 0
-            assert gated.begun == 1
-            gated.gate.release(3)
-            assert json.loads(second.readlines()[-1])["tokens"] == 1
+        second = threads.submit(all_records, server, tokens=1)
+        wait_until(lambda: server.asked == 2)
+        with answer(server, "POST", "/generate", b"{}") as third:
+            assert third.status == 503 and int(third.headers["Retry-After"]) > 0
+        assert gated.begun == 1
+        gated.gate.release(3)
+        assert second.result()[-1]["tokens"] == 1
         assert first.result()[-1]["tokens"] == 2 and gated.begun == 2
 
 
-def test_who_leaves_stops_the_engine_and_gives_up_the_place() -> None:
+def test_who_leaves_stops_the_engine() -> None:
     gated = Gated()
     with served(gated) as server:
         gated.gate.release()
         with asked(server, tokens=100000) as response:
             response.readline()
-            with asked(server, tokens=100000) as waits:
-                assert json.loads(waits.readline()) == {"waiting": 1}
-            wait_until(lambda: len(server.line) == 1)
         gated.gate.release()
         assert gated.closed.wait(10)
-        wait_until(lambda: not server.line)
+        wait_until(lambda: not server.asked)
     assert gated.begun == 1
-
-
-def test_compiled_programs_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three functions have compiled so many; when they are more than the most together, all go."""
-
-    class Compiled:
-        def __init__(self, name: str) -> None:
-            own = getattr(engine, name)
-            assert own._cache_size() >= 0 and own.clear_cache  # what JAX's functions have
-            self.programs = 2
-
-        def _cache_size(self) -> int:
-            return self.programs
-
-        def clear_cache(self) -> None:
-            self.programs = 0
-
-    functions = {name: Compiled(name) for name in ("_prefill", "_decode", "draw")}
-    for name, each in functions.items():
-        monkeypatch.setattr(engine, name, each)
-    with served(say("x")) as server:
-        for most, left in ((6, 6), (5, 0)):
-            monkeypatch.setattr(engine, "MOST_PROGRAMS", most)
-            all_records(server)
-            wait_until(lambda: not server.line)
-            assert sum(each.programs for each in functions.values()) == left
 
 
 # ----- beginning and end
@@ -524,7 +495,7 @@ def check_that_it_stops(tab: chromium.Tab, server: Server) -> None:
     tab.until(f"asking !== null && {TOKENS}.length > 3")
     tab.press("Escape", 27)
     tab.until("asking === null && $('status').textContent === 'Stopped.'")
-    wait_until(lambda: not server.line)
+    wait_until(lambda: not server.asked)
 
 
 def check_errors_and_settings(tab: chromium.Tab) -> None:
