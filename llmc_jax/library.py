@@ -96,17 +96,14 @@ def _tokenizer(model: Model) -> Tokenizer:
 
 def _array(ids: Ids, dimensions: tuple[int, ...]) -> np.ndarray:
     """Return ids as an array of so many dimensions. Raises InputError for what is none of whole numbers."""
-    if isinstance(ids, str | bytes):
-        raise InputError("ids: found text; encode(model, text) makes ids of it")
     try:
         found = np.asarray(ids)
     except ValueError:
         raise InputError("ids: the rows differ in length; all must have as many ids as the first") from None
-    if found.ndim not in dimensions:
+    whole = np.issubdtype(found.dtype, np.integer) or not found.size
+    if found.ndim not in dimensions or not whole:
         allowed = " or ".join({1: "(n,)", 2: "(B, n)", 3: "(A, B, n)"}[n] for n in dimensions)
-        raise InputError(f"ids: found shape {found.shape}; expected {allowed}")
-    if found.size and not np.issubdtype(found.dtype, np.integer):
-        raise InputError(f"ids: found {found.dtype}; ids are whole numbers")
+        raise InputError(f"ids: found {found.dtype} of shape {found.shape}; expected whole numbers {allowed}")
     return found
 
 
@@ -114,14 +111,12 @@ def _rows(model: Model, ids: Ids, least: int, dimensions: tuple[int, ...] = (1, 
     """Return ids as an array of int32 if the model can take them: at least so many in a row. Raises InputError."""
     rows = _array(ids, dimensions)
     V, T = model.config.vocab_size, model.config.max_seq_len
-    if not rows.size:
-        raise InputError(f"ids: found none; expected at least {least} in a row")
+    if not least <= rows.shape[-1] < T + least or not rows.size:
+        most = T + least - 1
+        raise InputError(f"ids: found {rows.shape[-1]:,} in a row; expected {least} to {most} (the model knows {T})")
     if not 0 <= rows.min() <= rows.max() < V:
         wrong = rows.min() if rows.min() < 0 else rows.max()
         raise InputError(f"ids: found {wrong}; this model's are 0 to {V - 1}")
-    if not least <= rows.shape[-1] < T + least:
-        most = T + least - 1
-        raise InputError(f"ids: found {rows.shape[-1]:,} in a row; expected {least} to {most} (the model knows {T})")
     return rows.astype(np.int32)
 
 

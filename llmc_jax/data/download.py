@@ -34,7 +34,6 @@ WAIT_SECONDS = 0.2  # between two looks at another process's download
 MAX_BYTES = 1 << 26
 BLOCK_BYTES = 1 << 20
 PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0)  # seconds before an attempt that follows one that brought nothing
-LONGEST_PAUSE = 60.0  # that a server may ask for
 BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})  # worth another attempt
 
 Progress = Callable[[int, int | None], None]  # bytes that are there, and of how many (None: not known)
@@ -248,7 +247,7 @@ def _with_patience(source: Remote, url: str, token: str | None, part: _Part, rep
             answered, idle = answered or came, 1 if came else idle + 1
             if idle > _patience(error, answered):
                 raise
-            seconds = _pause(error, idle)
+            seconds = PAUSES[idle - 1]
             print_error(f"note: {url}: {cause(error)}; trying again in {seconds:.0f} s")
             time.sleep(seconds)
 
@@ -256,18 +255,11 @@ def _with_patience(source: Remote, url: str, token: str | None, part: _Part, rep
 def _patience(error: BaseException, answered: bool) -> int:
     """Return how many attempts in a row that bring nothing are followed by another.
 
-    A server that was never reached is taken for one that is not there; one that never sent a byte will hardly begin.
+    A server that was never reached is taken for one that is not there.
     """
     if isinstance(error, urllib.error.HTTPError):
         return len(PAUSES) if error.code in BUSY else 0
-    if isinstance(error, urllib.error.URLError):
-        return len(PAUSES) if answered and not isinstance(error.reason, ssl.SSLError) else 0
-    return len(PAUSES) if answered else 2
-
-
-def _pause(error: BaseException, idle: int) -> float:
-    wanted = error.headers.get("Retry-After") or "" if isinstance(error, urllib.error.HTTPError) else ""
-    return min(float(wanted), LONGEST_PAUSE) if wanted.isdecimal() else PAUSES[idle - 1]
+    return len(PAUSES) if answered or not isinstance(error, urllib.error.URLError) else 0
 
 
 def _append(source: Remote, url: str, token: str | None, part: _Part, report: Progress) -> None:

@@ -284,37 +284,29 @@ class TokenLoader:
                 continue
             if name not in state or state[name] != ours:
                 raise self._misfit(f"{name} is {_short(state.get(name))}, here it is {_short(ours)}")
-        shards = len(self.paths)
-        shard_order = self._order_in(
-            state, "shard_indices", shards, f"it covers {{}} shards, but there are {shards} here"
-        )
-        shard, sample = state.get("current_shard_idx"), state.get("current_sample_idx")
-        if not is_int_below(shard, shards):
-            raise self._broken("current_shard_idx")
-        samples = self.samples_per_shard[int(shard_order[shard])]
-        here = f"{samples} of B={self.batch_size} * T={self.sequence_length} * {self.num_processes} tokens"
-        sample_order = self._order_in(
-            state, "intra_shard_indices", samples, f"its shard has {{}} samples, here it has {here}"
-        )
-        if not is_int_below(sample, samples + 1):
-            raise self._broken("current_sample_idx")
-        rng = None
-        if rank.rng is not None:
-            if not isinstance(state.get("shuffle_rng"), Mapping):
-                raise self._broken("shuffle_rng")
-            rank.rng.restore(state["shuffle_rng"])
-            rng = rank.rng.state()
+        try:
+            shard, sample = state["current_shard_idx"], state["current_sample_idx"]
+            shard_order = self._order(state["shard_indices"], len(self.paths), "shards")
+            samples = self.samples_per_shard[int(shard_order[shard])]
+            of_size = f"samples of {self._sample_tokens} tokens"
+            sample_order = self._order(state["intra_shard_indices"], samples, of_size)
+            if not (is_int_below(shard, len(self.paths)) and is_int_below(sample, samples + 1)):
+                raise ValueError(f"shard {shard!r}, sample {sample!r}")
+            if rank.rng is not None:
+                rank.rng.restore(state["shuffle_rng"])
+        except InputError:
+            raise
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            raise self._broken(repr(error)[:80]) from error
+        rng = None if rank.rng is None else rank.rng.state()
         rank.position = Position(shard, sample, shard_order, sample_order, rng)
 
-    def _order_in(self, state: Mapping[str, Any], name: str, n: int, misfit: str) -> np.ndarray:
+    def _order(self, values: list[int], n: int, what: str) -> np.ndarray:
         """Return the order of 0 … n-1 that a state holds, (n,) int32; without shuffling it holds an empty list."""
-        values = state.get(name)
-        if self.shuffle and isinstance(values, list) and len(values) != n:
-            raise self._misfit(misfit.format(len(values)))
-        if not isinstance(values, list) or not all(is_int_below(value, n) for value in values):
-            raise self._broken(name)
+        if self.shuffle and len(values) != n:
+            raise self._misfit(f"it covers {len(values)} {what}, here there are {n}")
         if sorted(values) != list(range(n if self.shuffle else 0)):
-            raise self._broken(name)
+            raise ValueError(f"no order of {n} {what}")
         return np.array(values if self.shuffle else range(n), np.int32)
 
     def _misfit(self, what: str) -> InputError:

@@ -126,12 +126,6 @@ def test_another_sample_is_another_folder() -> None:
     assert sampled(DATASETS["mmlu"], "100BT") == DATASETS["mmlu"]
 
 
-def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["list"]) == 0
-    shown = capsys.readouterr().out
-    assert all(name in shown and row.page in shown for name, row in DATASETS.items())
-
-
 def test_names_tell_the_tokenizer(small_bin: Path) -> None:
     gpt2 = replace(bytes_tokenizer(), name="gpt2")
     assert own_name("a_val.bin", gpt2) == "a_val.bin"
@@ -289,18 +283,6 @@ def test_what_can_be_told_before_the_download_is(
     size = "200" if missing else "3e9"  # more than the header of a token file can count
     assert main(["fineweb", "--tokenizer", "bytes", "--shard-size", size]) == 2
     assert server.asked == []
-
-
-def test_progress_counts_what_is_missing(
-    server: Files, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("llmc_jax.base.progress.PROGRESS_SECONDS", 0.0)
-    monkeypatch.setattr(download, "MEGABYTE", 1)
-    row = publish(server, monkeypatch, "fineweb", [b"12345", b"1234567"])
-    assert main(["fineweb", "--download-only", "--files", "1"]) == 0
-    capsys.readouterr()
-    assert main(["fineweb", "--download-only"]) == 0
-    assert f"{row.files[1].name} | 7 of 7 MB" in capsys.readouterr().err
 
 
 def test_openwebtext_is_split_by_document(server: Files, monkeypatch: pytest.MonkeyPatch) -> None:

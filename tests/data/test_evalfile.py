@@ -137,16 +137,6 @@ def test_bad_files(tmp_path: Path, data: bytes, place: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_an_example_longer_than_its_completions(tmp_path: Path) -> None:
-    (tmp_path / "a.bin").write_bytes(of_words(FIRST, [*SECOND, 1]))
-    with pytest.raises(FormatError, match="oversized"):
-        read_eval_file(tmp_path / "a.bin")
-    longer = [65535, 36, *SECOND[2:], 1]
-    (tmp_path / "a.bin").write_bytes(of_words(FIRST, longer))
-    with pytest.raises(FormatError, match="byte 1060: expected example 1"):
-        read_eval_file(tmp_path / "a.bin")
-
-
 def test_no_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for name in ("missing.bin", ".", "pipe"):

@@ -101,12 +101,6 @@ def test_what_has_arrived_is_kept_and_the_next_call_goes_on(server: Files, tmp_p
     assert [asked.range for asked in server.asked] == ["bytes=60000-"]
 
 
-def test_attempts_that_bring_something_are_not_counted(server: Files, tmp_path: Path) -> None:
-    server.drops["/f"] = [1000] * 20
-    assert fetch(remote(server, size=len(DATA), sha256=SHA256), tmp_path / "f").read_bytes() == DATA
-    assert len(server.asked) == 21
-
-
 @pytest.mark.parametrize("left", [b"", b"another file, longer than this one" * 10_000])
 def test_a_part_of_another_file_is_not_gone_on_with(server: Files, tmp_path: Path, left: bytes) -> None:
     (tmp_path / f"f.{'0' * 12}.part").write_bytes(b"of another digest")
@@ -362,20 +356,6 @@ def test_what_is_no_list_is_refused(tree: Files, entries: list[object]) -> None:
     with pytest.raises(InputError, match="is no such list") as caught:
         hub.list_files("datasets/own/er", "main", "d", "ask")
     assert str(caught.value).isprintable()
-
-
-def test_a_list_nested_too_deep_is_refused(tree: Files) -> None:
-    del tree.listings["/api/datasets/own/er/tree/main/d"]
-    tree.content["/api/datasets/own/er/tree/main/d"] = b"[" * 100_000
-    with pytest.raises(InputError, match="is no such list"):
-        hub.list_files("datasets/own/er", "main", "d", "ask")
-
-
-@pytest.mark.parametrize("code", [401, 403, 404, 451])
-def test_a_list_that_is_refused(tree: Files, code: int) -> None:
-    tree.status["/api/datasets/own/er/tree/main/d"] = [code]
-    with pytest.raises(InputError, match=rf"the server answers {code} .*; ask$"):
-        hub.list_files("datasets/own/er", "main", "d", "ask")
 
 
 def test_a_token_comes_from_the_environment_or_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

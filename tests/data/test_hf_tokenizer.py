@@ -99,19 +99,6 @@ def test_what_is_written_is_read_again(name: str, put: Put, tmp_path: Path) -> N
     assert (tmp_path / "tokenizer.json").exists() == (name in OTHERS) != (tmp_path / "vocab.json").exists()
 
 
-def test_a_tokenizer_json_alone_is_what_it_says(put: Put, tmp_path: Path) -> None:
-    folder = put(CASES["a space before, as tokenizer.json"]["files"])
-    whole = hf.hf_tokenizer(folder)
-    alone = (folder / "tokenizer.json").rename(tmp_path / "other.name")
-    for spec in (str(alone), str(folder)):
-        if spec == str(folder):
-            alone.rename(folder / "tokenizer.json")
-        choice = load_tokenizer(spec)
-        assert choice.tokenizer is not None
-        assert table(choice.tokenizer) == table(whole) and choice.tokenizer.spec == spec
-        assert choice.tokenizer.name == Path(spec).name
-
-
 def test_half_a_surrogate_pair_and_no_package(put: Put, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = put(CASES["ids out of order"]["files"])
     own = builtins.__import__

@@ -380,25 +380,6 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         prepare([str(tmp_path / "a.txt")], tmp_path / "a.txt" / "out", "x", bytes_tokenizer())
 
 
-def hidden(out: Path) -> list[str]:
-    return sorted(path.name for path in out.iterdir() if path.name.startswith("."))
-
-
-def test_two_at_once_in_a_folder(tmp_path: Path) -> None:
-    """The second begins while the first writes, and takes nothing away from it."""
-    (tmp_path / "a.txt").write_text("hello world " * 20)
-    out, seen = tmp_path / "out", []
-
-    def second(_read: int, _tokens: int) -> None:
-        seen.append(len(hidden(out)))
-        prepare([str(tmp_path / "a.txt")], out, f"y{len(seen)}", bytes_tokenizer())
-        seen.append(len(hidden(out)))
-
-    made = prepare([str(tmp_path / "a.txt")], out, "x", bytes_tokenizer(), Settings(workers=1), report=second)
-    assert set(seen) == {1} and hidden(out) == []
-    assert {shard.path.name for shard in made.shards} < {path.name for path in out.iterdir()}
-
-
 # ----- the command line ----------------------------------------------------------------------------------------------
 
 
@@ -421,12 +402,6 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     for ten in ("0.01k", "1e1", "10"):
         assert main([*arguments, "--force", "--split-on", "blank-line", "--shard-size", ten]) == 0
         assert tokens_of(folder / "my_book_train_000001.bin") == tokens[6:16]
-
-
-@pytest.mark.parametrize("text", ["", "-1", "1.5", "ten", "1e", "1e-1", "nan"])
-def test_counts_that_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
-    assert main(["prepare", str(tmp_path), f"--val-tokens={text}"]) == 2
-    assert "expected a whole number" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("terminal", [False, True])

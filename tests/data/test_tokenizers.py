@@ -315,16 +315,6 @@ def test_choices(small_bin: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert unknown.tokenizer is None and "V=1000" in unknown.note
 
 
-def test_auto_takes_the_table_in_the_current_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
-    pieces = tuple(struct.pack("<H", token) for token in range(50257))
-    write_tokenizer_bin("gpt2_tokenizer.bin", pieces, 50256)
-    choice = load_tokenizer("auto", 50257)
-    assert choice.tokenizer is not None and choice.tokenizer.pieces == pieces
-    with pytest.raises(InputError, match=r"nor in \./gpt2_tokenizer\.bin"):
-        gpt2_tokenizer(allow_network=False)
-
-
 @pytest.mark.parametrize(("spec", "ids"), [("bytes", 257), ("small", 297), ("gpt2", 50257)])
 def test_a_tokenizer_may_have_fewer_ids_than_the_model_never_more(small_bin: Path, spec: str, ids: int) -> None:
     spec = str(small_bin) if spec == "small" else spec
@@ -370,13 +360,6 @@ def test_a_tokenizer_that_is_not_known(spec: str, message: str) -> None:
 
 
 # ----- showing -------------------------------------------------------------------------------------------------------
-
-
-@given(texts)
-def test_a_sample_is_the_text_without_controls(text: str) -> None:
-    text = text.encode("utf-8", "replace").decode()
-    shown = "".join(c for c in text if c in "\n\t" or not (c < " " or "\x7f" <= c < "\xa0"))
-    assert sample_text(bytes_tokenizer(), text.encode()) == shown
 
 
 def test_samples() -> None:

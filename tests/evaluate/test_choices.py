@@ -7,19 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from llmc_jax.config.model import ModelConfig, parse_descriptor
+from llmc_jax.config.model import ModelConfig
 from llmc_jax.data.items import Item
-from llmc_jax.data.tasks import read_items
-from llmc_jax.data.tokenizers import gpt2_tokenizer
 from llmc_jax.evaluate import subjects
 from llmc_jax.evaluate.choices import Answer, answers, rows_of_items
 from llmc_jax.generate.scorer import Scored, ScoreOptions, Scorer, score
 from llmc_jax.machine.device import devices_of
 from llmc_jax.models.gpt2.model import PLAIN
-from llmc_jax.models.gpt2.tensors import flat_size
 from llmc_jax.training.parallel.placement import placement
 from llmc_jax.training.parallel.stage import Parallel
-from tests import plain_model
 from tests.evaluate.models import CONFIG, TOKENS_PER_BATCH, flat
 from tests.generate import plain
 
@@ -123,22 +119,3 @@ def test_an_answer_is_missing_where_the_scoring_was_stopped() -> None:
 def test_equals_and_nan_are_decided_as_llm_c_does(losses: tuple[float, ...], chosen: int) -> None:
     assert Answer(0, losses, (1,) * len(losses)).by_sum == chosen
     assert Answer(0, losses, (1,) * len(losses)).by_mean == chosen
-
-
-@pytest.mark.slow
-def test_real_questions_item_by_item(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of HellaSwag's published file, in GPT-2's tokens; random weights, so a quarter is right by chance."""
-    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(shared / "data" / "tiktoken"))
-    file = shared / "data" / "hellaswag_val_sample1000.jsonl"
-    config = parse_descriptor("L1-NH2-C16-T256")
-    asked = read_items("hellaswag", file, gpt2_tokenizer(allow_network=False), limit=20, vocab_size=config.vocab_size)
-    assert len(read_items("hellaswag", file, gpt2_tokenizer(allow_network=False))) == 1000
-    values = plain_model.random_flat(config, flat_size(config), seed=2).astype(np.float32)
-    place = placement(config, Parallel(), devices_of(1))
-    found = answers(asked, score(Scorer(jnp.asarray(values), config, PLAIN, place), rows_of_items(asked)))
-    for item, answer in zip(asked, found, strict=True):
-        losses = [item_losses(item, completion, values, config)[0] for completion in item.completions]
-        assert answer.losses == pytest.approx([float(x.sum()) for x in losses], rel=1e-5)
-        assert answer.by_sum == np.argmin([x.sum() for x in losses])
-        assert answer.by_mean == np.argmin([x.mean() for x in losses])
-        assert answer.label == item.label

@@ -167,16 +167,6 @@ def test_attention_of_what_is_not_there_is_refused() -> None:
 LABELS = ["␣the", "$x", "中", "x" * 200]
 
 
-@pytest.mark.parametrize(("suffix", "begins"), [(".png", b"\x89PNG"), (".SVG", b"<?xml"), (".pdf", b"%PDF")])
-@pytest.mark.filterwarnings("error")  # such as one about a character that the font does not have
-def test_picture(tmp_path: Path, suffix: str, begins: bytes) -> None:
-    path = tmp_path / f"heads{suffix}"
-    weights = np.tril(np.full((3, 4, 4), 0.25, np.float32))
-    heads.draw_attention(path, weights, LABELS, "a $title 中")
-    assert path.read_bytes().startswith(begins)
-    assert [each.name for each in tmp_path.iterdir()] == [path.name]
-
-
 def test_picture_shows_the_weights_and_leaves_the_future_white(tmp_path: Path) -> None:
     from matplotlib.image import imread
 
