@@ -28,7 +28,7 @@ from llmc_jax.base.streams import print_error
 from llmc_jax.base.text import table
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.data import datasets as sets
-from llmc_jax.data.datasets import DATASETS, DOWNLOADS, SAMPLES, Dataset
+from llmc_jax.data.datasets import DATASETS, DOWNLOADS, Dataset
 from llmc_jax.data.documents import BLANK_LINE, Reading, check_parquet, find_inputs, size_of
 from llmc_jax.data.download import shown
 from llmc_jax.data.evalfile import START, write_eval_file
@@ -168,12 +168,9 @@ def _add_corpus(commands: argparse._SubParsersAction, dataset: Dataset) -> None:
         own("--files", "N", None, "only the first N files of it", read=_positive),
         own("--shard-size", "N", None, "tokens per file (default: as llm.c's script)", read=_positive),
         own("--workers", "N", None, "processes (default: cores)"),
-        own("--download-only", "", False, "download only: make nothing of the files"),
     ]
-    sample = own("--sample", "|".join(SAMPLES), SAMPLES[0], f"how much of it, in tokens (default: {SAMPLES[0]})")
-    options += [sample] if dataset.listed == "sample/10BT" else []
     parser = _add(commands, dataset, "Downloads it, or the rest of it, and makes token files.", options)
-    parser.set_defaults(run=partial(_corpus, dataset), sample=SAMPLES[0])
+    parser.set_defaults(run=partial(_corpus, dataset))
 
 
 def _positive(text: str) -> int:
@@ -257,8 +254,6 @@ def make_token_files(
         f"{made.tokens('train'):,} tokens for training, "
         f"{made.tokens('val'):,} for validation; {seconds:.1f} s, {total / MEGABYTE / max(seconds, 1e-9):.1f} MB/s"
     )
-    if settings.reading.split_on and not made.cuts:
-        print_error("note: --split-on: no text file has its separator, so each is one document")
     train, val = (folder / f"{name}_{split}{'_*' * settings.numbered}.bin" for split in ("train", "val"))
     if str(train) == TrainConfig().train_data:
         print(f"Next: {typed('train')} --preset tinyshakespeare")
@@ -341,23 +336,19 @@ def _downloaded(dataset: Dataset, files: list[File], folder: Path) -> list[Path]
 
 
 def _corpus(dataset: Dataset, options: argparse.Namespace) -> None:
-    dataset = sets.sampled(dataset, options.sample)
     recipe = dataset.recipe
     assert recipe is not None
     folder = options.out or FOLDER / dataset.folder
     downloads = folder / DOWNLOADS
     settings = recipe.settings(options.shard_size)._replace(workers=options.workers)
-    tokenizer = None
-    if not options.download_only:  # what can go wrong is told now, and not when all has arrived
-        tokenizer = load(options.tokenizer)
-        name = sets.own_name(recipe.name, tokenizer)
-        check_settings(settings, name)
-        sets.refuse_made(folder, name, options.force)
-        if settings.reading.format == "parquet":
-            check_parquet(dataset.name)
+    # what can go wrong is told now, and not when all has arrived
+    tokenizer = load(options.tokenizer)
+    name = sets.own_name(recipe.name, tokenizer)
+    check_settings(settings, name)
+    sets.refuse_made(folder, name, options.force)
+    if settings.reading.format == "parquet":
+        check_parquet(dataset.name)
     inputs = _downloaded(dataset, sets.published_files(dataset, options.files), downloads)
-    if tokenizer is None:
-        return
     files = [file for path in inputs for file in sets.unpacked(path, recipe.pattern)]
     print(f"{_size(sum(map(size_of, {*inputs, *files})))} in {downloads} can be deleted when the token files are made")
     make_token_files([str(path) for path in files[: options.files]], folder, name, tokenizer, settings, options)

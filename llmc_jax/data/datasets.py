@@ -8,7 +8,6 @@ many files, those that the server lists at the pinned revision.
 """
 
 import re
-import shutil
 import tarfile
 import zlib
 from collections.abc import Callable
@@ -19,8 +18,8 @@ from typing import NamedTuple
 from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.base.files import refuse_existing, refusing
 from llmc_jax.data import hub
-from llmc_jax.data.documents import BLANK_LINE, Reading, size_of
-from llmc_jax.data.download import Arrived, Remote, fetch, part_of
+from llmc_jax.data.documents import BLANK_LINE, Reading
+from llmc_jax.data.download import Arrived, Remote, fetch
 from llmc_jax.data.hub import File
 from llmc_jax.data.prepare import SHARD_TOKENS, Settings
 from llmc_jax.data.tokenfile import MAX_TOKENS
@@ -29,7 +28,6 @@ from llmc_jax.data.tokenizers import Tokenizer
 DOWNLOADS = "downloads"  # of a corpus, in its folder: token files stay by themselves
 ARCHIVE = ".tar.gz"
 UNPACKED = ".unpacked"  # says so, beside what was in an archive
-SAMPLES = ("10BT", "100BT", "350BT")  # of FineWeb
 
 HubPlace = tuple[str, str]  # repository and revision
 
@@ -159,13 +157,13 @@ _ROWS = (
         recipe=Recipe("openwebtext", _openwebtext),
     ),
     Dataset(
-        "fineweb", "FineWeb: cleaned web text (--sample 10BT)", "fineweb10B",
+        "fineweb", "FineWeb: cleaned web text, 10 G tokens of it", "fineweb10B",
         ("datasets/HuggingFaceFW/fineweb", "9bb295ddab0e05d785b879661af7260fed5140fc"), (),
         "10 G tokens", listed="sample/10BT", about=30_600_000_000,
         recipe=Recipe("fineweb", _fineweb),
     ),
     Dataset(
-        "fineweb-edu", "FineWeb-Edu: of that, what teaches (--sample 10BT)", "edu_fineweb10B",
+        "fineweb-edu", "FineWeb-Edu: of that, what teaches, 10 G tokens of it", "edu_fineweb10B",
         ("datasets/HuggingFaceFW/fineweb-edu", "87f09149ef4734204d70ed1d046ddc9ca3f2b8f9"), (),
         "10 G tokens", listed="sample/10BT", about=28_500_000_000,
         recipe=Recipe("edu_fineweb", _fineweb),
@@ -174,12 +172,6 @@ _ROWS = (
 # fmt: on
 
 DATASETS = {row.name: row for row in _ROWS}
-
-
-def sampled(dataset: Dataset, sample: str) -> Dataset:
-    """Return a row of FineWeb for one of its samples."""
-    folder = dataset.folder.replace("10B", sample.removesuffix("T"))
-    return dataset._replace(folder=folder, listed=f"sample/{sample}") if dataset.listed == "sample/10BT" else dataset
 
 
 # ----- downloads -----------------------------------------------------------------------------------------------------
@@ -219,24 +211,7 @@ def remote(dataset: Dataset, file: File) -> Remote:
 
 def obtain(dataset: Dataset, files: list[File], folder: Path, report: Arrived) -> list[Path]:
     """Download files into a folder, those that are there already left out; return their paths. Raises InputError."""
-    _check_space(dataset, files, folder)
     return [fetch(remote(dataset, file), folder / file.name, partial(report, file.name)) for file in files]
-
-
-def _check_space(dataset: Dataset, files: list[File], folder: Path) -> None:
-    """Check that all files will fit the disk, before days are spent on the first of them. Raises InputError."""
-    missing = sum(
-        (file.size or 0) - size_of(part_of(remote(dataset, file), folder / file.name))
-        for file in files
-        if not (folder / file.name).exists()
-    )
-    standing = next((parent for parent in (folder, *folder.parents) if parent.exists()), Path())
-    free = shutil.disk_usage(standing).free
-    if missing > free:
-        raise InputError(
-            f"{folder}: {missing / 1e9:,.1f} GB of {dataset.name} are missing, and {free / 1e9:,.1f} GB of the disk "
-            "are free; free space, choose another --out, or take --files N"
-        )
 
 
 def refuse_made(folder: Path, name: str, force: bool) -> None:

@@ -76,11 +76,10 @@ def size_of(path: Path) -> int:
 
 
 class Document(NamedTuple):
-    """A document. read: bytes of input it took. cut: a separator ended it."""
+    """A document. read: bytes of input it took."""
 
     text: str
     read: int
-    cut: bool = False
 
 
 def read_documents(path: Path, reading: Reading) -> Iterator[Document]:
@@ -166,7 +165,7 @@ def cut_documents(
         read += count
         done = 0
         for found in separator.finditer(held, max(0, new_from - beginning)) if separator else ():
-            yield Document(held[done : found.start() if drop else found.end()], read, cut=True)
+            yield Document(held[done : found.start() if drop else found.end()], read)
             first, read, done = False, 0, found.end()
         held = held[done:]
         if len(held) > LONGEST_DOCUMENT:

@@ -78,15 +78,13 @@ class Shard(NamedTuple):
 class Prepared(NamedTuple):
     """What `prepare` made.
 
-    table: of the tokenizer. empty: documents without any text, which were left out. cuts: documents that a separator
-    ended.
+    table: of the tokenizer. empty: documents without any text, which were left out.
     """
 
     shards: list[Shard]
     table: Path
     documents: int
     empty: int
-    cuts: int
 
     def tokens(self, split: str) -> int:
         return sum(shard.tokens for shard in self.shards if shard.split == split)
@@ -316,7 +314,7 @@ class ShardWriter:
 def _write_all(
     files: list[Path], staging: Path, name: str, tokenizer: Tokenizer, settings: Settings, report: Report
 ) -> Prepared:
-    documents = empty = cuts = 0
+    documents = empty = 0
     workers = settings.workers or max(1, min(len(usable_cores()), sum(map(size_of, files)) // BYTES_PER_WORKER))
     train, val = (
         ShardWriter(staging, name, split, first if settings.numbered else None, settings.shard_tokens, tokenizer.kind)
@@ -324,13 +322,12 @@ def _write_all(
     )
 
     def counted(encoded: Iterator[tuple[Batch, Tokens]]) -> Iterator[Tokens]:
-        nonlocal documents, empty, cuts
+        nonlocal documents, empty
         for batch, tokens in encoded:
             found = [*batch[0], *batch[1]]
             left_out = 0 if settings.keep_empty else sum(not each.text for each in found)
             documents += len(found) - left_out
             empty += left_out
-            cuts += sum(each.cut for each in found)
             report(sum(each.read for each in found), tokens[0].size + tokens[1].size)
             yield tokens
 
@@ -349,7 +346,7 @@ def _write_all(
             val.finish()
             table = staging / (name + tables.BESIDE)
             tables.write(table, tokenizer)
-    result = Prepared(val.shards + train.shards, table, documents, empty, cuts)  # counted while the stream is written
+    result = Prepared(val.shards + train.shards, table, documents, empty)  # counted while the stream is written
     _check_result(result, files, settings)
     return result
 

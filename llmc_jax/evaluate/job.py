@@ -96,15 +96,10 @@ def evaluate(flags: argparse.Namespace, asked: Job) -> Evaluated:
             )  # fmt: skip
             say_model(model)
             models.append(model_facts(model))
-            scorer = scorer_of(model, asked.devices, tokens_at_once(flags.rows, own, asked.positions))
+            scorer = scorer_of(model, asked.devices, flags.rows and flags.rows * asked.positions)
             results.append([result(scorer, subject, told) for subject in own])
             del model, scorer  # before the next one's weights are read
     return Evaluated(models, results, time.monotonic() - began)
-
-
-def tokens_at_once(rows: int | None, own: Sequence[Text | Questions], positions: int) -> int | None:
-    """Return how many tokens -b has a device compute at a time, no more than there are; None: what suits it."""
-    return None if rows is None else min(rows, max(subject.num_rows for subject in own)) * positions
 
 
 def result(scorer: Scorer, subject: Text | Questions, told: OnProgress) -> Result:

@@ -66,11 +66,6 @@ class Text(NamedTuple):
         """Return how many tokens are scored: what `told` will have been told in the end."""
         return sum(span.scored for span in self.rows)
 
-    @property
-    def num_rows(self) -> int:
-        """Return how many rows a model computes."""
-        return len(self.rows)
-
 
 class Questions(NamedTuple):
     """A task, as one model reads it."""
@@ -84,11 +79,6 @@ class Questions(NamedTuple):
     def scored(self) -> int:
         """Return how many tokens are scored, as of a text."""
         return sum(len(completion) for item in self.items for completion in item.completions)
-
-    @property
-    def num_rows(self) -> int:
-        """Return how many rows a model computes."""
-        return sum(len(item.completions) for item in self.items)
 
 
 class Result(NamedTuple):

@@ -91,12 +91,13 @@ def _without_line_end(data: bytes) -> bytes:
 
 def prompt_ids(model: "Model", written: Written) -> tuple[int, ...]:
     """Return the ids of a prompt; where the model has no tokenizer those that it lists. Raises InputError."""
-    if model.tokenizer is None:
-        return listed_ids(written.data.decode(errors="replace"), written.place)
     try:
+        if model.tokenizer is None:
+            return listed_ids(written.data.decode(errors="replace"), written.place)
         return tuple(model.tokenizer.encode(written.data).tolist())
     except InputError as error:
-        raise InputError(f"{written.place}: {error}") from error
+        lacks = f"{error}; the model has no tokenizer: {model.tokenizer_note}"
+        raise InputError(lacks if model.tokenizer is None else f"{written.place}: {error}") from error
 
 
 # ----- what is said of the model and of the answer ------------------------------------------------------------------
@@ -247,11 +248,10 @@ def show_probabilities(model: "Model", ids: tuple[int, ...], asked: argparse.Nam
 
 def draw_heads(model: "Model", ids: tuple[int, ...], asked: argparse.Namespace) -> int:
     """Draw what a layer's heads look at in the prompt: `--attention`."""
-    from llmc_jax.generate.heads import check_layer, draw_text_attention
+    from llmc_jax.generate.heads import draw_text_attention
 
     if not ids:
         raise InputError("--attention: needs a text; give one by --prompt")
-    check_layer(model.config, asked.layer)
     say_model(model)
     draw_text_attention(asked.attention, model, ids, asked.layer)
     print(asked.attention)

@@ -19,13 +19,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from server import Files, serving
 
-from llmc_jax.base.errors import InputError
 from llmc_jax.config.flags import parse_args
 from llmc_jax.config.model import GPT2_VOCAB
-from llmc_jax.data import datasets as module
 from llmc_jax.data import download, hub, tables, tokenizers
 from llmc_jax.data.command import main
-from llmc_jax.data.datasets import DATASETS, Dataset, own_name, published_files, remote, sampled
+from llmc_jax.data.datasets import DATASETS, Dataset, own_name, published_files, remote
 from llmc_jax.data.evalfile import read_eval_file
 from llmc_jax.data.tasks import TASKS
 from llmc_jax.data.tokenizers import (
@@ -120,12 +118,6 @@ def test_a_row(row: Dataset) -> None:
         assert [TASKS[task].file for task in row.tasks] == [Path("dev/data") / row.folder / f.name for f in row.files]
 
 
-def test_another_sample_is_another_folder() -> None:
-    edu = sampled(DATASETS["fineweb-edu"], "100BT")
-    assert (edu.folder, edu.listed) == ("edu_fineweb100B", "sample/100BT")
-    assert sampled(DATASETS["mmlu"], "100BT") == DATASETS["mmlu"]
-
-
 def test_names_tell_the_tokenizer(small_bin: Path) -> None:
     gpt2 = replace(bytes_tokenizer(), name="gpt2")
     assert own_name("a_val.bin", gpt2) == "a_val.bin"
@@ -145,9 +137,8 @@ def listing(server: Files, row: Dataset, files: list[hub.File]) -> None:
     server.listings[f"/api/{row.place[0]}/tree/{row.place[1]}/{row.listed}"] = (entries, None)
 
 
-@pytest.mark.parametrize("sample", ["10BT", "100BT"])
-def test_the_files_are_those_that_the_server_lists(server: Files, sample: str) -> None:
-    row = sampled(DATASETS["fineweb"], sample)
+def test_the_files_are_those_that_the_server_lists(server: Files) -> None:
+    row = DATASETS["fineweb"]
     listing(
         server, row, [hub.File(name, 5, "d" * 64, f"{row.listed}/{name}") for name in ("b.parquet", "a.parquet", "x")]
     )
@@ -155,17 +146,6 @@ def test_the_files_are_those_that_the_server_lists(server: Files, sample: str) -
         ("a.parquet", 5, "d" * 64), ("b.parquet", 5, "d" * 64),
     ]  # fmt: skip
     assert [file.name for file in published_files(row, 1)] == ["a.parquet"]
-
-
-def test_a_disk_too_small_for_all_is_told_before_the_first(
-    server: Files, here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    usage = module.shutil.disk_usage(here)._replace(free=10**10)
-    monkeypatch.setattr(module.shutil, "disk_usage", lambda _: usage)
-    with pytest.raises(InputError, match=r"28\.5 GB of fineweb-edu are missing, and 10\.0 GB"):
-        file = hub.File("a", 28_500_000_000, "d" * 64, "a")
-        module.obtain(DATASETS["fineweb-edu"], [file], here / "new", print)
-    assert server.asked == []
 
 
 # ----- evaluations ---------------------------------------------------------------------------------------------------

@@ -162,23 +162,6 @@ def test_what_does_not_fit_is_not_written(tmp_path: Path, tokens: list[int], kin
     assert os.listdir(tmp_path) == []
 
 
-def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "a.bin"
-    write_token_file(path, [1, 2, 3])
-
-    def full(_: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(InputError, match=r"a\.bin: cannot be written \(No space left on device\)"):
-        write_token_file(path, [4, 5])
-    monkeypatch.undo()
-    assert open_token_file(path).read().tolist() == [1, 2, 3]
-    assert os.listdir(tmp_path) == ["a.bin"]
-    with pytest.raises(InputError, match=r"a\.bin: cannot be written"):
-        write_token_file(tmp_path / "nowhere" / "a.bin", [1])
-
-
 GOOD = header(20240520, 1, 3) + bytes(6)
 
 
@@ -186,21 +169,14 @@ GOOD = header(20240520, 1, 3) + bytes(6)
     ("data", "message"),
     [
         (b"", "has 0 bytes"),
-        (b"abc", "has 3 bytes"),
-        (GOOD[:500], "truncated: 500 bytes, but the header alone has 1024"),
         (GOOD[:-1], "truncated: 1029 bytes, but 3 tokens of 2 bytes after a header of 1024 make 1030"),
-        (GOOD + b"\0", "oversized: 1031 bytes"),
         (header(20240520, 2, 0), "byte 4: version 2 of the format with magic 20240520; expected version 1"),
-        (header(20240801, 1, 0), "byte 4: version 1 of the format with magic 20240801; expected version 7"),
         (header(20240520, 1, -1), "byte 8: the header counts -1 tokens"),
-        (header(20240801, 7, 2**31 - 1), "truncated: 1024 bytes"),
         *((header(magic, 1, 0), f"magic {magic}; expected a token file") for magic in FOREIGN),
         (b"First Citizen:\nBefore we proceed", "no magic number of a token file.*holds 1936877894 at byte 0"),
-        (b"First Citizen:\nBefore we proceed\n", "its 33 bytes are not whole int32 tokens"),
         (struct.pack("<6H", *[50256, 464] * 3), "which is not a token id.*uint16 tokens without a header"),
         (struct.pack("<3H", 65, 64, 66), "not whole int32 tokens either; uint16 tokens without a header"),
         (struct.pack("<5i", 1, 2, 3, -4, 5), "holds -4 at byte 12, which is not a token id"),
-        (struct.pack("<2i", 1, 2**24), "holds 16777216 at byte 4"),
         (struct.pack("<99i", *[7] * 77, -1, *[7] * 21), f"holds -1 at byte {4 * 77}"),  # beyond the first block
     ],
 )

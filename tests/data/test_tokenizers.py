@@ -169,17 +169,12 @@ def test_mutated_tables_are_read_exactly_or_refused(tmp_path_factory: pytest.Tem
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda d: b"", "truncated: 0 bytes"),
         (lambda d: d[:3], "truncated: 3 bytes"),
         (lambda d: struct.pack("<I", 20240326) + d[4:], "magic number 20240326; expected 20240328"),
         (lambda d: d[:4] + struct.pack("<I", 3) + d[8:], "version 3; expected 1 or 2"),
         (lambda d: d[:4] + struct.pack("<I", 1) + d[8:], "297 ids in a version 1 file; expected 50257"),
         (lambda d: d[:8] + struct.pack("<I", 2**32 - 1) + d[12:], "promises 4294967295 ids"),
-        (lambda d: d[:8] + struct.pack("<I", 0) + d[12:], "promises 0 ids"),
         (lambda d: d[:8] + struct.pack("<I", 298) + d[12:], "truncated: ends at byte .*in id 297 of 298"),
-        (lambda d: d[:8] + struct.pack("<I", 296) + d[12:], "end-of-text id 296, but there are 296"),
-        (lambda d: d[:12] + struct.pack("<I", 5) + d[16:-1], "truncated"),
-        (lambda d: d + b"a", "oversized: 297 ids end at byte"),
         (lambda d: d[:1024] + b"\x00" + d[1025:], "byte 1024: id 0 has length 0"),
     ],
 )

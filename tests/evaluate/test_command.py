@@ -221,12 +221,6 @@ def test_progress_ends_when_all_is_done(evaluate: Evaluate, files: Files, monkey
     assert shares == sorted(shares) and shares[-1] == 100 and 50 in shares
 
 
-def test_more_rows_at_a_time_than_there_are_take_no_more_memory(evaluate: Evaluate, files: Files) -> None:
-    words = (A, "--data", files.data, "--tasks", f"hellaswag={files.hellaswag}", "--json")
-    found = [evaluate(*words, "-b", str(rows)).subjects for rows in (24, 10**12)]
-    assert found[0] == found[1]
-
-
 def test_a_full_memory_is_one_line(evaluate: Evaluate, files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 123 bytes.\nmore")

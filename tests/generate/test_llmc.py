@@ -9,12 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 from llmc_jax.base.rng import random_f32
 from llmc_jax.config.model import ModelConfig, parse_descriptor
-from llmc_jax.generate.llmc import LARGE, SEED, generate, sample_mult, sample_softmax
+from llmc_jax.generate.llmc import SEED, generate, sample_mult, sample_softmax
 from llmc_jax.models.gpt2.model import forward
 from llmc_jax.models.gpt2.tensors import padded, tensor_specs, views
 
@@ -66,12 +64,6 @@ def test_picks_what_llmc_picks(sample: Pick, scalar: Pick, V: int, scale: float)
     assert len(set(picks)) > min(V, 20) // 2  # the coins do reach many ids
 
 
-def test_frequencies_are_the_softmax() -> None:
-    logits = np.log(np.array([0.1, 0.2, 0.3, 0.4], np.float32))
-    coins = (np.arange(1000) + 0.5) / 1000
-    assert np.bincount([sample_softmax(logits, coin) for coin in coins]).tolist() == [100, 200, 300, 400]
-
-
 @pytest.mark.parametrize("shift", [-1000.0, -200.0, -72.0, 72.0, 88.0, 200.0, 1000.0])
 def test_logits_beyond_the_range_of_exp_are_sampled_all_the_same(shift: float) -> None:
     probabilities = np.array([0.125, 0.25, 0.5, 0.125])
@@ -80,24 +72,6 @@ def test_logits_beyond_the_range_of_exp_are_sampled_all_the_same(shift: float) -
         warnings.simplefilter("error")
         picks = [sample_softmax(logits, coin) for coin in (0.0, 0.1, 0.2, 0.35, 0.4, 0.8, 0.9, 0.999)]
     assert picks == [0, 0, 1, 1, 2, 2, 3, 3]
-
-
-@example([-90.0, 20.0], 0.0)
-@example([0.0, 0.0, 1.0, -104.0], 1 - 2**-24)
-@given(
-    st.lists(st.floats(-400, 400, width=32), min_size=1, max_size=30),
-    st.integers(0, (1 << 24) - 1).map(lambda word: word / (1 << 24)),
-)
-def test_always_an_id_that_can_occur(values: list[float], coin: float) -> None:
-    """In float32: a coin of 0 takes the first, however improbable; where the sums of float32 never come to what one
-    near 1 asks for, llm.c takes the last, even one that cannot occur.
-    """
-    logits = np.array(values, np.float32)
-    pick = sample_softmax(logits, coin)
-    assert 0 <= pick < len(values)
-    weights = np.exp(logits - (logits.max() if abs(logits.max()) > LARGE else np.float32(0)))
-    reached = np.cumsum(weights)[-1] > np.float32(coin * float(np.cumsum(weights, dtype=np.float64)[-1]))
-    assert weights[pick] > 0 if reached else pick == len(values) - 1
 
 
 def test_a_diverged_model_still_gives_an_id() -> None:

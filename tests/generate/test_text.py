@@ -54,21 +54,6 @@ def test_what_was_let_out_is_never_taken_back_and_little_is_held(data: bytes, st
         assert len(known) - len(out) <= len(stop) + 2  # a possible beginning of it, and a character of which bytes lack
 
 
-def test_half_a_character_waits_for_the_rest() -> None:
-    stream = TextStream(BYTES)
-    assert [stream.add(byte) for byte in "é€𝄞".encode()] == ["", "é", "", "", "€", "", "", "", "𝄞"]
-    assert [stream.add(0xE2), stream.add(0x82), stream.finish()] == ["", "", "\N{REPLACEMENT CHARACTER}"]
-
-
-def test_a_stop_string_over_several_tokens_is_held_back_while_it_may_come() -> None:
-    stream = TextStream(BYTES, ("END", "\n\n"))
-    assert [stream.add(byte) for byte in b"aENb\nEND"] == ["a", "", "", "ENb", "", "\n", "", ""]
-    assert stream.stopped and stream.finish() == ""
-    stream = TextStream(BYTES, ("END",))
-    assert [stream.add(byte) for byte in b"xEN"] == ["x", "", ""]
-    assert stream.finish() == "EN" and not stream.stopped
-
-
 def test_of_several_stops_the_one_that_is_complete_first_counts_however_the_text_is_cut() -> None:
     for pieces in ([b"xabab"], [b"xab", b"ab"], [b"x", b"a", b"b", b"a", b"b"]):
         assert "".join(streamed(TextStream(table(pieces), ("abab", "b")), list(range(len(pieces))))) == "xa"
