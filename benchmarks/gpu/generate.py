@@ -64,10 +64,10 @@ def times(config: ModelConfig, weights: Params, B: int, T: int, tokens: int) -> 
     logits, cache = begin(weights, text, np.int32(T - tokens))
     logits, cache = jnp.tile(logits, (B, 1)), repeated(cache, B)
     samples, seconds, start = np.arange(B, dtype=np.int32), [], time.perf_counter()
-    drawn, _ = draw(logits, None, samples, np.int32(0), numbers, steps)
+    drawn = draw(logits, samples, np.int32(0), numbers, steps)
     for position in range(T - tokens, T):
         logits, cache = step(weights, drawn.tokens, np.int32(position), cache=cache)
-        after, _ = draw(logits, None, samples, np.int32(position), numbers, steps)
+        after = draw(logits, samples, np.int32(position), numbers, steps)
         jax.device_get(drawn.tokens)  # as generate/engine.py: read when the next one is under way
         drawn, now = after, time.perf_counter()
         seconds.append(now - start)

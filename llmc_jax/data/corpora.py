@@ -1,4 +1,4 @@
-"""The built-in corpus, `stdlib`: the source of Python's standard library (nothing to download); and its baselines.
+"""The built-in corpus, `stdlib`: the source of Python's standard library (nothing to download); and its baseline.
 
 Leaves out other text (prepare.py, datasets.py) and the reading of token files during a run (loader.py).
 """
@@ -34,9 +34,8 @@ BIGRAM_PRIOR = 10.0  # tokens that the unigram model is worth; the figures hardl
 class Corpus(NamedTuple):
     """A corpus on disk: two token files and what is known about them.
 
-    fingerprint: of the text, in hexadecimal. unigram_nats, bigram_nats: the loss per validation token, in nats, of
-    models that know how frequent each token is, and how frequent after the token before it (`baselines`): what a
-    language model has to beat.
+    fingerprint: of the text, in hexadecimal. bigram_nats: the loss per validation token, in nats, of a model that knows
+    how frequent each token is after the token before it (`bigram_baseline`): what a language model has to beat.
     """
 
     train: Path
@@ -46,9 +45,6 @@ class Corpus(NamedTuple):
     description: str
     train_tokens: int
     val_tokens: int
-    train_documents: int
-    val_documents: int
-    unigram_nats: float
     bigram_nats: float
 
 
@@ -134,7 +130,6 @@ def _read_stdlib(root: Path, names: list[str]) -> tuple[np.ndarray, np.ndarray, 
 def _save(stem: Path, train: np.ndarray, val: np.ndarray, fingerprint: str, description: str) -> Corpus:
     """Write the two token files, and say what they are. Raises OSError and InputError."""
     tokenizer = bytes_tokenizer()
-    unigram, bigram = baselines(train, val, tokenizer.vocab_size)
     corpus = Corpus(
         fingerprint=fingerprint,
         description=description,
@@ -143,10 +138,7 @@ def _save(stem: Path, train: np.ndarray, val: np.ndarray, fingerprint: str, desc
         vocab_size=tokenizer.vocab_size,
         train_tokens=train.size,
         val_tokens=val.size,
-        train_documents=int(np.count_nonzero(train == tokenizer.eot)),
-        val_documents=int(np.count_nonzero(val == tokenizer.eot)),
-        unigram_nats=unigram,
-        bigram_nats=bigram,
+        bigram_nats=bigram_baseline(train, val, tokenizer.vocab_size),
     )
     tables.write(Path(f"{stem}{tables.BESIDE}"), tokenizer)
     write_token_file(corpus.val, val, tokenizer.kind)
@@ -154,15 +146,14 @@ def _save(stem: Path, train: np.ndarray, val: np.ndarray, fingerprint: str, desc
     return corpus
 
 
-# ----- baselines ----------------------------------------------------------------------------------------------------
+# ----- baseline -----------------------------------------------------------------------------------------------------
 
 
-def baselines(train: np.ndarray, val: np.ndarray, vocab_size: int) -> tuple[float, float]:
-    """Return nats per token of val, (n,) ids below V, n >= 2, under what is counted in train, (m,): tokens, and pairs.
+def bigram_baseline(train: np.ndarray, val: np.ndarray, vocab_size: int) -> float:
+    """Return nats per token of val, (n,) ids below V, n >= 2, under the pairs that are counted in train, (m,).
 
-    The unigram model q takes each count one higher. In the bigram model it counts as BIGRAM_PRIOR more tokens after
-    each, so that nothing has probability 0:
-    p(b|a) = (count(a,b) + prior q(b)) / (count(a) + prior), count(a) = sum_b count(a,b).
+    The unigram model q takes each count one higher, and counts as BIGRAM_PRIOR more tokens after each, so that nothing
+    has probability 0: p(b|a) = (count(a,b) + prior q(b)) / (count(a) + prior), count(a) = sum_b count(a,b).
     """
     train, val = np.asarray(train, np.int64), np.asarray(val, np.int64)
     counts = np.bincount(train, minlength=vocab_size) + 1.0  # (V,)
@@ -171,4 +162,4 @@ def baselines(train: np.ndarray, val: np.ndarray, vocab_size: int) -> tuple[floa
     pairs = np.bincount(codes, minlength=vocab_size * vocab_size)[wanted]  # (n-1,)
     before = np.bincount(train[:-1], minlength=vocab_size)[val[:-1]]  # (n-1,)
     bigram = (pairs + BIGRAM_PRIOR * unigram[val[1:]]) / (before + BIGRAM_PRIOR)  # (n-1,)
-    return float(-np.log(unigram[val]).mean()), float(-np.log(bigram).mean())
+    return float(-np.log(bigram).mean())

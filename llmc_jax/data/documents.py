@@ -169,8 +169,8 @@ def cut_documents(
             first, read, done = False, 0, found.end()
         held = held[done:]
         if len(held) > LONGEST_DOCUMENT:
-            found = f"a document has more than {LONGEST_DOCUMENT:,} characters"
-            raise InputError(f"{where}: {found}; cut it with --split-on")
+            words = f"a document has more than {LONGEST_DOCUMENT:,} characters"
+            raise InputError(f"{where}: {words}; cut it with --split-on")
     if first or held.strip("\r\n"):
         yield Document(held, read)
 

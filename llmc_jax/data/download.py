@@ -278,23 +278,14 @@ def _append(source: Remote, url: str, token: str | None, part: _Part, report: Pr
     with answer:
         goes_on = answer.status == 206 and (answer.headers.get("Content-Range") or "").startswith(f"bytes {have}-")
         have = have if goes_on else 0
-        total = _total(answer, have)
-        _check_promise(source, total)  # before what has arrived is let go: it may be an error's page
+        length = answer.headers.get("Content-Length") or ""
+        total = have + int(length) if length.isdecimal() else None
+        if source.size is not None and total not in (None, source.size):
+            # before what has arrived is let go: it may be an error's page
+            raise _OtherFile(f"has {total} bytes; expected {source.size}")
         if not goes_on:
             part.file.truncate(0)
         _copy(answer, part, have, total or source.size, report)
-
-
-def _total(answer: http.client.HTTPResponse, have: int) -> int | None:
-    """Return how long the whole file is, as the server has it."""
-    length = answer.headers.get("Content-Length") or ""
-    return have + int(length) if length.isdecimal() else None
-
-
-def _check_promise(source: Remote, total: int | None) -> None:
-    """Check, before anything is written, that the file is as long as expected. Raises _OtherFile."""
-    if source.size is not None and total not in (None, source.size):
-        raise _OtherFile(f"has {total} bytes; expected {source.size}")
 
 
 def _copy(answer: http.client.HTTPResponse, part: _Part, have: int, total: int | None, report: Progress) -> None:

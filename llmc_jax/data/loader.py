@@ -283,7 +283,7 @@ class TokenLoader:
             if from_llmc and name in NOT_IN_LLMC:
                 continue
             if name not in state or state[name] != ours:
-                raise self._misfit(f"{name} is {_short(state.get(name))}, here it is {_short(ours)}")
+                raise self._misfit(f"{name} is {str(state.get(name))[:60]}, here it is {str(ours)[:60]}")
         try:
             shard, sample = state["current_shard_idx"], state["current_sample_idx"]
             shard_order = self._order(state["shard_indices"], len(self.paths), "shards")
@@ -317,11 +317,6 @@ class TokenLoader:
 
     def _broken(self, what: str) -> InputError:
         return InputError(f"{self.flag}: the saved loader position is damaged ({what}); continue from another one")
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def continued(loader: TokenLoader, state: Mapping[str, Any], micro_batches: int) -> TokenLoader:

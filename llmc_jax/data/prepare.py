@@ -61,11 +61,6 @@ class Settings(NamedTuple):
     keep_empty: bool = False
     numbered: bool = True
 
-    @property
-    def by_document(self) -> bool:
-        """Return whether each document is on one side as a whole, known before it is encoded."""
-        return self.val_fraction is not None or self.val_files is not None
-
 
 class Shard(NamedTuple):
     """A token file that was written: where, for which split (`train` or `val`), how many tokens."""
@@ -336,7 +331,7 @@ def _write_all(
         _encode_all(batches, tokenizer, workers, settings.keep_empty)
     ) as encoded:  # ends the workers
         stream = counted(encoded)
-        if not settings.by_document:
+        if settings.val_fraction is None and settings.val_files is None:
             stream = split_by_position(stream, settings.val_tokens)
         with refusing(f"{staging.parent}: cannot be written", "free space, or choose another --out"):
             for train_tokens, val_tokens in stream:

@@ -18,7 +18,7 @@ import numpy as np
 from llmc_jax.base import magics
 from llmc_jax.base.commands import typed
 from llmc_jax.base.errors import FormatError, InputError
-from llmc_jax.base.files import complete_file, matching, quoted, reason, refusing
+from llmc_jax.base.files import complete_file, matching, reason, refusing
 
 HEADER_BYTES = 1024
 MAX_TOKENS = (1 << 31) - 1  # the header counts in an int32
@@ -121,12 +121,9 @@ def open_token_file(path: str | Path) -> TokenFile:
     path = Path(path)
     with refusing(f"{path}: cannot be read", "check the path and its permissions"):
         mode = os.stat(path).st_mode
-        if stat.S_ISDIR(mode):
-            raise InputError(
-                f"{path}: is a folder; name a token file in it, or a pattern such as {quoted(f'{path}/*.bin')}"
-            )
         if not stat.S_ISREG(mode):  # opening a pipe would wait for its writer
-            raise InputError(f"{path}: is not a regular file; a token file is read at any place and must be one")
+            what = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
+            raise InputError(f"{path}: is {what}; name a token file, or a pattern such as 'data/*.bin'")
         file = open(path, "rb", buffering=0)  # noqa: SIM115 - the TokenFile closes it
         try:
             return _open(path, file)

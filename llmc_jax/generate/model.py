@@ -110,16 +110,11 @@ def open_model(
 
 def check_weights_fit(source: Source, dtype: str) -> None:
     """Raise InputError where the weights alone need more memory than the device has."""
-    needed = num_parameters(source.config) * COMPUTE_BYTES[dtype]
-    advice = "--dtype bf16 takes half of that, a smaller model less" if dtype == "fp32" else "take a smaller model"
-    check_memory(f"{source.path}: the weights of this model need", needed, dtype, advice)
-
-
-def check_memory(what: str, needed: int, dtype: str, advice: str) -> None:
-    """Raise InputError where something needs more bytes than the device has."""
-    available = available_memory_bytes()
+    needed, available = num_parameters(source.config) * COMPUTE_BYTES[dtype], available_memory_bytes()
     if available is not None and needed > available:
-        raise InputError(f"{what} {gib(needed)} in {dtype}; this machine has {gib(available)}; {advice}")
+        advice = "--dtype bf16 takes half of that, a smaller model less" if dtype == "fp32" else "take a smaller model"
+        found = f"need {gib(needed)} in {dtype}; this machine has {gib(available)}"
+        raise InputError(f"{source.path}: the weights of this model {found}; {advice}")
 
 
 def read_weights(source: Source, dtype: str) -> tuple[Params, tuple[str, ...]]:

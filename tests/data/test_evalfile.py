@@ -115,17 +115,7 @@ def test_mutated_files(tmp_path_factory: pytest.TempPathFactory, cut: int, at: i
         (GOOD[:-1], "byte 1060: expected example 1"),
         *(
             (with_word(SECOND_AT + 2 * word, value), "byte 1060: expected example 1")
-            for word, value in (
-                (0, 65534),
-                (1, 33),
-                (2, 2),
-                (3, 4),
-                (4, 5),
-                (5, 0),
-                (7, 0),
-                (15, 2),
-                (6, 65535),
-            )
+            for word, value in ((0, 65534), (1, 33), (2, 2), (3, 4), (4, 5), (5, 0), (15, 2), (6, 65535))
         ),
     ],
 )

@@ -354,7 +354,7 @@ def test_several_gpus_are_named_and_one_is_used_where_it_is_asked_for(
 def test_the_built_in_corpus_with_any_model_and_validation(
     train: Train, tokens: Any, monkeypatch: pytest.MonkeyPatch, vocab: int, val: str
 ) -> None:
-    corpus = Corpus(*(Path(tokens.train), Path(tokens.val), 257, "f00d", "the corpus"), *(3000, 2000, 1, 1, 5.0, 2.5))
+    corpus = Corpus(*(Path(tokens.train), Path(tokens.val), 257, "f00d", "the corpus"), *(3000, 2000, 2.5))
     monkeypatch.setattr(inputs, "stdlib_corpus", lambda: corpus)
     monkeypatch.setattr("llmc_jax.base.text.screen_width", lambda: 20)  # wrapped between words
     flags = ["-e", f"L1-NH1-C16-V{vocab}-T16", "-i", "stdlib", "-j", "stdlib" if val == "stdlib" else tokens.val]
