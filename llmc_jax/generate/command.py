@@ -10,14 +10,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
-from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llmc_jax.base.errors import ExitCode, InputError
 from llmc_jax.base.files import plain, refusing
 from llmc_jax.base.kit import command_line, print_json
 from llmc_jax.base.streams import print_error
-from llmc_jax.base.text import wrapped
 from llmc_jax.data.documents import read_text
 from llmc_jax.generate.flags import parse
 from llmc_jax.generate.text import listed_ids
@@ -53,8 +51,7 @@ def main(words: Sequence[str]) -> int:
 
 def say(about: str, words: str) -> None:
     """Print a note beside the text, on standard error."""
-    line = f"{about:<7} {words}"
-    print_error(wrapped(line, get_terminal_size().columns) if sys.stderr.isatty() else line)
+    print_error(f"{about:<7} {words}")
 
 
 # ----- the prompt ---------------------------------------------------------------------------------------------------

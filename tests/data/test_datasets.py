@@ -253,18 +253,6 @@ def test_what_is_made_is_not_downloaded_for_again(
     assert "Next: " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("missing", ["pyarrow", None])
-def test_what_can_be_told_before_the_download_is(
-    server: Files, monkeypatch: pytest.MonkeyPatch, missing: str | None
-) -> None:
-    publish(server, monkeypatch, "fineweb", [parquet_bytes({"text": [*TEXTS]})])
-    if missing:
-        monkeypatch.setitem(sys.modules, missing, None)
-    size = "200" if missing else "3e9"  # more than the header of a token file can count
-    assert main(["fineweb", "--tokenizer", "bytes", "--shard-size", size]) == 2
-    assert server.asked == []
-
-
 def test_openwebtext_is_split_by_document(server: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [f"Page {number} " * 3 for number in range(4000)]
     publish(server, monkeypatch, "openwebtext", [parquet_bytes({"text": [*texts[at : at + 2000]]}) for at in (0, 2000)])

@@ -200,22 +200,10 @@ def test_a_server_that_refuses(server: Files, tmp_path: Path, code: int, asks: i
     assert names(tmp_path) == []
 
 
-def test_a_busy_server_is_asked_again(server: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module.time, "sleep", lambda seconds: None)
-    server.status["/f"] = [503, 429, 500]
-    assert fetch(remote(server), tmp_path / "f").read_bytes() == DATA
-
-
 def test_the_second_address_is_tried(server: Files, tmp_path: Path) -> None:
     source = remote(server, "/gone", "/f", size=len(DATA), sha256=SHA256, token="secret")
     assert fetch(source, tmp_path / "f").read_bytes() == DATA
     assert [(asked.path, asked.token) for asked in server.asked] == [("/gone", "Bearer secret"), ("/f", None)]
-
-
-def test_a_login_is_refused_only_where_it_was_sent(server: Files, tmp_path: Path) -> None:
-    server.status["/f"] = server.status["/g"] = [403, 403]
-    with pytest.raises(InputError, match=r"/f: [^;]*HF_TOKEN is refused[^;]*; [^;]*/g: [^;]*set HF_TOKEN"):
-        fetch(remote(server, "/f", "/g", token="secret"), tmp_path / "f")
 
 
 def test_a_token_stays_with_its_host(server: Files, tmp_path: Path) -> None:

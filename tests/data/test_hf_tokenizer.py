@@ -148,14 +148,6 @@ def test_settings_beside_a_vocabulary_are_refused(name: str, put: Put) -> None:
         hf.hf_tokenizer(put(GOLDEN["cases"][name]["files"]))
 
 
-@pytest.mark.parametrize("token", ["", "a" * 256])
-def test_pieces_that_llm_cs_table_cannot_hold_keep_the_settings(token: str, put: Put) -> None:
-    pytest.importorskip("tokenizers")
-    tokenizer = hf.hf_tokenizer(put(CASES["plain"]["files"] | {"vocab.json": GOLDEN["shared"]["vocab"] | {token: 265}}))
-    assert tokenizer.json and tokenizer.pieces[265] == token.encode()
-    assert [tokenizer.encode(text).tolist() for text in GOLDEN["texts"]] == CASES["plain"]["split"]
-
-
 def test_without_all_single_bytes_it_takes_texts_of_those_that_are_there(put: Put) -> None:
     vocab = {"a": 0, "b": 1, "ab": 2, "<|endoftext|>": 3}
     tokenizer = hf.hf_tokenizer(put({"vocab.json": vocab, "merges.txt": "a b\n"}))

@@ -316,18 +316,6 @@ def test_at_64_processes_any_step_can_be_gone_on_from(
             np.testing.assert_array_equal(loader.next_batch(A, wanted), expected[:, wanted])
 
 
-def test_what_is_wanted_comes_in_that_order(tmp_path: Path) -> None:
-    pattern = make_shards(tmp_path, [33, 17, 26])
-    whole, part = (open_loader(pattern, 2, 4, shuffle=True) for _ in range(2))
-    for wanted in ([4, 0, 2], [], [5], range(6), None):
-        inputs, targets = whole.next_batch(6)
-        order = list(range(6)) if wanted is None else list(wanted)
-        found = part.next_batch(6, wanted)
-        np.testing.assert_array_equal(found[0], inputs[order])
-        np.testing.assert_array_equal(found[1], targets[order])
-        assert found[0].shape == (len(order), 2, 4)
-
-
 def test_a_shard_that_is_read_elsewhere_is_not_opened(tmp_path: Path) -> None:
     """It may be gone, and the shards round it are read as they are; wanted, it is an error."""
     pattern = make_shards(tmp_path, [17, 17, 17])

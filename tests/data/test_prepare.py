@@ -247,13 +247,9 @@ def test_inputs_are_there_keep_their_order_and_come_once(tmp_path: Path) -> None
         ("a.txt", b"a" * 20 + "é".encode()[:1], r"a\.txt: byte 20: 0xc3 is not UTF-8"),
         ("a.txt", b"a" * 7 + "漢".encode()[:2] + b"b", r"a\.txt: byte 7: 0xe6 is not UTF-8"),
         ("a.txt", b"", r"a\.txt: no text in 1 documents"),
-        ("a.jsonl", b"\n\n", r"a\.jsonl: no text in 0 documents"),
         ("a.jsonl", b'{"text": "a"}\n{"text": \n', r"a\.jsonl:2: is not JSON \(.*column"),
-        ("a.jsonl", b'{"text": "a"}\n[1]\n', r"a\.jsonl:2: is a JSON list"),
         ("a.jsonl", b"[" * 100000, r"a\.jsonl:1: is not JSON"),
         ("a.json", b"\xef\xbb\xbf\n [{}]", r"a\.json:2: is a list.*--format json"),
-        ("a.json", b"\xef\xbb\xbf [{}]", r"a\.json:1: is a list.*--format json"),
-        ("a.jsonl", b"1" * 5000, r"a\.jsonl:1: is not JSON"),
         ("a.jsonl", b'{"body": "a", "id": 1}\n', r"a\.jsonl:1: has no field 'text'; it has 'body', 'id'; .*--field"),
         ("a.jsonl", b'{"text": 5}\n', r"a\.jsonl:1: field 'text' holds a int"),
         ("a.jsonl", b'{"text": "a"}\n{"text": "\xff"}\n', r"a\.jsonl: byte 24: 0xff is not UTF-8"),
@@ -262,7 +258,6 @@ def test_inputs_are_there_keep_their_order_and_come_once(tmp_path: Path) -> None
         ("list.json", b'[{"text": "a"}, {"story": "b"}]', r"item 1: has no field 'text'; it has 'story'"),
         ("list.json", b'[{"text": "a"},', r"list\.json: is not JSON .*; expected a list of objects"),
         ("a.parquet", b"PAR1 nothing PAR1", r"a\.parquet: cannot be read as parquet"),
-        ("a.parquet", b"", r"a\.parquet: cannot be read as parquet"),
         ("a.parquet", b"PAR1" + bytes(600) + b"PAR1", r"a\.parquet: cannot be read as parquet"),
     ],
 )
@@ -312,13 +307,9 @@ def test_an_error_in_a_worker_process_arrives(tmp_path: Path, small_bin: Path) -
         (Settings(val_tokens=6), "all 6 tokens would be validation"),
         (Settings(val_fraction=1e-9), "none of the 1 documents .* --val-tokens N"),
         (Settings(val_tokens=1, val_fraction=0.5), "give one of them"),
-        (Settings(val_tokens=-1), "expected 0 or more"),
         (Settings(val_fraction=1.5), "between 0 and 1"),
-        (Settings(val_fraction=float("nan")), "between 0 and 1"),
         (Settings(shard_tokens=0), "--shard-size 0"),
-        (Settings(shard_tokens=1 << 31), "--shard-size 2147483648"),
         (Settings(workers=0), "--workers 0"),
-        (Settings(workers=1 << 31), "--workers 2147483648"),
         (Settings(Reading(split_on=literal(""))), "--split-on"),
         (Settings(Reading(drop_separator=True)), "--drop-separator"),
     ],
@@ -349,20 +340,6 @@ def test_earlier_outputs_are_kept_unless_forced(tmp_path: Path) -> None:
     expected = {"x.tokenizer", "x_val_000000.bin", "x_train_000001.bin", other.name}
     assert {path.name for path in out.iterdir()} == expected
     assert len(made.shards) == 2
-
-
-def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a.txt").write_text("hello world " * 20)
-
-    def full(number: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(InputError, match="No space left on device"):
-        prepare([str(tmp_path / "a.txt")], tmp_path / "out", "x", bytes_tokenizer(), Settings(shard_tokens=50))
-    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
-    with pytest.raises(InputError, match="cannot be written"):
-        prepare([str(tmp_path / "a.txt")], tmp_path / "a.txt" / "out", "x", bytes_tokenizer())
 
 
 # ----- the command line ----------------------------------------------------------------------------------------------

@@ -70,14 +70,6 @@ def test_a_run_keeps_its_table_and_moves_another_aside(tmp_path: Path) -> None:
     assert first_one.name == "tokenizer.json" and len(others) == 2
 
 
-@pytest.mark.parametrize("name", ["bytes", "gpt2"])
-def test_a_files_name_makes_no_public_tokenizer(tmp_path: Path, name: str) -> None:
-    tables.write(tmp_path / name, made_tokenizer(326))
-    found = file_tokenizer(tmp_path / name)
-    assert found.name not in ("bytes", "gpt2")
-    assert found.encode(b"the cat").tolist() == made_tokenizer(326).encode("the cat").tolist()
-
-
 def test_the_table_of_a_link_to_a_token_file(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     tables.write(tmp_path / "data" / "mine.tokenizer", made_tokenizer(326))

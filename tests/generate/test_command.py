@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import signal
 import sys
 from collections.abc import Callable
@@ -141,15 +140,6 @@ def test_ctrl_c_keeps_the_text_so_far(ask: Ask, monkeypatch: pytest.MonkeyPatch)
     assert done.status == 130
     assert done.out.split() == full.split()[:3] and done.out.endswith("\n")
     assert "stopped" in done.err
-
-
-def test_a_reader_that_went_away_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
-    with open(writer, "w") as lost:
-        monkeypatch.setattr(sys, "stdout", lost)
-        assert main([MODEL, "-n", "3"]) == 0
 
 
 @pytest.mark.parametrize(
