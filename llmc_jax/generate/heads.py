@@ -41,7 +41,8 @@ def attention_weights(model: Model, ids: Sequence[int], layer: int) -> np.ndarra
     Raises InputError for a layer or an id that the model does not have, no token, or more than its positions.
     """
     config = model.config
-    check_layer(config, layer)
+    if not 0 <= layer < config.num_layers:
+        raise InputError(f"--layer {layer}: the model has layers 0 to {config.num_layers - 1}")
     length = len(ids)
     if not 1 <= length <= config.max_seq_len:
         raise InputError(
@@ -65,12 +66,6 @@ def weights_of_layer(
     # relu attention keeps nothing but qkv
     att = block.att if isinstance(block.att, jax.Array) else relu_attention_weights(block.qkv, config.num_heads)
     return att[0].astype(jnp.float32)
-
-
-def check_layer(config: ModelConfig, layer: int) -> None:
-    """Raise InputError for a layer that the model does not have."""
-    if not 0 <= layer < config.num_layers:
-        raise InputError(f"--layer {layer}: the model has layers 0 to {config.num_layers - 1}")
 
 
 def draw_text_attention(path: str | Path, model: Model, ids: Sequence[int], layer: int) -> None:
