@@ -1,11 +1,9 @@
 """The command line of the report: `llmc-jax report`. Leaves out reading runs and drawing pages (report/)."""
 
 import argparse
-import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from llmc_jax.base.commands import typed
 from llmc_jax.base.errors import InputError
@@ -28,10 +26,6 @@ it; of several runs, or of a file, report.html in the current folder. docs/repor
 OPTIONS = (
     own("runs", "RUN...", None, "what the page shows"),
     own("-o --output", "FILE", None, "write the page to FILE (*.html)", type=Path, writes=".html"),
-    own("--png", "FILE", None, "draw the curves into FILE (*.png) too", type=Path, writes=".png"),
-    own("--csv", "FILE", None, "write all points of all curves to FILE (*.csv) too", type=Path, writes=".csv"),
-    own("--json", "FILE", None, "write what the page shows to FILE (*.json) too", type=Path, writes=".json"),
-    own("--name", "A,B", None, "names of the runs, in their order, with commas between"),
     own("--title", "TEXT", "", "title of the page [the names]"),
     own("--quiet", "", False, "print nothing but errors"),
 )
@@ -59,41 +53,17 @@ def run(words: list[str]) -> None:
     paths = expanded(args.runs)
     output = args.output or default_output(args.runs)
     check_page(output)
-    runs = read_runs(paths, names_of(args.name, len(paths)))
-    content = content_of(runs, args.title)
+    content = content_of(read_runs(paths), args.title)
     document = page(content)
     write_atomic(output, document)
-    written = [output, *write_others(args, runs, content)]
     if not args.quiet:
-        for line in result(content, written, len(document)):
-            print(escaped(line))
+        for each in content.runs:
+            for line in (f"{each.kind}; {each.status.words}", *each.notes):
+                print(escaped(f"{each.name}: {line}"))
+        print(escaped(f"written: {output} ({len(document) / 1e6:.1f} MB)"))
 
 
 main = command_line("report")(run)
-
-
-def write_others(args: argparse.Namespace, runs: Sequence[Any], content: Any) -> Iterator[Path]:
-    """Write what the other flags ask for, and yield each file's path."""
-    from llmc_jax.report.files import write_csv, write_png
-
-    if args.png is not None:
-        write_png(runs, args.png, args.title)
-        yield args.png
-    if args.csv is not None:
-        write_csv(runs, args.csv)
-        yield args.csv
-    if args.json is not None:
-        write_atomic(args.json, json.dumps(content.to_json(), allow_nan=False).encode())
-        yield args.json
-
-
-def result(content: Any, written: Sequence[Path], size: int) -> Iterator[str]:
-    """Yield the lines that say what was read and written."""
-    for each in content.runs:
-        yield f"{each.name}: {each.kind}; {each.status.words}"
-        yield from (f"{each.name}: {note}" for note in each.notes)
-    for path in written:
-        yield f"written: {path}{f' ({size / 1e6:.1f} MB)' if path == written[0] else ''}"
 
 
 # ----- what is asked for ----------------------------------------------------------------------------------------------
@@ -122,18 +92,6 @@ def default_output(paths: Sequence[Path]) -> Path:
     """Return where the page goes: into the folder that was named, into the current one for a file or for several."""
     folder = paths[0] if len(paths) == 1 and paths[0].is_dir() else Path()
     return folder / REPORT
-
-
-def names_of(words: str | None, count: int) -> list[str]:
-    """Return the names that --name gives; none where it is not there. Raises InputError."""
-    if words is None:
-        return []
-    names = [name.strip() for name in words.split(",")]
-    if len(names) != count or not all(names):
-        raise InputError(f"--name {words}: not a name for each of {count} runs; give one each, with commas between")
-    if len(set(names)) < count:
-        raise InputError(f"--name {words}: two names are the same; give each run its own")
-    return names
 
 
 def check_page(path: Path) -> None:

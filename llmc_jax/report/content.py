@@ -1,16 +1,13 @@
 """What a page contains, as plain data: runs with their curves, samples and events, charts, differences.
 
-`to_json` gives what page.html draws. Leaves out gathering it (gather.py) and drawing it (page.py).
+Leaves out gathering it (gather.py) and drawing it (page.py).
 """
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
-from typing import Any
 
 import numpy as np
-
-from llmc_jax.base.files import plain
 
 
 @dataclass(frozen=True)
@@ -48,8 +45,6 @@ class Status:
     state: str  # running, done, stopped, diverged, bad_input, died, unknown
     step: int | None  # steps made so far
     steps: int | None  # that were planned
-    last: float | None  # time of the last event, in seconds since 1970
-    seconds_left: float | None
     words: str
 
 
@@ -74,6 +69,7 @@ class Event:
 
 
 Rows = list[tuple[str, str]]  # name and value, as shown
+Groups = Mapping[str, Mapping[str, str]]  # settings by group and name, as shown
 
 
 @dataclass(frozen=True)
@@ -84,9 +80,9 @@ class Run:
     path: str
     kind: str  # what it was read from
     status: Status
-    clock: str | None  # what X.time is: wall (from the events' times), steps (the sum of the steps' times); None
     summary: Rows
     facts: Sequence[tuple[str, Rows]]  # by group
+    settings: Groups  # which are compared with other runs'
     curves: Mapping[str, Figure]  # by key, as panels name them
     samples: Sequence[Sample]
     events: Sequence[Event]
@@ -133,11 +129,6 @@ class Content:
     runs: list[Run]
     panels: list[Panel]  # those that have data
     differences: list[Difference] | None  # None for one run
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as JSON can hold it: numbers that are not finite are the strings nan, inf and -inf."""
-        shown: dict[str, Any] = plain(self)
-        return shown
 
 
 # ----- the charts ---------------------------------------------------------------------------------------------------

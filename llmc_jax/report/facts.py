@@ -12,11 +12,10 @@ from llmc_jax.config.train import BY_NAME
 from llmc_jax.logs.curves import NONE, Curve, finite, median, window_of
 from llmc_jax.logs.files import finite_number
 from llmc_jax.machine.device import gib
-from llmc_jax.report.content import Difference, Rows, Status
+from llmc_jax.report.content import Difference, Groups, Rows, Status
 from llmc_jax.report.series import Axes, Figures
 
 Config = Mapping[str, Any]
-Groups = Mapping[str, Mapping[str, str]]  # settings by group and name, as shown
 OPTIONS, MODEL, OPERATIONS, MACHINE, VERSIONS, ENVIRONMENT = (
     "Options", "Model", "Operation implementations", "Machine", "Versions", "Environment",
 )  # fmt: skip
@@ -192,11 +191,9 @@ def _most(series: Curve, words: str) -> str:
 
 def _time(figures: Figures, axes: Axes) -> str:
     train = figures.get("train.loss")
-    if train is None or axes.clock is None:
+    if train is None or train.times is None or axes.began is None:
         return ""
-    if axes.clock == "wall" and train.times is not None:
-        return duration(float(train.times[-1]) - axes.began)
-    return duration(float(axes.elapsed.at(train.steps[-1:] + 1)[0])) + " (sum of step times)" if axes.elapsed else ""
+    return duration(float(train.times[-1]) - axes.began)
 
 
 def steps_words(step: int | None, steps: int | None) -> str:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from llmc_jax.logs.curves import Curve, spread
 from llmc_jax.logs.events import Events, figures, read_events
 from llmc_jax.logs.files import KERNELS, LARGEST, METRICS, rank_of, step_of, time_of
 from llmc_jax.logs.reading import Log, log_of, read_log
-from llmc_jax.logs.state import DIED, RUNNING, UNKNOWN, RunState, read_state
+from llmc_jax.logs.state import DIED, UNKNOWN, RunState, read_state
 from llmc_jax.logs.words import event_words, state_words
 from llmc_jax.machine.versions import installed
 from llmc_jax.report import facts
@@ -31,42 +31,30 @@ LONGEST_SAMPLE = 10_000  # characters
 MOST_EVENTS = 400  # of a run that a page lists
 OF_STEP = ("skipped", "gpu_cap")  # events that come with a step's figures
 SAME = ("start", "resume", "end")  # what all processes log, shown for the first alone
-RECENT = 200  # steps that the time left is reckoned from
 
 
-class Read(NamedTuple):
-    """What has been read of one run: what its page shows, and what other files are made from."""
-
-    shown: Run  # on a page
-    log: Log  # as the comparison of logs has it
-    figures: Figures
-    axes: Axes
-    settings: facts.Groups
-
-
-def content_of(runs: Sequence[Read], title: str = "") -> Content:
+def content_of(runs: Sequence[Run], title: str = "") -> Content:
     """Return the content of a page about some runs."""
-    names = [each.shown.name for each in runs]
     return Content(
-        title=title or " · ".join(names),
+        title=title or " · ".join(each.name for each in runs),
         made=round(time.time(), 3),
         version=installed("llmc-jax").get("llmc-jax", ""),
-        runs=[each.shown for each in runs],
-        panels=panels_of({key for each in runs for key in each.figures}, len(runs) > 1),
+        runs=list(runs),
+        panels=panels_of({key for each in runs for key in each.curves}, len(runs) > 1),
         differences=list(facts.differences_of([each.settings for each in runs])) if len(runs) > 1 else None,
     )
 
 
-def read_runs(paths: Sequence[str | Path], names: Sequence[str] = ()) -> list[Read]:
-    """Return what is known of runs and logs. names: theirs, else what their paths differ in.
+def read_runs(paths: Sequence[str | Path]) -> list[Run]:
+    """Return what is known of runs and logs, named by what their paths differ in.
 
     Raises InputError where one of them is not there or no log, or where none holds anything that could be shown.
     """
-    names = names or names_of([str(path) for path in paths])
     found = [read_run(Path(path)) for path in paths]
-    if not any(each.figures or each.shown.events or each.shown.samples for each in found):
+    if not any(each.curves or each.events or each.samples for each in found):
         raise InputError(f"{paths[0]}: no events found; expected a run's events, one per line")
-    return [each._replace(shown=replace(each.shown, name=name)) for each, name in zip(found, names, strict=True)]
+    names = names_of([str(path) for path in paths])
+    return [replace(each, name=name) for each, name in zip(found, names, strict=True)]
 
 
 def names_of(paths: Sequence[str]) -> list[str]:
@@ -79,7 +67,7 @@ def names_of(paths: Sequence[str]) -> list[str]:
     return [f"{name} ({number})" for number, name in enumerate(names, 1)]  # the same path twice
 
 
-def read_run(path: Path) -> Read:
+def read_run(path: Path) -> Run:
     """Return what is known of a run folder or a log. Raises InputError where it is neither."""
     if path.is_dir() and (path / METRICS).is_file():
         return read_ours(path / METRICS, str(path), "run folder of ours")
@@ -90,7 +78,7 @@ def read_run(path: Path) -> Read:
 # ----- ours -----------------------------------------------------------------------------------------------------------
 
 
-def read_ours(path: Path, given: str, kind: str) -> Read:
+def read_ours(path: Path, given: str, kind: str) -> Run:
     """Return what is known of a run of ours. path: of its metrics.jsonl, beside which its other files are."""
     folder, events = path.parent, read_events(path)
     start: Mapping[str, Any] = next(iter(reversed(events.of("start", "resume"))), {})
@@ -110,9 +98,12 @@ def read_ours(path: Path, given: str, kind: str) -> Read:
     kernels = _noting(notes, read_json_object, folder / KERNELS, LARGEST) if (folder / KERNELS).exists() else None
     groups = facts.settings(config, kernels or {})
     shown = facts.facts_of(groups, config) + ([("Processes", _processes({0: events, **of_ranks}))] if of_ranks else [])
-    status, happened = status_of(_noting(notes, read_state, path), found), events_of(events, axes, of_ranks)
-    run = _run(log, found, axes, status, notes, start, shown, samples_of(events), happened)
-    return Read(run, log, found, axes, groups)
+    status, happened = status_of(_noting(notes, read_state, path)), events_of(events, axes, of_ranks)
+    run = _run(log, found, axes, status, start)
+    baseline = facts.positive(start.get("bigram_nats"))
+    return replace(
+        run, facts=shown, settings=groups, samples=samples_of(events), events=happened, notes=notes, baseline=baseline
+    )
 
 
 def _noting[Found](notes: list[str], read: Callable[..., Found], *arguments: Any) -> Found | None:
@@ -124,24 +115,11 @@ def _noting[Found](notes: list[str], read: Callable[..., Found], *arguments: Any
         return None
 
 
-def _run(
-    log: Log,
-    figures: Figures,
-    axes: Axes,
-    status: Status,
-    notes: list[str],
-    start: facts.Config,
-    shown: Sequence[tuple[str, Rows]] = (),
-    samples: Sequence[Sample] = (),
-    events: Sequence[Event] = (),
-) -> Run:
-    """Return a run as a page shows it. start: the event of its last start; shown: its settings."""
+def _run(log: Log, figures: Figures, axes: Axes, status: Status, start: facts.Config) -> Run:
+    """Return what a page shows of any log. start: the event of its last start."""
     summary = facts.summary_of(status, figures, axes, start)
     curves = {key: drawn(series, axes, key) for key, series in figures.items()}
-    baseline = facts.positive(start.get("bigram_nats"))
-    return Run(
-        log.path, log.path, log.kind, status, axes.clock, summary, shown, curves, samples, events, notes, baseline
-    )
+    return Run(log.path, log.path, log.kind, status, summary, [], {}, curves, [], [], list(log.notes))
 
 
 def figures_of(log: Log) -> dict[str, Curve]:
@@ -180,27 +158,14 @@ def _sample(row: Mapping[str, Any]) -> Sample:
     return Sample(row["step"], tokens if type(tokens) is int else None, cut)
 
 
-def status_of(state: RunState | None, found: Figures) -> Status:
+def status_of(state: RunState | None) -> Status:
     """Return how far a run is, or how it ended."""
     if state is None:
-        return Status("unknown", None, None, None, None, "")
-    left = seconds_left(state, found.get("train.loss")) if state.state == RUNNING else None
+        return Status("unknown", None, None, "")
     words = ", ".join(filter(None, (state_words(state.state), facts.steps_words(state.step, state.steps))))
-    if left is not None:
-        words += f"; about {duration(left)} left"
-    elif state.state in (DIED, UNKNOWN) and state.silent is not None:
+    if state.state in (DIED, UNKNOWN) and state.silent is not None:
         words += f"; last event {duration(state.silent)} before this page was written"
-    return Status(state.state, state.step, state.steps, state.last, left, words)
-
-
-def seconds_left(state: RunState, train: Curve | None) -> float | None:
-    """Return the time for the remaining steps: each takes what the last RECENT took, with what lay between them."""
-    if train is None or train.times is None or state.step is None or state.steps is None:
-        return None
-    steps, times = train.steps[-RECENT:], train.times[-RECENT:]
-    if len(steps) < 2 or not np.isfinite(times).all() or times[-1] <= times[0]:
-        return None
-    return float((times[-1] - times[0]) / (steps[-1] - steps[0]) * max(0, state.steps - state.step))
+    return Status(state.state, state.step, state.steps, words)
 
 
 # ----- what happened --------------------------------------------------------------------------------------------------
@@ -225,7 +190,7 @@ def _event(kind: str, step: int, time: Any, axes: Axes, words: str) -> Event:
     """Return an event at its place. One of a step counts its update, as the step's figures do."""
     made = step + (kind in OF_STEP)
     tokens = None if axes.tokens is None else float(axes.tokens.at(np.array([float(made)]))[0])
-    known = axes.clock == "wall" and time_of(time) is not None
+    known = axes.began is not None and time_of(time) is not None
     return Event(kind, step, tokens, round(time - axes.began, 3) if known else None, words)
 
 
@@ -264,11 +229,10 @@ def _caps(events: Events, axes: Axes) -> Iterator[Event]:
 # ----- other programs' ------------------------------------------------------------------------------------------------
 
 
-def read_other(path: Path) -> Read:
+def read_other(path: Path) -> Run:
     """Return what another program's log tells of its run. Raises InputError where it is none."""
     log = read_log(path)
     found = figures_of(log)
     axes = axes_of(found, None, log.tokens_per_step, None)
     last = max(int(found[key].steps[-1]) + (key == "train.loss") for key in ("train.loss", "val.loss") if key in found)
-    status = Status("unknown", last, None, None, None, facts.steps_words(last, None))
-    return Read(_run(log, found, axes, status, list(log.notes), {}), log, found, axes, {})
+    return _run(log, found, axes, Status("unknown", last, None, facts.steps_words(last, None)), {})

@@ -27,7 +27,6 @@ MARKS = {  # of Bokeh, and what they look like in a legend
     "hex": "M0-4.5L3.9-2.2V2.2L0 4.5L-3.9 2.2V-2.2z",
 }  # fmt: skip
 PICTURES = {c: 0x2400 + c for c in (*range(9), *range(11, 32))} | {127: 0x2421}  # of control characters
-LONG = 8  # characters: names drop no shorter beginning
 
 
 # Kinds of events: the mark on the chart's lower edge, its colour in page.html.
@@ -108,25 +107,16 @@ def swatch(index: int, line: bool = True, mark: bool = True) -> Html:
     return tag("svg", *parts, class_="swatch", viewBox="0 0 34 12", aria_hidden="true")
 
 
-def short_names(names: Sequence[str]) -> list[str]:
-    """Return names without a long beginning that all have, cut where a word begins, so that their ends are seen."""
-    first, last = min(names, default=""), max(names, default="")  # what these two share, all do
-    common = next((first[:end] for end in range(len(first), 0, -1) if last.startswith(first[:end])), "")
-    common = re.sub(r"[^-_./ ]*$", "", common) if len(names) > 1 else ""
-    return [f"…{name[len(common) :]}" for name in names] if len(common) >= LONG else list(names)
-
-
 class Page:
     """The parts of one page."""
 
     def __init__(self, content: Content) -> None:
         self.content, self.runs, self.several = content, content.runs, len(content.runs) > 1
-        self.names = short_names([run.name for run in content.runs])
 
     def named(self, index: int) -> Html:
         """Return a run's look and name."""
         run = self.runs[index]
-        name = tag("span", self.names[index], class_="cut", title=f"{run.name}\n{run.path}")
+        name = tag("span", run.name, class_="cut", title=f"{run.name}\n{run.path}")
         return tag("span", swatch(index), name, class_="row named")
 
     def parts(self) -> dict[str, str]:
@@ -168,8 +158,7 @@ class Page:
             (f"Not drawn, {axis} unknown", axis, [run for run in self.runs if run.curves and lacks(run, axis)])
             for axis in ("tokens", "time")
         ]
-        summed, thinned = [run for run in self.runs if run.clock == "steps"], [*filter(is_thinned, self.runs)]
-        said.append(("Time is the sum of step times, without the pauses between steps", "time", summed))
+        thinned = [*filter(is_thinned, self.runs)]
         said.append(("Thinned to the first, last, lowest and highest point of each stretch", None, thinned))
         for words, only, runs in said:
             if runs:

@@ -12,8 +12,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from llmc_jax.base.files import plain
 from llmc_jax.report.content import Content
-from llmc_jax.report.html import Page, look, short_names, signs
+from llmc_jax.report.html import Page, look, signs
 
 HERE = Path(__file__).parent
 BOKEH = HERE / "bokeh"  # its README.md says what these files are
@@ -37,22 +38,19 @@ def page(content: Content) -> bytes:
 
 def drawn(content: Content) -> dict[str, Any]:
     """Return what page.js draws, as JSON can hold it."""
-    shown = content.to_json()
     runs = [
         {
-            "name": name,
-            "curves": shown_run["curves"],
-            "events": [event | sign for event, sign in zip(shown_run["events"], signs(run.events), strict=True)],
+            "name": run.name,
+            "curves": plain(run.curves),
+            "events": [plain(event) | sign for event, sign in zip(run.events, signs(run.events), strict=True)],
         }
-        for name, run, shown_run in zip(
-            short_names([run.name for run in content.runs]), content.runs, shown["runs"], strict=True
-        )
+        for run in content.runs
     ]
     looks = max([len(runs), *(len(panel.curves) for panel in content.panels)])
     known = {run.baseline for run in content.runs if run.baseline is not None}
     return {
         "runs": runs,
-        "panels": shown["panels"],
+        "panels": plain(content.panels),
         "looks": [look(index) for index in range(looks)],
         "baselines": {f"bigram baseline {value:.4g}": value for value in sorted(known)},
     }

@@ -1,7 +1,6 @@
 """A run's figures as curves to draw: thinned, averaged, and placed by step, tokens and time."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +9,6 @@ from llmc_jax.logs.curves import BINS, Curve, binned, finite, thinned_places
 from llmc_jax.report.content import BEFORE, LINES, Figure, Points, X
 
 POINTS = 2000  # of a curve, or a few more
-LONGEST = 1e9  # ms, of a step
 SPIKES = 0.005  # the part of a curve's values that may lie off scale at either end
 
 Figures = Mapping[str, Curve]  # as they were logged, by the key of the curve
@@ -29,23 +27,17 @@ class Scale(NamedTuple):
         return np.interp(made, self.made, self.value) + self.slope * beyond
 
 
-@dataclass(frozen=True)
-class Axes:
+class Axes(NamedTuple):
     """What places the points of a run."""
 
     tokens: Scale | None
-    clock: str | None  # as content.Run has it
-    began: float = 0.0  # seconds since 1970, for the clock `wall`
-    elapsed: Scale | None = None  # for the clock `steps`
+    began: float | None  # time of the first event, in seconds since 1970; None where some points have no time
 
 
 def axes_of(figures: Figures, tokens: Curve | None, tokens_per_step: float | None, began: float | None) -> Axes:
     """Return the axes of a run. tokens: seen after each step, where that is known; began: the first event's time."""
-    seen = tokens_scale(tokens, tokens_per_step)
-    if began is not None and all(each.times is not None and np.isfinite(each.times).all() for each in figures.values()):
-        return Axes(seen, "wall", began)
-    elapsed = elapsed_scale(figures.get("ms"))
-    return Axes(seen, None if elapsed is None else "steps", elapsed=elapsed)
+    timed = all(each.times is not None and np.isfinite(each.times).all() for each in figures.values())
+    return Axes(tokens_scale(tokens, tokens_per_step), began if timed else None)
 
 
 def tokens_scale(tokens: Curve | None, per_step: float | None) -> Scale | None:
@@ -60,25 +52,11 @@ def _grows(values: np.ndarray) -> bool:
     return bool(np.isfinite(values).all() and (np.diff(values, prepend=0.0) >= 0).all() and values[-1] > 0)
 
 
-def elapsed_scale(ms: Curve | None) -> Scale | None:
-    """Return the seconds that so many steps took; of steps that are not logged, the median each."""
-    if ms is None:
-        return None
-    good = np.isfinite(ms.values) & (ms.values >= 0) & (ms.values < LONGEST)
-    if not good.any():
-        return None
-    median = float(np.median(ms.values[good]))
-    taken = np.where(good, ms.values, median) + median * (np.diff(ms.steps, prepend=-1) - 1)
-    return Scale(np.append(0, ms.steps + 1), np.append(0.0, np.cumsum(taken) / 1e3), median / 1e3)
-
-
 def place(axes: Axes, key: str, steps: np.ndarray, times: np.ndarray | None) -> X:
-    """Return where points lie. times: seconds since 1970, which the clock `wall` is."""
+    """Return where points lie. times: seconds since 1970."""
     made = steps + (0 if key in BEFORE else 1)
     tokens = None if axes.tokens is None else np.rint(axes.tokens.at(made))
-    if axes.clock == "wall" and times is not None:
-        return X(steps, tokens, np.round(times - axes.began, 3))
-    return X(steps, tokens, None if axes.elapsed is None else np.round(axes.elapsed.at(made), 3))
+    return X(steps, tokens, None if axes.began is None or times is None else np.round(times - axes.began, 3))
 
 
 def drawn(series: Curve, axes: Axes, key: str) -> Figure:

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 
 from llmc_jax.report.content import Content, Event, Figure, Run, Sample, Status, X, panels_of
 from llmc_jax.report.gather import content_of, read_runs
-from llmc_jax.report.html import short_names
 from llmc_jax.report.page import BOKEH, embedded, page
 from tests import chromium
 from tests.report.runs import BEGAN, end, run_folder, start, train, usual
@@ -106,12 +105,6 @@ def test_bokeh_s_files_are_those_of_its_release_and_the_wheel_has_them() -> None
     assert {f"report/{name}" for name in ("page.html", "page.js", "bokeh/*")} <= set(data)
 
 
-def test_names_drop_a_long_beginning_where_a_word_begins() -> None:
-    assert short_names(["demo-2026-11-28-cosine", "demo-2026-11-28-constant"]) == ["…cosine", "…constant"]
-    assert short_names(["run-1", "run-12"]) == ["run-1", "run-12"]
-    assert short_names(["alone-with-a-long-name"]) == ["alone-with-a-long-name"]
-
-
 # ----- in a browser ---------------------------------------------------------------------------------------------------
 
 STEPS = 120
@@ -135,11 +128,11 @@ def run(name: str, shift: float, curves: dict[str, Figure] | None = None) -> Run
         "val.loss": curve(every, [train[step] + 0.05 for step in every]),
         "norm": curve(list(range(STEPS)), [1 / (1 + step) for step in range(STEPS)]),
     }
-    status = Status("done", STEPS, STEPS, 0.0, None, "all steps")
+    status = Status("done", STEPS, STEPS, "all steps")
     samples = [Sample(step, 4, f"{HOSTILE} {step}") for step in (0, 60)]
     events = [Event("resume", 60, 60.0 * TOKENS, 15.0, HOSTILE)]
     facts = [("Options", [("seed", "42")])]
-    return Run(name, f"runs/{name}", "run folder", status, "wall", [("loss", "1.2")], facts,
+    return Run(name, f"runs/{name}", "run folder", status, [("loss", "1.2")], facts, {},
                usual if curves is None else curves, samples, events, [HOSTILE], baseline=2.4)  # fmt: skip
 
 
