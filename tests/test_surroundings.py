@@ -261,7 +261,6 @@ SAID = {
     "report": ("report", RUN, "-o", "é.html"),
     "watch": ("watch", RUN, "--once"),
     "plan": ("plan", *SHAPE, "--gpu", "h100", "--quick"),
-    "profile": ("profile", *SHAPE, "--calculate"),
     "kernels": ("kernels",),
 }
 

@@ -41,8 +41,9 @@ COMMANDS = {
         "checkpoint.convert", "inspect a checkpoint of any format, and convert between formats", "convert_checkpoint.py"
     ),
     "plan": Command("plan.command", "does a run fit, and how fast is it, on GPUs you need not have"),
-    "profile": Command("profile.command", "where a step's time and memory go, by operation",
-                       restarts_unless=("--help", "--calculate")),
+    "profile": Command(
+        "profile.command", "where a step's time and memory go, by operation", restarts_unless=("--help",)
+    ),
     "compare": Command("compare.command", "logs, checkpoints, debug states and programs against llm.c's or others"),
     "watch": Command("watch.command", "a live view of a run in the terminal, or a table of the runs in a folder"),
     "report": Command("report.command", "one page about a run, or about several: curves, samples, events"),

@@ -53,7 +53,7 @@ ELSEWHERE = {
     "--nproc": "--num-processes",
     "--device": "--devices N (a GPU is used if JAX finds one; JAX_PLATFORMS=cpu for the CPU)",
     "--epochs": "-x N (steps; -1, the default, is one epoch)",
-    "--gpu": "--devices N (plan has --gpu NAME; profile has --calculate --device NAME)",
+    "--gpu": "--devices N (plan has --gpu NAME)",
 }
 LIKENESS = 0.82  # of two words, by difflib: a typing mistake or two; from 0.6 on it takes --device for --decay
 

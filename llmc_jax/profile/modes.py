@@ -1,4 +1,4 @@
-"""What the profiler prints and writes: a measured step, a calculated one, a trace that was kept, several in turns.
+"""What the profiler prints and writes: of a measured step, and of several in turns.
 
 Leaves out its command line (command.py).
 """
@@ -6,32 +6,26 @@ Leaves out its command line (command.py).
 import json
 import tempfile
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import jax
 
-from llmc_jax.base.errors import ExitCode, InputError
+from llmc_jax.base.errors import ExitCode
 from llmc_jax.base.files import write_atomic
 from llmc_jax.base.plain import to_json
 from llmc_jax.base.streams import print_error
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.config.train import TrainConfig
-from llmc_jax.machine.cards import named
 from llmc_jax.machine.device import device_label, gib
-from llmc_jax.machine.gpus import GPUS, Machine, machine_of, peak_flops
 from llmc_jax.machine.jax_setup import configure, settle
 from llmc_jax.models.gpt2 import memory as memory_of
 from llmc_jax.models.gpt2.tensors import num_parameters
 from llmc_jax.models.gpt2.work import Shape, flops_per_token, products_flops, step_work
-from llmc_jax.plan.asked import model_of
-from llmc_jax.plan.efficiency import gpu
-from llmc_jax.plan.moments import largest_moment
-from llmc_jax.plan.plan import Plan, make_plan
+from llmc_jax.plan.program import Program
 from llmc_jax.profile import table
-from llmc_jax.profile.trace import keep_step, kept_step, newest_trace, read_trace
+from llmc_jax.profile.trace import keep_step, newest_trace, read_trace
 from llmc_jax.run.console import format_table
 from llmc_jax.run.record import check_writable
 from llmc_jax.run.table import kernel_rows, option_rows, precision_text
@@ -65,13 +59,6 @@ def memory_rows(model: ModelConfig, shape: Shape) -> list[tuple[str, Any]]:
     ]
 
 
-def temporary_rows(plan: Plan) -> list[tuple[str, Any]]:
-    """Return what the compiled step needs beside its arguments, and when it needs most."""
-    moment, needed = largest_moment(plan)
-    where = " on a CPU" if plan.machine.platform == "cpu" else ""
-    return [(f"temporaries{where}", f"about {gib(needed.total())}, most at: {moment}")]
-
-
 def flops_rows(model: ModelConfig, shape: Shape) -> list[tuple[str, Any]]:
     """Return the FLOPs by the definitions in use."""
     tokens = shape.rows * shape.micro_batches
@@ -85,66 +72,11 @@ def flops_rows(model: ModelConfig, shape: Shape) -> list[tuple[str, Any]]:
     ]
 
 
-def calculate(config: TrainConfig, own: SimpleNamespace) -> int:
-    """Print everything that the shape alone says: `--calculate`."""
-    model = model_of(config.init_from or config.model)
-    device = own.device if own.device in (None, *GPUS) else named(own.device).device_kind
-    config = replace(config, strict_kernels=False)  # nothing runs
-    plan = make_plan(config, model, machine_of(device) if device else Machine("cpu", "cpu"))
-    if device is None and config.attention in ("flash", "cudnn"):  # as asked, where no machine says that it cannot be
-        plan = plan._replace(shape=plan.shape._replace(flash=True))
-    shape = plan.shape
-    attention = "without the T x T matrix" if shape.flash else "with the T x T matrix"
-    sections = [
-        [*shape_rows(config, model, shape), ("attention", attention)],
-        flops_rows(model, shape),
-        [*memory_rows(model, shape), *temporary_rows(plan)],
-    ]
-    roof = None
-    if device is not None:
-        if peak_flops(device, plan.product_precision) is None:
-            raise InputError(
-                f"--device {device}: it does not compute in {plan.product_precision}; take another --dtype"
-            )
-        roof = gpu(device, plan.product_precision).roof
-    report = table.calculated(step_work(model, shape), roof, by_layer=own.layers)
-    if own.json:
-        memory = memory_of.memory(model, shape, outliers.BYTES)
-        _write_json(own.json, {
-            "shape": shape, "memory_bytes": memory._asdict() | {"state": memory.state},
-            "activation_bytes": memory_of.activations(model, shape),
-            "products_flops": products_flops(model, shape), "operations": [line._asdict() for line in report.lines],
-        })  # fmt: skip
-    print(format_table(sections))
-    print(table.as_text(report))
-    return ExitCode.DONE
-
-
 def _write_json(path: str, content: dict[str, Any]) -> None:
     write_atomic(Path(path), (json.dumps(to_json(content), indent=1) + "\n").encode())
 
 
 # ----- measuring ----------------------------------------------------------------------------------------------------
-
-
-def read(own: SimpleNamespace) -> int:
-    """Print the table of a trace from before: `--read`. Raises InputError for a trace that says nothing of the step."""
-    report = _from_trace(Path(own.read), by_layer=own.layers)
-    if reason := report.problem:
-        raise InputError(f"--read {own.read}: {reason}; record it again with --trace")
-    if own.json:
-        _write_json(own.json, table.as_json(report))
-    print(table.as_text(report))
-    return ExitCode.DONE
-
-
-def _from_trace(folder: Path, *, by_layer: bool) -> table.Report:
-    """Return the table of a trace that was kept."""
-    facts = kept_step(folder)
-    trace = read_trace(newest_trace(folder), facts.program.name, facts.program.whole)
-    return table.report_from_trace(
-        trace, facts.program, step_work(facts.model, facts.shape), facts.roof, by_layer=by_layer
-    )
 
 
 def measure(config: TrainConfig, own: SimpleNamespace) -> int:
@@ -153,7 +85,7 @@ def measure(config: TrainConfig, own: SimpleNamespace) -> int:
         check_writable(Path(own.trace))
     notes = [*settle(steps=True), *configure(tf32=config.tf32)]
     jax.config.update("jax_enable_compilation_cache", False)  # the time of a compilation is to be measured
-    from llmc_jax.profile import measure  # here, because the other modes do without
+    from llmc_jax.profile import measure  # here, because --vs does without
 
     bench = measure.prepared(config)
     for note in notes:
@@ -227,13 +159,16 @@ def _summary(bench: Any, times: Any, used: Any, rates: Any) -> str:
 
 
 def _traced(bench: Any, own: SimpleNamespace, folder: Path, roof: Any) -> Any:
-    """Return the table of the trace that was recorded into a folder, and keep there what `--read` needs."""
-    keep_step(folder, bench.traced.as_text(), bench.model, bench.shape, roof)
+    """Return the table of the trace that was recorded into a folder; what is kept with --trace says what it is of."""
+    text, work = bench.traced.as_text(), step_work(bench.model, bench.shape)
     if own.trace:
+        keep_step(folder, text, bench.model, bench.shape)
         print(f"trace: {own.trace}")
     if bench.traced is not bench.compiled:
         print("traced without CUDA graphs, which hide the names of kernels")
-    return _from_trace(folder, by_layer=own.layers)
+    program = Program(text)
+    trace = read_trace(newest_trace(folder), program.name, program.whole)
+    return table.report_from_trace(trace, program, work, roof)
 
 
 # ----- comparing ----------------------------------------------------------------------------------------------------
@@ -246,7 +181,7 @@ def compare(words: list[str], own: SimpleNamespace) -> int:
     variants = [compare.Variant("this", tuple(words)), *(compare.parse_variant(text, words) for text in own.vs)]
     for note in settle(steps=True):
         print_error(f"note: {note}")
-    results = compare.compare(variants, own.rounds, steps=3)
+    results = compare.compare(variants, rounds=5, steps=3)
     if own.json:
         _write_json(own.json, {"results": results})
     print(compare.as_text(results))

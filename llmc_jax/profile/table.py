@@ -13,21 +13,19 @@ from llmc_jax.base import text
 from llmc_jax.machine.hlo import CONTAINERS
 from llmc_jax.models.gpt2.work import OPERATIONS, PHASES, Work
 from llmc_jax.plan.efficiency import CACHE, Roof, roofline
-from llmc_jax.plan.program import Place, Program
+from llmc_jax.plan.program import Program
 from llmc_jax.profile.trace import Trace, shared_time
 
 NAMELESS = 0.2  # share of the time that may have no operation
 ORDER = (OPERATIONS[0], "weights", *OPERATIONS[1:], "other")
-# What stands outside the layers: 0 before them, 2 behind them, 3 after everything.
-OUTSIDE = {"embedding": 0, "lnf": 2, "head": 2, "classifier": 2, "gradient": 3, "other": 3}
+LAST = ("gradient", "other")  # of a phase, the backward too
 
 
 class Line(NamedTuple):
-    """One operation, in one layer or all of them, per step."""
+    """One operation, in all layers together, per step."""
 
     phase: str
     operation: str
-    layer: int | None  # None: all layers together, or outside them
     calls: float  # instructions that ran
     seconds: float
     flops: int  # of products
@@ -62,18 +60,11 @@ class Report(NamedTuple):
         return ""
 
 
-Groups = dict[Place, list[Work]]
+Row = tuple[str, str]  # phase and operation
+Groups = dict[Row, list[Work]]
 
 
-def _grouped(work: Iterable[Work], by_layer: bool) -> Groups:
-    """Return the work of each line."""
-    groups: Groups = defaultdict(list)
-    for each in work:
-        groups[Place(each.phase, each.operation, each.layer if by_layer else None)].append(each)
-    return groups
-
-
-def _line(place: Place, seconds: float, calls: float, mixed: float, work: Sequence[Work], roof: Roof | None) -> Line:
+def _line(row: Row, seconds: float, calls: float, mixed: float, work: Sequence[Work], roof: Roof | None) -> Line:
     """Return a line; the floors of its work add up, and without a roof there are none."""
     floors = [roofline(each, roof) for each in work] if roof else []
     floor = sum((least for least, _ in floors), 0.0)
@@ -83,19 +74,16 @@ def _line(place: Place, seconds: float, calls: float, mixed: float, work: Sequen
     else:
         bound = CACHE if any(bound == CACHE for _, bound in floors) else ""
     flops, moved = sum(each.flops for each in work), sum(each.bytes for each in work)
-    return Line(*place, calls, seconds, flops, moved, floor, bound, mixed)
+    return Line(*row, calls, seconds, flops, moved, floor, bound, mixed)
 
 
 def _sorted(lines: Iterable[Line]) -> tuple[Line, ...]:
     """Return the lines: forward in the order of the model, backward against it, then the update."""
 
-    def key(line: Line) -> tuple[int, int, int, int]:
-        operation = ORDER.index(line.operation) if line.operation in ORDER else len(ORDER)
-        part = 1 if line.layer is not None or line.operation not in OUTSIDE else OUTSIDE[line.operation]
-        layer = 0 if line.layer is None else line.layer
-        if line.phase == "backward" and part < 3:
-            return 1, 2 - part, -layer, -operation
-        return PHASES.index(line.phase), part, layer, operation
+    def key(line: Line) -> tuple[int, int]:
+        place = ORDER.index(line.operation) if line.operation in ORDER else len(ORDER)
+        is_backward = line.phase == "backward" and line.operation not in LAST
+        return PHASES.index(line.phase), -place if is_backward else place
 
     return tuple(sorted(lines, key=key))
 
@@ -103,41 +91,40 @@ def _sorted(lines: Iterable[Line]) -> tuple[Line, ...]:
 # ----- from a trace -------------------------------------------------------------------------------------------------
 
 
-def report_from_trace(
-    trace: Trace, program: Program, work: Sequence[Work], roof: Roof | None, *, by_layer: bool = False
-) -> Report:
+def report_from_trace(trace: Trace, program: Program, work: Sequence[Work], roof: Roof | None) -> Report:
     """Return the table of a traced program; without a roof it has no floors."""
     steps = max(1, len(trace.steps))
     containers = [name for name, each in program.by_name.items() if each.opcode in CONTAINERS]
     uses = shared_time(trace.spans, containers)
-    ran: dict[Place, list[tuple[float, int, float]]] = defaultdict(list)  # seconds, calls, seconds of others' work
+    ran: dict[Row, list[tuple[float, int, float]]] = defaultdict(list)  # seconds, calls, seconds of others' work
     unknown = 0.0  # seconds of instructions that belong nowhere
     for name, use in uses.items():
         if owner := program.owners.get(name):
-            place = owner.place if by_layer else owner.place._replace(layer=None)
-            ran[place].append((use.seconds, use.calls, use.seconds * owner.mixed))
+            row = owner.place.phase, owner.place.operation
+            ran[row].append((use.seconds, use.calls, use.seconds * owner.mixed))
         else:
             unknown += use.seconds
-    groups = _where_it_ran(_grouped(work, by_layer), ran)
+    groups = _where_it_ran(work, ran)
     lines = []
-    for place, found in ran.items():
+    for row, found in ran.items():
         seconds, calls, mixed = map(sum, zip(*found, strict=True))
         share = mixed / seconds if seconds else 0.0
-        lines.append(_line(place, seconds / steps, calls / steps, share, groups.get(place, []), roof))
+        lines.append(_line(row, seconds / steps, calls / steps, share, groups.get(row, []), roof))
     busy = sum(use.seconds for use in uses.values()) / steps
     step = sum(end - start for start, end in trace.steps) * 1e-9 / steps if trace.steps else busy
     return Report(_sorted(lines), step, max(0.0, step - busy), unknown / steps)
 
 
-def _where_it_ran(groups: Groups, ran: Container[Place]) -> Groups:
+def _where_it_ran(work: Iterable[Work], ran: Container[Row]) -> Groups:
     """Return the work of each line; where nothing ran under an operation's phase, its work is with its other phase.
 
     So it is with the head, which goes backwards in the middle of the forward pass.
     """
     placed: Groups = defaultdict(list)
-    for here, work in groups.items():
-        there = here._replace(phase={"forward": "backward", "backward": "forward"}.get(here.phase, here.phase))
-        placed[there if here not in ran and there in ran else here] += work
+    for each in work:
+        here = each.phase, each.operation
+        there = {"forward": "backward", "backward": "forward"}.get(each.phase, each.phase), each.operation
+        placed[there if here not in ran and there in ran else here].append(each)
     return placed
 
 
@@ -165,7 +152,7 @@ def as_text(report: Report) -> str:
         rows.append([])
     for name, seconds in (("of no operation", report.unknown), ("nothing runs", report.idle)):
         if seconds > 0:
-            rows.append(["", name, "", "", f"{1e3 * seconds:.3f}", _percent(seconds, report.step)])
+            rows.append(["", name, "", f"{1e3 * seconds:.3f}", _percent(seconds, report.step)])
     rows.append(_cells(_sum("step", report.lines)._replace(seconds=report.step), report.step))
     return text.table(HEADINGS, rows, left=LEFT, optional=OPTIONAL)
 
@@ -176,12 +163,11 @@ def _sum(name: str, lines: Sequence[Line]) -> Line:
         each: sum(getattr(line, each) for line in lines) for each in ("calls", "seconds", "flops", "bytes", "floor")
     }
     mixed = sum(line.mixed * line.seconds for line in lines)
-    return Line("", name, None, **sums, bound="", mixed=mixed / sums["seconds"] if sums["seconds"] else 0.0)
+    return Line("", name, **sums, bound="", mixed=mixed / sums["seconds"] if sums["seconds"] else 0.0)
 
 
 HEADINGS = (
-    "", "operation", "layer", "calls", "ms", "share", "GFLOP", "MB", "floor ms", "bound by", "achieved", "x floor",
-    "mixed",
+    "", "operation", "calls", "ms", "share", "GFLOP", "MB", "floor ms", "bound by", "achieved", "x floor", "mixed",
 )  # fmt: skip
 LEFT = frozenset({"", "operation", "bound by"})
 
@@ -203,9 +189,8 @@ def _cells(line: Line, step: float) -> list[str]:
     return [
         line.phase,
         line.operation,
-        "" if line.layer is None else str(line.layer),
         f"{line.calls:g}" if line.calls else "",
-        f"{1e3 * line.seconds:.3f}" if step else "",
+        f"{1e3 * line.seconds:.3f}",
         _percent(line.seconds, step),
         f"{line.flops / 1e9:,.2f}" if line.flops else "",
         f"{line.bytes / 1e6:,.1f}" if line.bytes else "",
@@ -215,9 +200,3 @@ def _cells(line: Line, step: float) -> list[str]:
         f"{line.gap:.1f}" if line.gap else "",
         f"{100 * line.mixed:.0f}%" if line.mixed >= 0.005 else "",
     ]
-
-
-def calculated(work: Sequence[Work], roof: Roof | None, *, by_layer: bool) -> Report:
-    """Return the work alone; with a roof also the floors that it sets."""
-    lines = (_line(place, 0.0, 0.0, 0.0, each, roof) for place, each in _grouped(work, by_layer).items())
-    return Report(_sorted(lines), 0.0, 0.0, 0.0)

@@ -12,11 +12,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from llmc_jax.base.errors import FormatError, InputError
+from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import write_atomic
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.models.gpt2.work import Shape
-from llmc_jax.plan.efficiency import Roof
 from llmc_jax.plan.program import Program
 from llmc_jax.run.record import STEP
 
@@ -232,26 +231,17 @@ class Saved(NamedTuple):
     program: Program
     model: ModelConfig
     shape: Shape
-    roof: Roof | None  # the machine's rates; None: not measured, or kept by a version that measured others
 
 
-def keep_step(folder: Path, text: str, model: ModelConfig, shape: Shape, roof: Roof) -> None:
+def keep_step(folder: Path, text: str, model: ModelConfig, shape: Shape) -> None:
     """Write what `kept_step` reads into a trace folder. text: `compiled.as_text()` of the step that was traced."""
-    facts = {"model": asdict(model), "shape": shape._asdict(), "roof": roof._asdict()}
+    facts = {"model": asdict(model), "shape": shape._asdict()}
     write_atomic(folder / PROGRAM, text.encode())
     write_atomic(folder / SHAPE, (json.dumps(facts, indent=1) + "\n").encode())
 
 
 def kept_step(folder: Path) -> Saved:
-    """Return what `keep_step` wrote. Raises InputError if it is not there, FormatError if it is something else."""
-    try:
-        text = (folder / PROGRAM).read_text()
-        facts: dict[str, Any] = json.loads((folder / SHAPE).read_text())
-        roof = Roof(**facts["roof"]) if facts.get("roof") else None
-        return Saved(Program(text), ModelConfig(**facts["model"]), Shape(**facts["shape"]), roof)
-    except OSError as error:
-        raise InputError(
-            f"--read {folder}: has no {Path(error.filename).name}; give a folder that --trace wrote"
-        ) from error
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise FormatError(f"--read {folder}: {SHAPE} is damaged ({error}); record the trace again") from error
+    """Return what `keep_step` wrote."""
+    facts: dict[str, Any] = json.loads((folder / SHAPE).read_text())
+    text = (folder / PROGRAM).read_text()
+    return Saved(Program(text), ModelConfig(**facts["model"]), Shape(**facts["shape"]))

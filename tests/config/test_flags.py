@@ -230,9 +230,9 @@ def test_all_mistakes_of_a_line_are_reported_together() -> None:
 
 
 def test_its_own_flags_and_train_pys() -> None:
-    own, rest = take_own(["-b", "2", "--layers", "--vs", "r=0", "--steps=3", "--vs=dtype=bf16", "-r", "0"], OWN)
+    own, rest = take_own(["-b", "2", "--trace", "x", "--vs", "r=0", "--steps=3", "--vs=dtype=bf16", "-r", "0"], OWN)
     assert rest == ["-b", "2", "-r", "0"]
-    assert own.layers and own.steps == 3 and own.vs == ["r=0", "dtype=bf16"] and own.json is None
+    assert own.trace == "x" and own.steps == 3 and own.vs == ["r=0", "dtype=bf16"] and own.json is None
     config, words = step_config(rest)
     assert (config.model, config.batch_size, config.recompute) == ("d12", 2, 0)
     assert words == ["-e", "d12", *rest]

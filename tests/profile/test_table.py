@@ -11,7 +11,6 @@ from llmc_jax.profile.table import (
     Line,
     as_json,
     as_text,
-    calculated,
     report_from_trace,
 )
 from llmc_jax.profile.trace import Span, Trace
@@ -47,23 +46,20 @@ def step_at(start: float) -> list[Span]:
 TRACE = Trace((*step_at(0), *step_at(20)), ((0.0, 10 * MS), (20 * MS, 30 * MS)), False)
 
 
-def found(lines: tuple[Line, ...]) -> dict[tuple[str, str, int | None], Line]:
-    return {(line.phase, line.operation, line.layer): line for line in lines}
+def found(lines: tuple[Line, ...]) -> dict[tuple[str, str], Line]:
+    return {(line.phase, line.operation): line for line in lines}
 
 
 def test_times_are_per_step_and_floors_those_of_the_rates() -> None:
     """fc: 4 MFLOP at 1 GFLOP/s; gelu: 300 kB at 100 MB/s. All adds up to the step."""
     report = report_from_trace(TRACE, PROGRAM, WORK, RATES)
     lines = found(report.lines)
-    product, gelu = lines["forward", "fc", None], lines["backward", "gelu", None]
+    product, gelu = lines["forward", "fc"], lines["backward", "gelu"]
     assert (product.seconds, product.calls, gelu.seconds) == (pytest.approx(5e-3), 2, pytest.approx(2e-3))
     assert (product.floor, product.bound, product.gap) == (pytest.approx(4e-3), "products", pytest.approx(1.25))
     assert (gelu.floor, gelu.bound) == (pytest.approx(3e-3), "memory")
     assert (report.step, report.unknown, report.idle) == pytest.approx((10e-3, 1e-3, 1e-3))
     assert sum(line.seconds for line in report.lines) + report.unknown + report.idle == pytest.approx(report.step)
-    by_layer = found(report_from_trace(TRACE, PROGRAM, WORK, RATES, by_layer=True).lines)
-    assert [by_layer["forward", "fc", layer].seconds for layer in (0, 1)] == pytest.approx([3e-3, 2e-3])
-    assert by_layer["forward", "fc", 0].flops == 2_000_000
     assert as_json(report)["operations"][0] == product._asdict() | {"gap": product.gap}
 
 
@@ -71,8 +67,8 @@ def test_work_is_where_it_ran() -> None:
     """Nothing ran under the backward pass of fc, so the forward line has its work too; what ran nowhere has no line."""
     work = [*WORK, Work("backward", "fc", 1, 500_000, 0), Work("backward", "qkv", 1, 7, 7)]
     lines = found(report_from_trace(TRACE, PROGRAM, work, RATES).lines)
-    assert lines["forward", "fc", None].flops == 4_500_000
-    assert ("backward", "fc", None) not in lines and ("backward", "qkv", None) not in lines
+    assert lines["forward", "fc"].flops == 4_500_000
+    assert ("backward", "fc") not in lines and ("backward", "qkv") not in lines
 
 
 @pytest.mark.parametrize(("unheard", "says_something"), [(0.0, True), (2.0, True), (2.5, False), (350.0, False)])
@@ -117,26 +113,28 @@ def test_roofline(work: tuple[Any, ...], cache: int | None, expected: tuple[floa
 def test_the_text() -> None:
     text = as_text(report_from_trace(TRACE, PROGRAM, WORK, RATES))
     rows = [line.split() for line in text.splitlines()]
-    assert rows[0][:3] == ["operation", "calls", "ms"]  # no column for layers
+    assert rows[0][:3] == ["operation", "calls", "ms"]
     assert rows[2][:5] == ["forward", "fc", "2", "5.000", "50.0%"]
     assert ["of", "no", "operation", "1.000", "10.0%"] in rows
     assert ["nothing", "runs", "1.000", "10.0%"] in rows
     assert rows[-1][:5] == ["step", "4", "10.000", "100.0%", "0.00"]
-    assert "layer" in as_text(report_from_trace(TRACE, PROGRAM, WORK, RATES, by_layer=True)).splitlines()[0]
     for rates in (RATES, None):  # work without rates has no floors
-        headings = as_text(calculated(WORK, rates, by_layer=False)).splitlines()[0]
+        headings = as_text(report_from_trace(TRACE, PROGRAM, WORK, rates)).splitlines()[0]
         assert ("floor" in headings) == (rates is not None)
 
 
 def test_the_order_is_that_of_the_model_and_back() -> None:
-    work = [
-        Work(phase, operation, layer, 0, 1)
-        for phase in ("forward", "backward")
-        for operation, layer in (("lnf", None), ("ln1", 1), ("qkv", 1), ("ln1", 0), ("qkv", 0), ("embedding", None))
-    ] + [Work("backward", "gradient", None, 0, 1), Work("update", "norm", None, 0, 1)]
-    rows = as_text(calculated(work, RATES, by_layer=True)).splitlines()[2:]
-    names = [tuple(row.removeprefix("forward").removeprefix("backward").split()[:2]) for row in rows if row]
-    assert names[:7] == [("embedding", "0.0"), ("ln1", "0"), ("qkv", "0"), ("ln1", "1"), ("qkv", "1"), ("lnf", "0.0"),
-                         ("all", "0.0")]  # fmt: skip
-    assert names[7:15] == [("lnf", "0.0"), ("qkv", "1"), ("ln1", "1"), ("qkv", "0"), ("ln1", "0"), ("embedding", "0.0"),
-                           ("gradient", "0.0"), ("all", "0.0")]  # fmt: skip
+    """Whatever the order in which instructions ran; the joined gradient stands behind all of the backward pass."""
+    ran = [(phase, operation) for phase in ("backward", "forward") for operation in ("lnf", "qkv", "ln1", "embedding")]
+    ran = [("update", "norm"), ("backward", "gradient"), *ran]
+    lines = "".join(
+        f'  %a.{i} = f32[8] add(%x, %x), metadata={{op_name="j/{p}/{o}/add"}}\n' for i, (p, o) in enumerate(ran)
+    )
+    program = Program(f"HloModule jit_step, is_scheduled=true\n\nENTRY %main (x: f32[8]) -> f32[8] {{\n"
+                      f"  %x = f32[8] parameter(0)\n{lines}}}\n")  # fmt: skip
+    trace = Trace(tuple(Span(f"a.{i}", i * MS, (i + 1) * MS, "t") for i in range(len(ran))), (), False)
+    assert [(line.phase, line.operation) for line in report_from_trace(trace, program, [], RATES).lines] == [
+        *(("forward", each) for each in ("embedding", "ln1", "qkv", "lnf")),
+        *(("backward", each) for each in ("lnf", "qkv", "ln1", "embedding", "gradient")),
+        ("update", "norm"),
+    ]
