@@ -13,8 +13,6 @@ from llmc_jax.base.errors import InputError
 from llmc_jax.base.kit import exit_status
 from llmc_jax.base.options import show_value
 
-ELSEWHERE = {"chat": "generate --interactive", "sample": "generate", "resume": "-y 1 -o RUN", "help": "--help"}
-
 
 def program(*words: str) -> NoReturn:
     """Run the command `llmc-jax` with these words before those of the command line. May start the process again.
@@ -43,8 +41,4 @@ def _run(name: str, *arguments: Sequence) -> int:
 
 
 def _refuse(name: str) -> NoReturn:
-    import difflib  # here, because only mistakes need it
-
-    near = [ELSEWHERE[name]] if name in ELSEWHERE else difflib.get_close_matches(name, COMMANDS, n=1)
-    advice = f"did you mean {near[0]}?" if near else "--help lists all flags of training"
-    raise InputError(f"{show_value(name)}: unknown subcommand; known are {', '.join(COMMANDS)}; {advice}")
+    raise InputError(f"{show_value(name)}: unknown subcommand; known are {', '.join(COMMANDS)}")

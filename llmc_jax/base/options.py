@@ -4,7 +4,6 @@ Leaves out which options there are, and how the words of a command line are told
 """
 
 import math
-import os
 import re
 from collections.abc import Callable, Iterable, Set
 from dataclasses import field
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from llmc_jax.base.errors import InputError
-from llmc_jax.base.files import check_output, expanded, quoted
+from llmc_jax.base.files import check_output, expanded
 
 SCREEN = "-"  # in the place of a file to be written: standard output, where a flag takes that
 INT_MAX = 2**31 - 1  # llm.c's options are C ints, and the step number is an int32 on the device
@@ -226,7 +225,7 @@ def _value(about: Option, text: str) -> Any:
     problem = value_problem(about, value)
     if problem is None:
         return value
-    raise InputError(f"{about.noun} {problem}{_advice(about, text)}")
+    raise InputError(f"{about.noun} {problem}")
 
 
 _FORMS = {
@@ -240,24 +239,6 @@ def _as_type(kind: type, text: str) -> Any:
     if not re.fullmatch(_FORMS[kind], text):
         return text
     return text == "1" if kind is bool else kind(text)
-
-
-def _advice(about: Option, text: str) -> str:
-    """Return what to write instead, where that can be guessed."""
-    if about.name == "reuse" and (os.path.isdir(text) or os.sep in text):  # the path of a run
-        return f"; write -y 1 -o {quoted(text)}"
-    if about.type is int and isinstance(_as_type(int, text), str):  # 1e4 or 4.0
-        number = _as_type(float, text)
-        whole = isinstance(number, float) and number.is_integer() and value_problem(about, int(number)) is None
-        return f"; write {int(number)}" if whole else ""
-    if about.type is float and re.fullmatch(r"[eE][+-]?[0-9]+", text):  # 0 to C's atof
-        return f"; write 1{text}"
-    if about.type is str and about.choices:
-        import difflib
-
-        near = difflib.get_close_matches(text, about.choices, n=1)
-        return f"; did you mean {near[0]}?" if near else ""
-    return ""
 
 
 def without_credentials(text: str) -> str:

@@ -4,9 +4,7 @@ train.py, the profiler and the kernels read their words by hand (config/flags.py
 """
 
 import argparse
-import sys
 from collections.abc import Callable, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,27 +13,21 @@ from llmc_jax.base.files import expanded
 from llmc_jax.base.kit import command_line, examples
 from llmc_jax.base.options import Option, own, problems_together, read_value, show_value
 
-# What other programs call a flag.
-ELSEWHERE = {
-    **dict.fromkeys(("--max-new-tokens", "--max-tokens", "--length"), "-n"), "-t": "--temperature", "-p": "--prompt",
-    **dict.fromkeys(("--num-samples", "--num-return-sequences"), "--samples"),
-}  # fmt: skip
-
 
 class Parser(argparse.ArgumentParser):
     """An argparse parser, and its commands', whose errors are InputErrors, and which takes no beginnings of flags.
 
     A value of the type Path, or "path" as text, may begin with `~`.
 
-    usual: the command that is most likely meant where the first word is none. shown: examples, words and what for.
+    shown: examples, words and what for.
     """
 
-    def __init__(self, *, usual: str = "", shown: Sequence[tuple[str, str]] = (), **settings: Any) -> None:
+    def __init__(self, *, shown: Sequence[tuple[str, str]] = (), **settings: Any) -> None:
         super().__init__(**{"allow_abbrev": False, **settings})
         self.register("type", "path", expanded)
         self.register("type", Path, lambda word: Path(expanded(word)))
         self.options: list[Option] = []
-        self.usual, self.shown = usual, [(f"{self.prog} {words}", meaning) for words, meaning in shown]
+        self.shown = [(f"{self.prog} {words}", meaning) for words, meaning in shown]
 
     def add(self, options: Sequence[Option], title: str = "", words: str | None = None) -> None:
         """Add flags and arguments, under a title of --help and words on them."""
@@ -62,17 +54,11 @@ class Parser(argparse.ArgumentParser):
         return super().format_help() + ("\n".join([*examples(self.shown), ""]) if self.shown else "")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Return what the words say. Raises InputError for one that nothing takes, with what is most likely meant."""
+        """Return what the words say. Raises InputError for one that nothing takes."""
         found, rest = self.parse_known_args(args, namespace)
-        known = self._flags(set(sys.argv[1:] if args is None else args)) if rest else set()
-        for flag in (word.partition("=")[0] for word in rest):
-            if not flag.startswith("-"):
-                prompt = "--prompt takes a text; " if "--prompt" in known else ""
-                raise InputError(f"{show_value(flag)}: a value without a flag; {prompt}--help lists all")
-            elsewhere = ELSEWHERE.get(flag)
-            near = elsewhere if elsewhere in known else "".join(get_close_matches(flag, known, 1))
-            meant = f"did you mean {near}? " if near else ""
-            raise InputError(f"{show_value(flag)}: unknown flag; {meant}--help lists all")
+        for word in (each.partition("=")[0] for each in rest):
+            what = "unknown flag" if word.startswith("-") else "a value without a flag"
+            raise InputError(f"{show_value(word)}: {what}; --help lists all")
         return found
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -90,20 +76,6 @@ class Parser(argparse.ArgumentParser):
         if about is None or text is argparse.SUPPRESS:  # the default of an argument that may be left out
             return text if about else super()._get_value(action, text)
         return read_value(about, about.long_flag, text)
-
-    def _flags(self, words: set[str]) -> set[str]:
-        """Return its flags, and those of the commands among the words."""
-        found = set(self._option_string_actions)
-        for action in self._actions:
-            commands = action.choices if isinstance(action, argparse._SubParsersAction) else {}
-            found |= {flag for word in words & set(commands) for flag in commands[word]._flags(words)}
-        return found
-
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
-        if self.usual and action.choices is not None and value not in action.choices:
-            meant, *_ = [*get_close_matches(value, action.choices, 1, 0.8), f"{self.usual} {value}"]
-            raise InputError(f"{show_value(value)}: unknown command; did you mean `{self.prog} {meant}`?")
-        super()._check_value(action, value)
 
     def error(self, message: str) -> NoReturn:
         """Raise InputError."""

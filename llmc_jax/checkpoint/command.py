@@ -26,7 +26,6 @@ def make_parser() -> Parser:
     """Return the parser of its command."""
     parser = Parser(
         prog=typed("checkpoint"),
-        usual="verify",
         shown=(("verify runs/plays", "is each checkpoint whole"),),
         description="Look into the checkpoints that training writes (folders like state_00000100 in the run folder).",
     )

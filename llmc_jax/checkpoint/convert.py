@@ -273,7 +273,6 @@ def make_parser() -> Parser:
     """Return the parser of its commands."""
     parser = Parser(
         prog=typed("convert"),
-        usual="convert",
         shown=(("inspect gpt2_124M.bin", "what is in it"), ("convert runs/plays model.bin", "a model file of llm.c")),
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -33,7 +33,6 @@ def make_parser() -> Parser:
     """Return the parser of its commands."""
     parser = Parser(
         prog=typed("compare"),
-        usual="logs",
         shown=(("logs runs/a runs/b", "losses by step"), ("checkpoints model.bin runs/a", "tensor by tensor")),
         description="Compare runs and files with llm.c's, or with each other.",
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=30),

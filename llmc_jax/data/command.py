@@ -122,7 +122,6 @@ def make_parser() -> Parser:
     program = typed("data")
     parser = Parser(
         prog=program,
-        usual="prepare",
         shown=(("prepare book.txt --tokenizer bytes", "token files of your own text"), ("list", "known data sets")),
         description="Make the files that training and evaluation read, and look into them.",
         epilog=f"`{program} COMMAND --help` explains a command.",

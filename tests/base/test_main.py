@@ -48,25 +48,11 @@ def test_each_explains_itself_by_the_name_that_was_typed(
         (["-b", "0"], "llmc-jax train: -b 0: "),
         (["train", "-b", "0"], "llmc-jax train: -b 0: "),
         (["convert", "inspect", "/none.bin"], "llmc-jax convert: /none.bin: "),
-        (
-            ["checkpoint", "runs/a"],
-            "llmc-jax checkpoint: runs/a: unknown command; did you mean `llmc-jax checkpoint verify ",
-        ),
-        (
-            ["convert", "runs/a", "out"],
-            "llmc-jax convert: runs/a: unknown command; did you mean `llmc-jax convert convert ",
-        ),
-        (
-            ["data", "book.txt"],
-            "llmc-jax data: book.txt: unknown command; did you mean `llmc-jax data prepare ",
-        ),
+        (["checkpoint", "runs/a"], "llmc-jax checkpoint: COMMAND: invalid choice: 'runs/a' (choose from 'verify'"),
         (["checkpoint", "verify", "/none"], "llmc-jax checkpoint: /none: "),
         (["compare", "logs", "a.log"], "llmc-jax compare logs: "),
         (["data", "inspect", "/none.bin"], "llmc-jax data: inspect /none.bin: "),
-        (
-            ["data", "prepare", "x", "--tokeniser", "bytes"],
-            "llmc-jax data: --tokeniser: unknown flag; did you mean --tokenizer? ",
-        ),
+        (["data", "prepare", "x", "--tokeniser", "bytes"], "llmc-jax data: --tokeniser: unknown flag; --help "),
         (["convert", "inspect", "x", "-t", "4"], "llmc-jax convert: -t: unknown flag; --help "),
         (["kernels", "--nonsense"], "llmc-jax kernels: --nonsense: "),
         (["plan", "--nonsense"], "llmc-jax plan: --nonsense: "),
@@ -95,27 +81,13 @@ def test_a_number_of_very_many_digits_is_bad_input(run: Run, capsys: pytest.Capt
     assert "--shard-size 999" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("word", "near"),
-    [
-        ("trian", "train"),
-        ("checkpoints", "checkpoint"),
-        ("conver", "convert"),
-        ("chat", "generate --interactive"),
-        ("sample", "generate"),
-        ("resume", "-y 1 -o RUN"),
-        ("help", "--help"),
-        ("zzz", None),
-        ("", None),
-    ],
-)
+@pytest.mark.parametrize("word", ["trian", ""])
 def test_another_word_is_one_line_that_names_the_subcommands(
-    word: str, near: str | None, run: Run, capsys: pytest.CaptureFixture[str]
+    word: str, run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(word, "-b", "4") == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("llmc-jax: ") and ", ".join(COMMANDS) in line
-    assert (f"did you mean {near}?" in line) == (near is not None)
 
 
 def test_help_lists_the_subcommands_only_where_none_was_given(run: Run, capsys: pytest.CaptureFixture[str]) -> None:

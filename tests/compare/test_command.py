@@ -30,7 +30,7 @@ def test_every_comparison_has_help_and_json(name: str, capsys: pytest.CaptureFix
     ("words", "said"),
     [
         ([], "required: COMMAND"),
-        (["runs/a", "runs/b"], "runs/a: unknown command; did you mean `llmc-jax compare logs "),
+        (["nothing"], "invalid choice: 'nothing'"),
         (["logs"], "required: LOG"),
     ],
 )

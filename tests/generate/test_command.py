@@ -156,7 +156,9 @@ def test_ctrl_c_keeps_the_text_so_far(ask: Ask, monkeypatch: pytest.MonkeyPatch)
         (["--attention", "a.png"], "--attention: "),
         (["--serve", "99999"], "--serve 99999: "),
         (["--unknown"], "--unknown: unknown flag; --help"),
-        (["def read"], "'def read': a value without a flag; --prompt takes"),
+        (["--promt", "x"], "--promt: unknown flag"),
+        (["-t=0.5"], "-t: unknown flag"),
+        (["def read"], "'def read': a value without a flag; --help"),
     ],
     ids=" ".join,
 )

@@ -89,7 +89,7 @@ REFUSED = {
     "output is a folder": (["A", "-o", "folder.html"], "folder.html: cannot be written: it is a folder"),
     "not ours": (["A", "-o", "letter.html"], "letter.html: exists and is no report of ours"),
     "too many": (["A"] * 27, "27 runs: a page shows 26 at most"),
-    "beginning of a flag": (["A", "--titl", "x"], "--titl: unknown flag; did you mean --title"),
+    "beginning of a flag": (["A", "--titl", "x"], "--titl: unknown flag"),
 }  # fmt: skip
 
 

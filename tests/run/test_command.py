@@ -133,7 +133,7 @@ def options_of(line: str) -> Given:
         ("-pn 0.5", "-pn 0.5: num processes must be a whole number"),
         ("-pn -1", "-pn -1: num processes must be at least 0 (0 = as the launcher says)"),
         ("-pr 3", "-pr 3: write -pn too, the number of processes"),
-        ("-pi mpx", "-pi mpx: init method must be one of mpi, tcp, fs; did you mean mpi?"),
+        ("-pi mpx", "-pi mpx: init method must be one of mpi, tcp, fs"),
         ("-pi tcp -pn 2 -pr 0", "-pi tcp: write -ps ADDRESS too, the host of process 0"),
         ("-pi fs -pn 2 -pr 0", "-pi fs: write -pf DIR too, a folder that all processes share"),
         ("-ps node1:port", "-ps node1:port: server ip must be a host, and a port from 1 to 65535 if need be: "),
