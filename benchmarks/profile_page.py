@@ -30,15 +30,12 @@ def with_block(page: str, block: str) -> str:
 
 
 def block_of(table: str, facts: dict[str, Any], flags: list[str]) -> str:
-    """Return the text between the marks: command, machine and versions, rates, and the profiler's table."""
-    rates, device, step = facts["rates"], facts["device"], facts["seconds"]
+    """Return the text between the marks: command, machine and versions, and the profiler's table."""
+    device, step = facts["device"], facts["seconds"]
     words = (
         f"`llmc-jax profile {shlex.join(flags)}` on {device['kind']} with {device['cpu_cores']} cores, "
         f"Python {platform.python_version()}, JAX {facts['jax']}. The step without a trace took "
-        f"{1e3 * step['median']:.0f} ms (quartiles {1e3 * step['low']:.0f} and {1e3 * step['high']:.0f}). "
-        f"Its products alone reach {rates['products'] / 1e9:,.0f} GFLOP/s, the fastest {rates['flops'] / 1e9:,.0f}; "
-        f"memory {rates['memory'] / 1e9:.1f} GB/s, where it is only read {rates['reading'] / 1e9:.1f}, with arrays of "
-        f"{rates['array_bytes'] / 2**20:.0f} MiB; the caches have {(rates['cache'] or 0) / 2**20:.0f} MiB."
+        f"{1e3 * step['median']:.0f} ms (quartiles {1e3 * step['low']:.0f} and {1e3 * step['high']:.0f})."
     )
     indented = "\n".join(f"    {line}".rstrip() for line in table.splitlines())
     return f"\n{textwrap.fill(words, 118, break_on_hyphens=False)}\n\n{indented}\n\n"

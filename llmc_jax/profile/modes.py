@@ -23,6 +23,7 @@ from llmc_jax.machine.jax_setup import configure, settle
 from llmc_jax.models.gpt2 import memory as memory_of
 from llmc_jax.models.gpt2.tensors import num_parameters
 from llmc_jax.models.gpt2.work import Shape, flops_per_token, products_flops, step_work
+from llmc_jax.plan.efficiency import Roof
 from llmc_jax.plan.program import Program
 from llmc_jax.profile import table
 from llmc_jax.profile.trace import keep_step, newest_trace, read_trace
@@ -92,20 +93,18 @@ def measure(config: TrainConfig, own: SimpleNamespace) -> int:
         print(note)
     times = measure.summary(bench.steps(own.steps, 2))
     used = measure.memory_used(bench)
-    rates = measure.machine_rates(bench)
+    roof = measure.roof_of(bench)
     place: Any = nullcontext(own.trace) if own.trace else tempfile.TemporaryDirectory()
     with place as folder:
         bench.record(Path(folder), own.traced)
-        if rates.measured:
-            rates = measure.better(rates, measure.machine_rates(bench))  # the machine may have been busy with others
-        print(_summary(bench, times, used, rates))
-        report = _traced(bench, own, Path(folder), rates.roof)
+        print(_summary(bench, times, used, roof))
+        report = _traced(bench, own, Path(folder), roof)
     if own.json:
         work = products_flops(bench.model, bench.shape)
         _write_json(own.json, {
             "shape": bench.shape, "device": bench.device, "jax": jax.__version__, "kernels": bench.plan.choices,
             "seconds": times, "tokens": bench.tokens, "compile_seconds": bench.compile_seconds, "products_flops": work,
-            "rates": rates, "memory_used": used, "traced_without_graphs": bench.traced is not bench.compiled,
+            "roof": roof, "memory_used": used, "traced_without_graphs": bench.traced is not bench.compiled,
             "memory_bytes": memory_of.memory(bench.model, bench.shape, outliers.BYTES), **table.as_json(report),
         })  # fmt: skip
     if report.problem:
@@ -115,7 +114,7 @@ def measure(config: TrainConfig, own: SimpleNamespace) -> int:
     return ExitCode.DONE
 
 
-def _summary(bench: Any, times: Any, used: Any, rates: Any) -> str:
+def _summary(bench: Any, times: Any, used: Any, roof: Roof | None) -> str:
     """Return the box at the top: machine, model, step, memory."""
     plan, model, shape = bench.plan, bench.model, bench.shape
     per_second = bench.tokens / times.median
@@ -125,22 +124,12 @@ def _summary(bench: Any, times: Any, used: Any, rates: Any) -> str:
                  f"least {1e3 * times.least:.2f}, of {times.runs}"),
         ("tok/s", f"{per_second:,.0f}"),
     ]  # fmt: skip
-    if rates.measured:
-        share = products_flops(model, shape) / times.median / rates.products
-        step += [
-            ("products alone", f"{rates.products / 1e9:,.1f} GFLOP/s; the step has {100 * share:.1f}% of that rate"),
-            ("fastest product", f"{rates.flops / 1e9:,.1f} GFLOP/s"),
-            ("memory", f"{rates.memory / 1e9:,.1f} GB/s, only read {rates.reading / 1e9:,.1f}"),
-            ("arrays for that", f"{gib(rates.array_bytes)} each"),
-        ]  # fmt: skip
-        if rates.cache is not None:
-            step.append(("caches", gib(rates.cache)))
-    else:
+    if roof is not None:
         for definition, name in (("llm.c", "MFU (llm.c)"), ("palm", "MFU (PaLM)")):
             each: Any = definition
             flops = flops_per_token(model, shape.sequence, definition=each) * per_second
-            step.append((name, f"{100 * flops / rates.flops:.1f}% of {rates.flops / 1e12:,.1f} TFLOP/s"))
-        step.append(("memory", f"{rates.memory / 1e9:,.1f} GB/s, from the table of GPUs"))
+            step.append((name, f"{100 * flops / roof.flops:.1f}% of {roof.flops / 1e12:,.1f} TFLOP/s"))
+        step.append(("memory", f"{roof.bandwidth / 1e9:,.1f} GB/s, from the table of GPUs"))
     memory = [
         *memory_rows(model, shape),
         ("program's arguments", f"{gib(used.arguments)}, {gib(used.overwritten)} of it overwritten"),
@@ -158,7 +147,7 @@ def _summary(bench: Any, times: Any, used: Any, rates: Any) -> str:
     return format_table(sections)
 
 
-def _traced(bench: Any, own: SimpleNamespace, folder: Path, roof: Any) -> Any:
+def _traced(bench: Any, own: SimpleNamespace, folder: Path, roof: Roof | None) -> table.Report:
     """Return the table of the trace that was recorded into a folder; what is kept with --trace says what it is of."""
     text, work = bench.traced.as_text(), step_work(bench.model, bench.shape)
     if own.trace:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from llmc_jax.base import text
 from llmc_jax.machine.hlo import CONTAINERS
 from llmc_jax.models.gpt2.work import OPERATIONS, PHASES, Work
-from llmc_jax.plan.efficiency import CACHE, Roof, roofline
+from llmc_jax.plan.efficiency import Roof, roofline
 from llmc_jax.plan.program import Program
 from llmc_jax.profile.trace import Trace, shared_time
 
@@ -31,7 +31,7 @@ class Line(NamedTuple):
     flops: int  # of products
     bytes: int  # compulsory
     floor: float  # seconds that the machine's rates allow
-    bound: str  # what sets the floor: products, memory; CACHE: there is none; empty: no work that must be done
+    bound: str  # what sets the floor: products, memory; empty: there is none
     mixed: float = 0.0  # share of the time in instructions that also do other operations' work
 
     @property
@@ -68,11 +68,8 @@ def _line(row: Row, seconds: float, calls: float, mixed: float, work: Sequence[W
     """Return a line; the floors of its work add up, and without a roof there are none."""
     floors = [roofline(each, roof) for each in work] if roof else []
     floor = sum((least for least, _ in floors), 0.0)
-    if floor:
-        by_products = sum(least for least, bound in floors if bound == "products")
-        bound = "products" if by_products > floor / 2 else "memory"
-    else:
-        bound = CACHE if any(bound == CACHE for _, bound in floors) else ""
+    by_products = sum(least for least, bound in floors if bound == "products")
+    bound = ("products" if by_products > floor / 2 else "memory") if floor else ""
     flops, moved = sum(each.flops for each in work), sum(each.bytes for each in work)
     return Line(*row, calls, seconds, flops, moved, floor, bound, mixed)
 
@@ -182,7 +179,7 @@ def _percent(part: float, whole: float) -> str:
 
 def _cells(line: Line, step: float) -> list[str]:
     rate = ""
-    if line.seconds > 0 and line.bound in ("memory", CACHE):
+    if line.seconds > 0 and (line.bound == "memory" or not line.flops) and line.bytes:
         rate = f"{line.bytes / line.seconds / 1e9:,.1f} GB/s"
     elif line.seconds > 0 and line.flops:
         rate = f"{line.flops / line.seconds / 1e9:,.0f} GFLOP/s"

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from llmc_jax.machine import device as hardware
 from llmc_jax.profile import measure, modes, trace
 from llmc_jax.profile.command import OWN, main
 
@@ -66,9 +65,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What one run writes."""
     folder = tmp_path_factory.mktemp("profile")
     words = ["--steps", "3", "--traced", "2", "--trace", str(folder / "trace")]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(measure, "array_bytes", lambda cache, memory: 1 << 20)
-        assert main([*MODEL, *words, "--json", str(folder / "out.json")]) == 0
+    assert main([*MODEL, *words, "--json", str(folder / "out.json")]) == 0
     return folder
 
 
@@ -87,16 +84,8 @@ def test_times_add_up_to_the_step(measured: Path) -> None:
     rest = plain["unknown_seconds"] + plain["idle_seconds"]
     assert total + rest == pytest.approx(plain["step_seconds"], rel=0.01)
     assert plain["unknown_seconds"] < 0.02 * plain["step_seconds"]
+    assert plain["roof"] is None  # a CPU has no official peaks
     assert plain["tokens"] == 32 and plain["memory_used"]["overwritten"] > 0
-
-
-def test_the_rates_that_the_floors_come_from(measured: Path) -> None:
-    """The fastest product is at least as fast as all together; what is in the caches has no floor."""
-    plain = json.loads((measured / "out.json").read_text())
-    rates = plain["rates"]
-    assert rates["measured"] and rates["cache"] == hardware.cache_bytes()
-    assert rates["flops"] >= rates["products"] > 0 and rates["memory"] >= rates["reading"] > 0
-    assert {each["bound"] for each in plain["operations"] if not each["flops"] and each["bytes"]} == {"cache"}
 
 
 def test_a_trace_is_kept_with_what_it_is_of(measured: Path) -> None:
@@ -111,7 +100,6 @@ def test_a_trace_without_the_names_of_kernels(
     """All but the table is there."""
     graph = trace.Trace((trace.Span("command_buffer", 0.0, 1e6, "Stream #1"),), ((0.0, 1e6),), True)
     monkeypatch.setattr(modes, "read_trace", lambda *_: graph)
-    monkeypatch.setattr(measure, "array_bytes", lambda cache, memory: 1 << 20)
     text, error = run(capsys, *MODEL, "--steps", "1", "--traced", "1", "--json", str(tmp_path / "j"))
     assert "100 %" in error and len(error.splitlines()) == 1
     found = json.loads((tmp_path / "j").read_text())
@@ -122,7 +110,6 @@ def test_what_is_traced_on_a_gpu_is_a_program_of_its_own(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """Here with another option of XLA in place of the one for CUDA graphs, which a CPU does not know."""
-    monkeypatch.setattr(measure, "array_bytes", lambda cache, memory: 1 << 20)
     monkeypatch.setattr(measure.compiling, "without_graphs", lambda *_: (("xla_cpu_enable_fast_min_max", True),))
     run(capsys, *MODEL, "--steps", "1", "--traced", "1", "--json", str(tmp_path / "out.json"))
     found = json.loads((tmp_path / "out.json").read_text())
