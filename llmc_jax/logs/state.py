@@ -44,10 +44,8 @@ class RunState(NamedTuple):
     started: float | None  # when the last start or resume was
     last: float | None  # when the last event was
     silent: float | None  # seconds since then
-    usual: float  # seconds of silence that say nothing yet
     host: str | None
     pid: int | None
-    here: bool  # it runs, or ran, where its process could be seen
     event: Mapping[str, Any] | None  # the last one
 
     @property
@@ -120,10 +118,8 @@ def run_state(seen: Seen, now: float | None = None, process_runs: "ProcessRuns |
         started=time_of(start.get("time")),
         last=seen.time,
         silent=silent,
-        usual=usual_silence(seen),
         host=None if start.get("host") is None else str(start["host"]),
         pid=None if pid is None else int(pid),
-        here=_is_here(start),
         event=seen.last,
     )
 

@@ -7,7 +7,7 @@ Importing it does not import JAX.
 import os
 import platform
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -182,29 +182,6 @@ def available_memory_bytes() -> int | None:
     if device.platform == "cpu":
         return host_memory_bytes()
     return memory_stats().get("bytes_limit") or card_memory_bytes(device.device_kind)
-
-
-UNKNOWN_CACHE = 96 << 20  # bytes; Apple says nothing about its system-level cache, and none is larger
-
-
-def cache_bytes(cores: Iterable[int] | None = None, root: Path = Path("/")) -> int:
-    """Return the bytes of all caches of some cores, each counted once; UNKNOWN_CACHE where nothing says it.
-
-    cores: those that this process may use where it is None. root: where /sys is looked for (a test's own).
-    """
-    sizes: dict[tuple[str, ...], int] = {}
-    for core in usable_cores() if cores is None else cores:
-        for cache in root.glob(f"sys/devices/system/cpu/cpu{core}/cache/index*"):
-            try:
-                level, kind, size, shared = (
-                    cache.joinpath(name).read_text().strip() for name in ("level", "type", "size", "shared_cpu_list")
-                )
-            except OSError:
-                continue
-            number, unit = size[:-1], {"K": 2**10, "M": 2**20, "G": 2**30}.get(size[-1:])
-            if kind != "Instruction" and unit and number.isdigit():
-                sizes[level, kind, shared] = int(number) * unit
-    return sum(sizes.values()) or UNKNOWN_CACHE
 
 
 def host_memory_bytes(root: Path = Path("/")) -> int:

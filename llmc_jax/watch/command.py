@@ -12,8 +12,8 @@ from llmc_jax.base.options import Check, own
 from llmc_jax.base.parsers import Parser
 
 DESCRIPTION = """\
-Show a run while it trains: progress, time left, losses, the last sample, events, how busy the machine is. It only
-reads, so it can be started and stopped at any time, by anyone who can read the folder, on any machine that sees it.
+Show a run while it trains: progress, time left, losses, the last sample, events. It only reads, so it can be
+started and stopped at any time, by anyone who can read the folder, on any machine that sees it.
 A pipe, a file and a terminal without control sequences get the view once; so does a run that has ended.
 """
 OPTIONS = (

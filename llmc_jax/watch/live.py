@@ -20,7 +20,7 @@ from llmc_jax.logs.follow import Follower
 from llmc_jax.logs.state import read_state, run_state
 from llmc_jax.watch.folder import ShelfPage, absent, metrics_of
 from llmc_jax.watch.story import Story
-from llmc_jax.watch.view import Machine, Moment, Room, view
+from llmc_jax.watch.view import Moment, Room, view
 
 EVERY = 1.0  # seconds between two looks
 QUIT = ("q", "Q", "\x1b")
@@ -36,7 +36,6 @@ class RunPage:
         self._follower = Follower(metrics)
         self._story, self._begun = Story(), 1
         self._problem: str | None = None
-        self._machine: Machine | None = None
 
     def look(self) -> bool:
         """Read what is new, a piece; return whether there is more. What cannot be read is said, and tried again."""
@@ -58,11 +57,7 @@ class RunPage:
     def moment(self) -> Moment:
         """Return all that the view shows."""
         state = run_state(self._story.seen)
-        load = None
-        if state.here and not state.ended:
-            self._machine = self._machine or Machine(_has_gpu(self._story))
-            load = self._machine.read(state.pid)
-        return Moment(self.name, self._story, state, time.time(), load, tuple(self._notes()))
+        return Moment(self.name, self._story, state, time.time(), tuple(self._notes()))
 
     def _notes(self) -> Iterator[str]:
         if self._follower.behind:
@@ -78,12 +73,6 @@ class RunPage:
 
 
 Page = RunPage | ShelfPage  # what is on the screen
-
-
-def _has_gpu(story: Story) -> bool:
-    config = (story.seen.start or {}).get("config")
-    device = config.get("device") if isinstance(config, dict) else None
-    return isinstance(device, dict) and device.get("platform") == "gpu"
 
 
 def page_of(path: Path) -> Page:

@@ -1,16 +1,13 @@
-"""The view of one run, and of how busy the machine is, as lines that fit a terminal.
+"""The view of one run, as lines that fit a terminal.
 
 Leaves out reading the run (story.py) and the terminal (live.py).
 """
 
-import importlib
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
-import psutil
 from rich.text import Text
 
 from llmc_jax.base.numbers import short_count
@@ -20,7 +17,7 @@ from llmc_jax.logs.files import finite_number, step_of
 from llmc_jax.logs.state import DIED, RUNNING, UNKNOWN, RunState
 from llmc_jax.logs.words import event_words, state_words
 from llmc_jax.machine.device import gib
-from llmc_jax.machine.nvml import GpuReading, gpu_line, read_gpu
+from llmc_jax.machine.nvml import GpuReading, gpu_line
 from llmc_jax.run.console import BarState, bar, duration, fitting
 from llmc_jax.watch.plot import LABEL, LOWEST, NARROWEST, plot
 from llmc_jax.watch.story import Entry, Story, value_of
@@ -33,17 +30,6 @@ TRAIN, VAL = "blue", "magenta"
 MOST_ROWS = 20  # of the plot
 LONGEST = 1e9  # seconds that are shown as left
 TEXT_ROWS = 200  # of a sample are looked at
-FIRST = 0.2  # seconds that the first reading of the processors takes
-
-
-class Load(NamedTuple):
-    """The machine's load."""
-
-    cpu_percent: float  # of all cores, since the last reading
-    memory_used: int  # bytes
-    memory_total: int
-    process_memory: int | None = None  # bytes of the run's process; None where it is not seen
-    gpus: tuple[GpuReading, ...] = ()
 
 
 class Moment(NamedTuple):
@@ -53,7 +39,6 @@ class Moment(NamedTuple):
     story: Story
     state: RunState
     now: float  # seconds since 1970
-    load: Load | None = None
     notes: tuple[str, ...] = ()  # what could not be read
 
 
@@ -70,7 +55,7 @@ def view(moment: Moment, room: Room) -> list[Text]:
     width = max(NARROWEST_VIEW, room.width)
     height = None if room.height is None else max(LOWEST_VIEW, room.height)
     head = [*_header(moment, width), _bar(moment, room, width)]
-    facts = [*_figures(moment, width), *_machine(moment, width), *(Text(each, "yellow") for each in moment.notes)]
+    facts = [*_figures(moment, width), *_gpu(moment), *(Text(each, "yellow") for each in moment.notes)]
     sample, events = _sample(moment.story, width), _events(moment, width)
     if height is not None:
         free = height - len(head) - len(facts)
@@ -221,29 +206,15 @@ def _memory(train: Mapping[str, Any]) -> str:
     return "" if value is None else f"memory {gib(int(value))}"
 
 
-def _machine(moment: Moment, width: int) -> list[Text]:
-    load, reading = moment.load, moment.story.latest.get("gpu")
-    lines = []
-    if load is not None:
-        own = "" if load.process_memory is None else f", {gib(load.process_memory)} by this run"
-        used = f"{gib(load.memory_used)} of {gib(load.memory_total)}{own}"
-        lines.append(f"this machine: CPU {load.cpu_percent:.0f}% | memory {used}")
-        lines += [f"GPU {index}: {gpu_line(each).strip()}" for index, each in enumerate(load.gpus[:2])]
-        lines += [_others(load.gpus)] if len(load.gpus) > 2 else []
-    if reading is not None and not (load and load.gpus):
-        fields: dict[str, Any] = {name: finite_number(reading.get(name)) for name in GpuReading._fields}
-        known = GpuReading(**{**fields, "cap": _cap(reading)})
-        lines.append(f"GPU at step {reading.get('step')}: {gpu_line(known).strip()}")
-    return [Text(escaped(line), "cyan") for line in lines]
-
-
-def _cap(reading: Mapping[str, Any]) -> str | None:
-    return reading["cap"] if isinstance(reading.get("cap"), str) else None
-
-
-def _others(gpus: tuple[GpuReading, ...]) -> str:
-    loads = [each.compute_percent for each in gpus[2:] if each.compute_percent is not None]
-    return f"GPU 2 to {len(gpus) - 1}: compute {min(loads, default=0)}% to {max(loads, default=0)}%"
+def _gpu(moment: Moment) -> list[Text]:
+    """Return the run's last reading of its GPU (-lg)."""
+    reading = moment.story.latest.get("gpu")
+    if reading is None:
+        return []
+    fields: dict[str, Any] = {name: finite_number(reading.get(name)) for name in GpuReading._fields}
+    cap = reading["cap"] if isinstance(reading.get("cap"), str) else None
+    line = gpu_line(GpuReading(**{**fields, "cap": cap})).strip()
+    return [Text(escaped(f"GPU at step {reading.get('step')}: {line}"), "cyan")]
 
 
 # ----- the sample and the events ------------------------------------------------------------------------------------
@@ -280,40 +251,3 @@ def _event(entry: Entry, now: float) -> Text:
         when = time.strftime("%m-%d %H:%M ", time.localtime(entry.time))
     step = "" if entry.step is None else f"step {entry.step}: "
     return Text.assemble((f"  {when}{step}", "dim"), (entry.words, "yellow" if entry.kind in WARNED else ""))
-
-
-# ----- the machine's load ---------------------------------------------------------------------------------------------
-
-
-class Machine:
-    """Reads how busy this machine is. It makes no GPU context, and changes nothing."""
-
-    def __init__(self, with_gpus: bool) -> None:
-        self._nvml: Any
-        self._nvml, self._handles = _open_gpus() if with_gpus else (None, [])
-        self._interval: float | None = FIRST  # None: since the last reading
-
-    def read(self, pid: int | None) -> Load:
-        """Return a reading. pid: of the run's process, if it is on this machine."""
-        interval, self._interval = self._interval, None
-        memory, own, gpus = psutil.virtual_memory(), None, list[GpuReading]()
-        with suppress(psutil.Error, OverflowError, ValueError):
-            own = None if pid is None else psutil.Process(pid).memory_info().rss
-        for handle in self._handles:
-            with suppress(self._nvml.NVMLError):
-                gpus.append(read_gpu(self._nvml, handle))
-        used = memory.total - memory.available
-        return Load(psutil.cpu_percent(interval), used, memory.total, own, tuple(gpus))
-
-
-def _open_gpus() -> tuple[Any, list[Any]]:
-    """Return NVML and the handles of this machine's GPUs; none where there is no NVML."""
-    try:
-        nvml = importlib.import_module("pynvml")
-    except ImportError:
-        return None, []
-    try:
-        nvml.nvmlInit()
-        return nvml, [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-    except nvml.NVMLError:
-        return nvml, []

@@ -108,28 +108,3 @@ def test_an_error_of_jax_where_no_platform_was_asked_for_is_no_bad_input(monkeyp
     monkeypatch.setattr(jax, "devices", devices)
     with pytest.raises(RuntimeError, match="lost"):
         hardware.all_devices()
-
-
-CACHES = {  # what Linux says of two cores: index, (level, type, size, shared by)
-    0: {0: ("1", "Data", "48K", "0"), 1: ("1", "Instruction", "32K", "0"), 2: ("2", "Unified", "1024K", "0"),
-        3: ("3", "Unified", "32M", "0-1")},
-    1: {0: ("1", "Data", "48K", "1"), 1: ("1", "Instruction", "32K", "1"), 2: ("2", "Unified", "1024K", "1"),
-        3: ("3", "Unified", "32M", "0-1")},
-}  # fmt: skip
-
-
-@pytest.fixture
-def cached_root(tmp_path: Path) -> Path:
-    for core, caches in CACHES.items():
-        for index, facts in caches.items():
-            folder = tmp_path / f"sys/devices/system/cpu/cpu{core}/cache/index{index}"
-            folder.mkdir(parents=True)
-            for name, text in zip(("level", "type", "size", "shared_cpu_list"), facts, strict=True):
-                (folder / name).write_text(f"{text}\n")
-    return tmp_path
-
-
-def test_a_cache_that_cores_share_counts_once(cached_root: Path) -> None:
-    assert hardware.cache_bytes([0], cached_root) == (48 + 1024 + 32 * 1024) * 1024
-    assert hardware.cache_bytes([0, 1], cached_root) == (2 * 48 + 2 * 1024 + 32 * 1024) * 1024
-    assert hardware.cache_bytes([7], cached_root) == hardware.UNKNOWN_CACHE
