@@ -30,7 +30,6 @@ from llmc_jax.machine.gpus import Machine
 
 FORMAT = 1
 FOR_PEOPLE = ("why", "fell_back")  # fields of a choice on which no bit depends
-FORMER = ("sizes", "version", "measured", "ratio", "beside")  # that a choice had in older records
 FOLDERS = ("pallas_kernels", "llmc_jax/kernels/triton")  # where our kernels' sources are
 
 
@@ -83,14 +82,14 @@ def sources_of(choices: tuple[Choice, ...]) -> str:
 
 
 def from_json(data: Any, place: str) -> Resolved:
-    """Return the record that `plain.to_json` gave. A field with a default may be missing: older records lack some.
+    """Return the record that `plain.to_json` gave. A field with a default may be missing.
 
     Raises FormatError, which names the place, for anything that is no such record.
     """
     try:
         if isinstance(data, Mapping) and type(data.get("format")) is int and data["format"] != FORMAT:
             raise ValueError(f"format {data['format']}; this version reads format {FORMAT}")
-        resolved: Resolved = plain.from_json(Resolved, _without_former(data))
+        resolved: Resolved = plain.from_json(Resolved, data)
         operations = [choice.operation for choice in resolved.choices]
         if len(set(operations)) < len(operations):
             raise ValueError("choices: an operation is in it twice")
@@ -99,18 +98,6 @@ def from_json(data: Any, place: str) -> Resolved:
     except (TypeError, ValueError, RecursionError) as error:
         raise FormatError(f"{place}: is not a choice of kernels ({error})") from None
     return resolved
-
-
-def _without_former(data: Any) -> Any:
-    """Return a record without the fields that a choice no longer has; what is no record, as it is.
-
-    A choice with tile sizes of its own, or attention's slower version on Hopper, cannot be repeated: it is left out.
-    """
-    choices = data.get("choices") if isinstance(data, Mapping) else None
-    if not isinstance(choices, list) or not all(isinstance(each, Mapping) for each in choices):
-        return data
-    kept = [each for each in choices if not each.get("sizes") and each.get("version", "") in ("", "wgmma")]
-    return {**data, "choices": [{name: each[name] for name in each if name not in FORMER} for each in kept]}
 
 
 # ----- repeating a choice -------------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ import math
 import re
 import shutil
 import tempfile
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -50,7 +49,7 @@ MAIN_LINE = re.compile(rf"s:(\d{{1,12}}) (tel|trl|eval):({NUMBER})((?: \w+:{NUMB
 MAIN_FIGURE = re.compile(rf" (lr|norm):({NUMBER})")
 # 'step    1/40 | loss 5.3 (+nanz)| …', 'step    1/40 | train loss 5.3 | …', 'step    1/74: train loss 4.3 (…)' count
 # from 1; 'step 0: train loss 4.6 (took 3.2 ms)', without a total, from 0.
-STEP_LINE = re.compile(rf"step\s+(\d{{1,12}})(/\d{{1,12}})?(: | \| )((?:train )?loss) ({NUMBER})(?![\w.])(.*)")
+STEP_LINE = re.compile(rf"step\s+(\d{{1,12}})(/\d{{1,12}})?(?:: | \| )(?:train )?loss ({NUMBER})(?![\w.])(.*)")
 VAL_LINE = re.compile(rf"val loss ({NUMBER})")
 HELLASWAG_LINE = re.compile(rf"HellaSwag: \d+/\d+ = ({NUMBER})")
 OF_STEP = {  # what else a step's line has
@@ -74,17 +73,9 @@ TOKENS = re.compile(
     r"\| total batch size +\| (\d{1,15}) +\||total desired batch size: ([\d,]{1,18})"
     r"|tokens per iteration will be: ([\d,]{1,18})"
 )
-OUR_TABLE = re.compile(r"\| grad_clip +\| .*")  # a row that llm.c's table does not have
 COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
-OURS, NANOGPT, ANY = "output of train.py", "output of nanoGPT's train.py", "output of a trainer"
-WRITERS = {  # (a total after the step, 'train loss' or 'loss', a z-score): who writes so
-    (False, "train loss", False): "output of llm.c's train_gpt2",
-    (True, ": train loss", False): "output of llm.c's train_gpt2fp32cu",
-    (True, "train loss", False): "output of llm.c's train_gpt2.py",
-    (True, "loss", True): "output of llm.c's train_gpt2cu",
-    (True, "loss", False): OURS,
-}
+PRINTED_BY = "output of a trainer"
 
 
 class Log(NamedTuple):
@@ -121,7 +112,7 @@ class Found:
 
     curves: dict[str, dict[int, float]] = field(default_factory=lambda: {name: {} for name in PRINTED})
     decimals: dict[str, int] = field(default_factory=dict)  # of the losses: 'train', 'val'
-    kinds: Counter[str] = field(default_factory=Counter)  # and in how many lines
+    kind: str = PRINTED_BY
     notes: list[str] = field(default_factory=list)
     tokens_per_step: int | None = None
 
@@ -136,9 +127,9 @@ class Found:
             if value is not None:
                 self.curves[name][step] = value
 
-    def log(self, path: Path, kind: str, decimals: int | None) -> Log:
+    def log(self, path: Path, decimals: int | None) -> Log:
         curves = {name: _curve(values) for name, values in self.curves.items() if values}
-        return Log(str(path), kind, curves, decimals, tuple(self.notes), self.tokens_per_step)
+        return Log(str(path), self.kind, curves, decimals, tuple(self.notes), self.tokens_per_step)
 
 
 def _curve(values: dict[int, float]) -> Curve:
@@ -252,13 +243,12 @@ def _read_text(path: Path, file: Path, opened: BinaryIO) -> Log:
         )
     if position.unsure:
         found.notes.append("steps are missing: each validation is placed right after the last step shown")
-    ((kind, _),) = found.kinds.most_common(1) or [(ANY, 0)]
-    return found.log(path, kind, found.decimals.get(TRAIN, found.decimals.get(VAL)))
+    return found.log(path, found.decimals.get(TRAIN, found.decimals.get(VAL)))
 
 
 def _take_line(found: Found, position: Position, line: str) -> None:
     if match := MAIN_LINE.fullmatch(line):
-        found.kinds[MAIN_LOG] += 1
+        found.kind = MAIN_LOG
         step, what, value, rest = int(match[1]), *match.groups()[1:]
         if what == "eval":
             found.put(step, {HELLASWAG: float_of(value)})
@@ -274,8 +264,6 @@ def _take_line(found: Found, position: Position, line: str) -> None:
             found.put(position.placed, {HELLASWAG: float_of(match[1])})
         else:
             position.hellaswag = float_of(match[1])
-    elif OUR_TABLE.fullmatch(line):
-        found.kinds[OURS] += 1
     elif match := VAL_EVERY.fullmatch(line):
         position.every = int(match[1]) or None
     elif match := VAL_BATCHES.fullmatch(line):
@@ -288,11 +276,9 @@ def _take_line(found: Found, position: Position, line: str) -> None:
     elif match := TOKENS.match(line):
         found.tokens_per_step = int("".join(filter(None, match.groups())).replace(",", "") or 0) or None
     elif match := NANOGPT_STEP.fullmatch(line):
-        found.kinds[NANOGPT] += 1
         losses = {name: _loss(found, name, text) for name, text in ((ESTIMATE, match[2]), (VAL, match[3]))}
         found.put(int(match[1]), {**losses, BATCHES: None})
     elif match := NANOGPT_ITER.fullmatch(line):
-        found.kinds[NANOGPT] += 1
         _take_iteration(found, match)
     elif match := STEP_LINE.fullmatch(line):
         _take_step(found, position, match)
@@ -311,7 +297,7 @@ def known_mfu(text: str | None) -> float | None:
 
 
 def _take_step(found: Found, position: Position, match: re.Match[str]) -> None:
-    number, total, separator, words, loss, rest = match.groups()
+    number, total, loss, rest = match.groups()
     step = int(number) - (total is not None)
     if step < 0:
         return
@@ -321,9 +307,6 @@ def _take_step(found: Found, position: Position, match: re.Match[str]) -> None:
     found.put(step, {TRAIN: _loss(found, TRAIN, loss), **values, "mfu": known_mfu(texts["mfu"])})
     position.last, position.placed = step, None
     position.total = int(total[1:]) if total else None
-    words = f": {words}" if separator == ": " and total else words
-    writer = WRITERS.get((total is not None, words, bool(re.match(r" \(\S+z\)", rest))), ANY)
-    found.kinds[OURS if OURS in found.kinds else writer] += 1  # its table says so; with -sl it prints z-scores too
 
 
 def _loss(found: Found, curve: str, text: str) -> float:

@@ -85,28 +85,6 @@ def test_there_and_back(found: Resolved) -> None:
     hash(again)
 
 
-def test_of_older_records_fields_are_missing_and_others_do_not_count() -> None:
-    found = resolved(TrainConfig(), H200)
-    older = to_json(found)
-    del older["sources"], older["format"]
-    for each in older["choices"]:
-        for name in ("fell_back", "makes_matrix", "backward"):
-            del each[name]
-        each |= {"sizes": [], "version": "", "measured": True, "ratio": 1.31, "beside": "cudnn"}
-    again = from_json(older, "here")
-    assert chosen(again) == chosen(found) and again.logit_rows == found.logit_rows and again.sources == ""
-
-
-@pytest.mark.parametrize(
-    ("operation", "fields"), [("gelu", {"sizes": [["gelu_block", 1024]]}), ("attention", {"version": "mma"})]
-)
-def test_a_choice_of_a_form_that_there_is_not_any_more_is_made_anew(operation: str, fields: dict[str, Any]) -> None:
-    older = to_json(resolved(TrainConfig(), H200))
-    next(each for each in older["choices"] if each["operation"] == operation).update(fields)
-    again = from_json(older, "here")
-    assert {each["operation"] for each in older["choices"]} - {each.operation for each in again.choices} == {operation}
-
-
 def spoiled(**fields: Any) -> dict[str, Any]:
     return to_json(resolved(TrainConfig(), CPU, "fp32")) | fields
 
