@@ -6,8 +6,6 @@ Leaves out comparing them.
 
 import math
 import re
-import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -150,12 +148,7 @@ def read_log(path: str | Path) -> Log:
             head = opened.peek(4096)[:4096]
             _check_text(file, head)
             if head.lstrip()[:1] == b"{":
-                if opened.seekable():
-                    return _read_metrics(path, file, file)
-                with tempfile.NamedTemporaryFile() as copy:  # of a pipe: events are read more than once
-                    shutil.copyfileobj(opened, copy)
-                    copy.flush()
-                    return _read_metrics(path, file, Path(copy.name))
+                return _read_metrics(path, file)
             return _read_text(path, file, opened)
     except OSError as error:
         raise InputError(f"{file}: cannot read it: {reason(error)}") from error
@@ -182,8 +175,8 @@ def _check_text(path: Path, head: bytes) -> None:
 # ----- ours ---------------------------------------------------------------------------------------------------------
 
 
-def _read_metrics(path: Path, file: Path, place: Path) -> Log:
-    events = read_events(place)
+def _read_metrics(path: Path, file: Path) -> Log:
+    events = read_events(file)
     if events.first_bad:
         raise FormatError(f"{file}: line {events.first_bad} is not an event; expected one per line")
     log = log_of(events, str(path), f"{'run folder' if file != path else METRICS} of ours")

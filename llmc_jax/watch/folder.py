@@ -1,8 +1,9 @@
 """Runs on the disk: where they are, and a table of those in a folder. Leaves out the view of one (view.py)."""
 
 import time
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rich.text import Text
 
@@ -50,14 +51,13 @@ class Row(NamedTuple):
 
 
 class ShelfPage:
-    """The table of the runs in a folder. What has not changed is not read again."""
+    """The table of the runs in a folder, each read from its last start alone."""
 
     plain_width = 1000  # cells where there is no terminal: a pipe has all columns
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.rows: list[Row] = []  # those with the newest event first
-        self._read: dict[Path, tuple[tuple[Any, ...], Story]] = {}
 
     def look(self, now: float | None = None) -> bool:
         """Read what is new of all runs. Raises InputError where the folder cannot be read."""
@@ -76,16 +76,11 @@ class ShelfPage:
 
     def _story(self, path: Path) -> Story | None:
         """Return what is newest of a run; None where it is gone, or must not be read."""
-        try:
-            found = (path / METRICS).stat()
-            mark = (found.st_ino, found.st_size, found.st_mtime_ns)
-            if path not in self._read or self._read[path][0] != mark:
-                story = Story()
-                story.take(recent(path / METRICS, ("val",)))
-                self._read[path] = mark, story
-        except (OSError, InputError):
-            return None
-        return self._read[path][1]
+        with suppress(InputError):
+            story = Story()
+            story.take(recent(path / METRICS, ("val",)))
+            return story
+        return None
 
 
 def table(rows: list[Row], room: Room, now: float) -> list[Text]:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -109,21 +110,20 @@ def show_once(page: Page) -> None:
 
 @contextmanager
 def keys() -> Iterator[Callable[[float], str]]:
-    """Yield what waits for a key or a change of the window's size, so many seconds, and returns the key.
+    """Yield what waits for a key, so many seconds, and returns it.
 
-    Keys come without Enter. A signal raises SystemExit there, but for Ctrl-Z, which would leave the terminal as the
-    view has it and does nothing. In the end the terminal is as it was.
+    Keys come without Enter. A signal raises SystemExit, but for Ctrl-Z, which would leave the terminal as the view has
+    it and does nothing. In the end the terminal is as it was.
     """
     with ExitStack() as closing:
         descriptor = _unbuffered(closing)
-        heard, tell = os.pipe()
-        for end in (heard, tell):
-            os.set_blocking(end, False)
-            closing.callback(os.close, end)
-        closing.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(tell, warn_on_full_buffer=False))
-        for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP, signal.SIGWINCH):
-            closing.callback(signal.signal, each, signal.signal(each, lambda *_: None))
-        yield lambda seconds: _wait(descriptor, heard, seconds)
+        for each, does in ((signal.SIGTERM, _end), (signal.SIGHUP, _end), (signal.SIGTSTP, signal.SIG_IGN)):
+            closing.callback(signal.signal, each, signal.signal(each, does))
+        yield lambda seconds: _wait(descriptor, seconds)
+
+
+def _end(number: int, _: object = None) -> NoReturn:
+    raise SystemExit(128 + number)
 
 
 def _unbuffered(closing: ExitStack) -> int | None:
@@ -139,16 +139,15 @@ def _unbuffered(closing: ExitStack) -> int | None:
     return descriptor
 
 
-def _wait(descriptor: int | None, heard: int, seconds: float) -> str:
-    ready, _, _ = select.select([each for each in (descriptor, heard) if each is not None], [], [], seconds)
-    numbers = os.read(heard, 64) if heard in ready else b""
-    key = os.read(descriptor, 64) if descriptor is not None and descriptor in ready else b"?"
-    if not key:  # the terminal is gone
-        numbers += bytes([signal.SIGHUP])
-    for number in numbers:
-        if number in (signal.SIGTERM, signal.SIGHUP):
-            raise SystemExit(128 + number)
-    return key.decode(errors="replace")
+def _wait(descriptor: int | None, seconds: float) -> str:
+    """Return the key that was pressed within some seconds; nothing where none was."""
+    if descriptor is None:
+        time.sleep(seconds)
+        return ""
+    if not select.select([descriptor], [], [], seconds)[0]:
+        return ""
+    key = os.read(descriptor, 64)
+    return key.decode(errors="replace") if key else _end(signal.SIGHUP)  # the terminal is gone
 
 
 def show_live(page: Page, every: float = EVERY) -> int:

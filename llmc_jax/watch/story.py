@@ -19,7 +19,6 @@ from llmc_jax.run.figures import Average, utilization_text
 
 KEPT = 100  # events
 QUIET = frozenset({"train", "val", "eval", "sample", "gpu"})  # have places of their own
-SKIPPED = "skipped"
 LARGEST = 10**15  # of whole numbers
 
 
@@ -46,7 +45,6 @@ class Entry(NamedTuple):
     step: int | None
     time: float | None
     words: str
-    steps: int = 1  # in a row that updated nothing
 
 
 class Best(NamedTuple):
@@ -78,7 +76,8 @@ class Story:
             if kind in QUIET:
                 self.latest[kind] = event
             else:
-                self._tell(kind, event, event_words(event))
+                time = self.seen.time if "time" in event else None
+                self.events.append(Entry(kind, step_of(event), time, event_words(event)))
             if kind in STARTS:
                 self.pace, self.speed = Pace(), Average()
             elif kind == "train":
@@ -90,23 +89,13 @@ class Story:
         step, loss = step_of(event), value_of(event, "loss")
         if step is not None and loss is not None:
             self.train.add(step, loss)
-        if event.get("skipped"):
-            self._take_skipped(event)
+        self.skipped += bool(event.get("skipped"))
         ms, speed = value_of(event, "ms"), value_of(event, "tokens_per_second")
         if ms is not None and 0 <= ms < LARGEST:
             now = self.pace.last + ms / 1000 if self.seen.time is None else self.seen.time
             self.pace = advance(self.pace, ms / 1000, now)
         if speed is not None and 0 <= speed < LARGEST:
             self.speed = self.speed.then(speed)
-
-    def _take_skipped(self, event: Mapping[str, Any]) -> None:
-        """Gather steps in a row that updated nothing in one line."""
-        self.skipped += 1
-        steps, last, step = 1, self.events[-1] if self.events else None, step_of(event)
-        if last is not None and last.kind == SKIPPED and step is not None and last.step == step - 1:
-            steps = self.events.pop().steps + 1
-        words = f"{'update' if steps == 1 else f'{steps} updates'} skipped: {event_words(event)}"
-        self._tell(SKIPPED, event, words, steps)
 
     def _take_val(self, event: Mapping[str, Any]) -> None:
         step, loss = step_of(event), value_of(event, "loss")
@@ -115,9 +104,6 @@ class Story:
         self.val.add(step, loss)
         if loss == loss and (self.best is None or loss < self.best.loss):
             self.best = Best(loss, step)
-
-    def _tell(self, kind: str, event: Mapping[str, Any], words: str, steps: int = 1) -> None:
-        self.events.append(Entry(kind, step_of(event), self.seen.time if "time" in event else None, words, steps))
 
     def tokens_per_second(self) -> float | None:
         """Return the speed as llm.c averages it; of the only step its own."""

@@ -25,7 +25,7 @@ from llmc_jax.watch.story import Entry, Story, value_of
 NARROWEST_VIEW, LOWEST_VIEW = 20, 6  # cells; a smaller terminal sees a part of the view
 STYLES = {RUNNING: "bold green", "done": "bold green", "stopped": "bold yellow", UNKNOWN: "bold yellow"}
 BAD = "bold red"  # of all other states
-WARNED = frozenset({"save_failed", "skipped", "data", "warnings"})  # events in yellow
+WARNED = frozenset({"save_failed", "data", "warnings"})  # events in yellow
 TRAIN, VAL = "blue", "magenta"
 MOST_ROWS = 20  # of the plot
 LONGEST = 1e9  # seconds that are shown as left

@@ -1,7 +1,6 @@
 """Logs of every writer read back, and fuzzed."""
 
 import math
-import os
 import tracemalloc
 from pathlib import Path
 
@@ -23,16 +22,6 @@ def test_our_accuracy(tmp_path: Path) -> None:
         log.accuracy(2, items=8, correct=4, correct_norm=3)
     found = {pairs(read_log(place).of(HELLASWAG))[0] for place in (tmp_path, tmp_path / "main.log")}
     assert found == {(2, 0.375)}
-
-
-def test_a_pipe_of_events(tmp_path: Path) -> None:
-    """`compare logs <(…)`: events are read more than once, a pipe is not."""
-    read, write = os.pipe()
-    with open(write, "wb") as file:
-        file.write(b'{"event": "train", "step": 0, "loss": 5.5}\n')
-    log = read_log(f"/dev/fd/{read}")
-    os.close(read)
-    assert pairs(log.train) == [(0, 5.5)] and log.path == f"/dev/fd/{read}"
 
 
 def test_main_log(tmp_path: Path) -> None:

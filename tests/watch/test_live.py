@@ -62,21 +62,6 @@ def test_the_table_has_the_newest_first(tmp_path: Path) -> None:
     assert len(table(rows, Room(80, 5), 2e9)) == 4  # the heading, its rule, one run and how many more
 
 
-def test_what_has_not_changed_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from llmc_jax.watch import folder
-
-    read: list[str] = []
-    plain = folder.recent
-    monkeypatch.setattr(folder, "recent", lambda path, kinds: read.append(path.parent.name) or plain(path, kinds))
-    for name in "ab":
-        write_run(tmp_path / name, 3)
-    shelf = ShelfPage(tmp_path)
-    shelf.look(), shelf.look()
-    add(tmp_path / "b", event="resume", step=3)
-    shelf.look()
-    assert read == ["a", "b", "b"]
-
-
 def test_a_run_that_must_not_be_read_is_left_out(tmp_path: Path) -> None:
     write_run(tmp_path / "a", 3)
     (tmp_path / "b/metrics.jsonl").mkdir(parents=True)
