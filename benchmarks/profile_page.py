@@ -48,7 +48,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"
-        command = [sys.executable, "-m", "llmc_jax.profile", *flags, "--json", str(out)]
+        command = [sys.executable, "-m", "llmc_jax", "profile", *flags, "--json", str(out)]
         said = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout
         facts = json.loads(out.read_text())
     lines = said.splitlines()

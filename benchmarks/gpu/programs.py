@@ -131,7 +131,7 @@ def profile(words: str) -> Figures:
     results, scratch = Path(os.environ["GPU_CHECK_OUTPUT"]), Path(os.environ["GPU_CHECK_SCRATCH"])
     name = os.environ["GPU_CHECK_NAME"]
     json_file, text_file = results / f"{name}_profile.json", results / f"{name}_profile.txt"
-    command = [sys.executable, "-m", "llmc_jax.profile", *shlex.split(words), "--json", str(json_file)]
+    command = [sys.executable, "-m", "llmc_jax", "profile", *shlex.split(words), "--json", str(json_file)]
     command.append("--no-kernel-check")
     shutil.rmtree(scratch / "trace", ignore_errors=True)
     command += ["--trace", str(scratch / "trace")]

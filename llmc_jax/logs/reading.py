@@ -23,7 +23,6 @@ from llmc_jax.logs.files import MAIN_LOG, METRICS
 from llmc_jax.logs.follow import STARTS
 
 LONGEST_TEXT = 1 << 12  # a longer line of text is none of a log's
-NOTHING_FOUND = 1 << 26  # bytes without any loss, after which a file is taken for something else
 
 # What a log tells of a run's steps, by the names that all rooms have for it: the kind of our event, and its field.
 TRAIN, VAL, ESTIMATE, HELLASWAG = "train.loss", "val.loss", "train.estimate", "accuracy_norm"
@@ -220,15 +219,13 @@ class Position:
 
 
 def _read_text(path: Path, file: Path, opened: BinaryIO) -> Log:
-    found, position = Found(), Position()
+    found, position, text = Found(), Position(), b"\n"
     for text in iter(partial(opened.readline, LONGEST_TEXT), b""):  # of a longer line the end is one
         if text.endswith(b"\n"):
             for part in text.decode("utf-8", "replace").split("\r"):  # a progress line is overwritten in place
                 _take_line(found, position, COLOURS.sub("", part).strip())
-        if found.empty and opened.tell() > NOTHING_FOUND:
-            break
-    else:
-        found.notes += [TORN] if not text.endswith(b"\n") else []
+    if not text.endswith(b"\n"):
+        found.notes.append(TORN)
     _place(found, position, None)
     if found.empty:
         raise FormatError(

@@ -54,7 +54,7 @@ def running(variant: Variant) -> Iterator[Callable[[str], dict[str, Any]]]:
     """
     environment = child_environment() | {"PYTHONPATH": str(ROOT), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     with tempfile.TemporaryFile("w+") as errors, subprocess.Popen(
-        [sys.executable, "-m", "llmc_jax.profile", "--worker", *variant.words],
+        [sys.executable, "-m", "llmc_jax", "profile", "--worker", *variant.words],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=ROOT, env=environment,
     ) as process:  # fmt: skip
         given, said = process.stdin, process.stdout

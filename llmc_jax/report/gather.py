@@ -23,7 +23,7 @@ from llmc_jax.logs.state import DIED, UNKNOWN, RunState, read_state
 from llmc_jax.logs.words import event_words, state_words
 from llmc_jax.machine.versions import installed
 from llmc_jax.report import facts
-from llmc_jax.report.content import FACTORS, KEYS, Content, Event, Rows, Run, Sample, Status, panels_of
+from llmc_jax.report.content import FACTORS, KEYS, Content, Event, Run, Sample, Status, panels_of
 from llmc_jax.report.series import Axes, Figures, axes_of, drawn
 
 MOST_SAMPLES = 100  # of a run, spread over its steps
@@ -97,12 +97,17 @@ def read_ours(path: Path, given: str, kind: str) -> Run:
         notes.append("no events yet")  # it has just begun, or lost them: no reason to refuse the runs beside it
     kernels = _noting(notes, read_json_object, folder / KERNELS, LARGEST) if (folder / KERNELS).exists() else None
     groups = facts.settings(config, kernels or {})
-    shown = facts.facts_of(groups, config) + ([("Processes", _processes({0: events, **of_ranks}))] if of_ranks else [])
     status, happened = status_of(_noting(notes, read_state, path)), events_of(events, axes, of_ranks)
     run = _run(log, found, axes, status, start)
     baseline = facts.positive(start.get("bigram_nats"))
     return replace(
-        run, facts=shown, settings=groups, samples=samples_of(events), events=happened, notes=notes, baseline=baseline
+        run,
+        facts=facts.facts_of(groups, config),
+        settings=groups,
+        samples=samples_of(events),
+        events=happened,
+        notes=notes,
+        baseline=baseline,
     )
 
 
@@ -129,11 +134,6 @@ def figures_of(log: Log) -> dict[str, Curve]:
         for key, curve in log.curves.items()  # each copy of a long run's figure takes 8 bytes a step
         if key in KEYS
     }
-
-
-def _processes(logs: Mapping[int, Events]) -> Rows:
-    starts = {rank: events.of("start", "resume") for rank, events in logs.items()}
-    return [(f"rank {rank}", event_words(found[-1])) for rank, found in starts.items() if found]
 
 
 def _utilization(found: Figures, start: Mapping[str, Any]) -> dict[str, Curve]:

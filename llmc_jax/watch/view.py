@@ -141,7 +141,6 @@ def _bar(moment: Moment, room: Room, width: int) -> Text:
 def _plot(story: Story, room: Room, width: int, rows: int) -> list[Text]:
     """Return the losses as a plot of so many rows, with its title and axis; nothing where there is no room."""
     train, val = story.train.curve(), story.val.curve()
-    odd = [*_odd("training", train), *_odd("validation", val)]
     train, val = finite(train), finite(val)
     cells = max(1, width - LABEL - 2)
     window = window_of(len(train.steps))
@@ -156,7 +155,7 @@ def _plot(story: Story, room: Room, width: int, rows: int) -> list[Text]:
     means = f", mean of {window:,}" if window > 1 else ""
     named = [(f"{line} training{means}", TRAIN)]
     named += [(f"  {mark} validation", VAL)] if len(val.steps) else []
-    title = Text.assemble(("loss", "bold"), (" (log scale)  " if shown.log else "  ", "dim"), *named, *odd)
+    title = Text.assemble(("loss", "bold"), (" (log scale)  " if shown.log else "  ", "dim"), *named)
     lines = [title]
     for label, row, marked in zip(drawn.labels, drawn.rows, drawn.marked, strict=True):
         text = Text(row, TRAIN)
@@ -164,13 +163,6 @@ def _plot(story: Story, room: Room, width: int, rows: int) -> list[Text]:
             text.stylize(VAL, at, at + 1)
         lines.append(Text.assemble((f"{label:>{LABEL}} {edge}", "dim"), text))
     return [*lines, Text(f"{'step':>{LABEL}} {corner}{drawn.axis}", "dim")]
-
-
-def _odd(name: str, curve: Curve) -> Iterator[tuple[str, str]]:
-    """Yield how many values are no finite numbers, where some are."""
-    odd = curve.steps[~np.isfinite(curve.values)]
-    if len(odd):
-        yield f"  {name}: {len(odd):,} not finite, last at step {odd[-1]}", BAD
 
 
 # ----- figures ------------------------------------------------------------------------------------------------------

@@ -73,7 +73,7 @@ def test_any_name_of_a_folder(runs: Path) -> None:
     odd = run_folder(runs.parent / "</script>$_{x\n\udcff", usual())
     words = [str(odd), str(runs / "a")]
     env = {**os.environ, "PYTHONIOENCODING": "ascii:strict"}
-    command = [sys.executable, "-m", "llmc_jax.report"]
+    command = [sys.executable, "-m", "llmc_jax", "report"]
     done = subprocess.run([*command, *words], env={**env, "PYTHONPATH": str(ROOT)}, capture_output=True, timeout=120)
     assert done.returncode == 0 and not done.stderr and len(done.stdout.splitlines()) == 3
     assert content_of(Path("report.html"))[0] == odd.name

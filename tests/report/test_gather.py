@@ -131,7 +131,7 @@ def test_what_happened_to_a_run(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert "1 to 2" in run.events[1].words and run.events[2].words.startswith("rank 1: ")
     assert (run.events[5].time, run.events[5].tokens, run.events[3].tokens) == (50.0, 32.0, 40.0)
-    assert rows_of(run, "Processes").keys() == {"rank 0", "rank 1"} and len(run.notes) == 2
+    assert len(run.notes) == 2
     assert run.status.steps == 9
 
 

@@ -158,7 +158,7 @@ def terminal(*words: str, **environment: str) -> Iterator[Terminal]:
     termios.tcsetwinsize(ours, (24, 80))
     environment = {**os.environ, "TERM": "xterm", **environment}
     process = subprocess.Popen(
-        [sys.executable, "-m", "llmc_jax.watch", *words],
+        [sys.executable, "-m", "llmc_jax", "watch", *words],
         stdin=its, stdout=its, stderr=its, env=environment, start_new_session=True,
     )  # fmt: skip
     try:
