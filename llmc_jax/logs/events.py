@@ -49,7 +49,6 @@ class Table:
     steps: array = field(default_factory=lambda: array("q"))
     times: array = field(default_factory=lambda: array("d"))  # seconds since 1970, NaN where an event has none
     columns: dict[str, Column] = field(default_factory=dict)
-    words: dict[str, list[tuple[int, str]]] = field(default_factory=dict)  # of text fields: row and word at each change
 
     def put(self, events: Sequence[Mapping[str, Any]]) -> None:
         """Take some events."""
@@ -70,10 +69,6 @@ class Table:
             numbers = [_number(value) for value in values]
             absent = [row + at for at, number in enumerate(numbers) if number is None]
             self.columns[name].put(row, array("d", [math.nan if each is None else each for each in numbers]), absent)
-            for at, value in enumerate(values):
-                changes = self.words.setdefault(name, []) if isinstance(value, str) else []
-                if numbers[at] is None and isinstance(value, str) and (not changes or changes[-1][1] != value):
-                    changes.append((row + at, value))
 
 
 @dataclass

@@ -29,7 +29,6 @@ from llmc_jax.report.series import Axes, Figures, axes_of, drawn
 MOST_SAMPLES = 100  # of a run, spread over its steps
 LONGEST_SAMPLE = 10_000  # characters
 MOST_EVENTS = 400  # of a run that a page lists
-OF_STEP = ("skipped", "gpu_cap")  # events that come with a step's figures
 SAME = ("start", "resume", "end")  # what all processes log, shown for the first alone
 
 
@@ -173,7 +172,7 @@ def status_of(state: RunState | None) -> Status:
 
 def events_of(events: Events, axes: Axes, of_ranks: Mapping[int, Events]) -> list[Event]:
     """Return the events of a run in the order of steps, of very many some. of_ranks: its other processes' logs."""
-    found = [*_logged(events, axes), *_skipped(events, axes), *_caps(events, axes)]
+    found = [*_logged(events, axes), *_skipped(events, axes)]
     for rank, own in of_ranks.items():
         own_events = (each for each in _logged(own, axes) if each.kind not in SAME)
         found += [replace(each, words=f"rank {rank}: {each.words}") for each in own_events]
@@ -188,7 +187,7 @@ def events_of(events: Events, axes: Axes, of_ranks: Mapping[int, Events]) -> lis
 
 def _event(kind: str, step: int, time: Any, axes: Axes, words: str) -> Event:
     """Return an event at its place. One of a step counts its update, as the step's figures do."""
-    made = step + (kind in OF_STEP)
+    made = step + (kind == "skipped")
     tokens = None if axes.tokens is None else float(axes.tokens.at(np.array([float(made)]))[0])
     known = axes.began is not None and time_of(time) is not None
     return Event(kind, step, tokens, round(time - axes.began, 3) if known else None, words)
@@ -213,17 +212,6 @@ def _skipped(events: Events, axes: Axes) -> Iterator[Event]:
         which = f"step {first}" if len(run) == 1 else f"{plural(len(run), 'step')}, {first} to {last}"
         time = None if marks.times is None else float(marks.times[run[0]])
         yield _event("skipped", first, time, axes, f"update skipped: {which}")
-
-
-def _caps(events: Events, axes: Axes) -> Iterator[Event]:
-    """Yield where what holds a GPU's clock back changes."""
-    table = events.tables.get("gpu")
-    if table is None:
-        return
-    for row, cap in table.words.get("cap", ()):
-        words = "GPU clock no longer capped" if cap == "no" else f"GPU clock capped: {cap}"
-        if cap != "no" or row:
-            yield _event("gpu_cap", table.steps[row], table.times[row], axes, words)
 
 
 # ----- other programs' ------------------------------------------------------------------------------------------------

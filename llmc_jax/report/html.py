@@ -33,7 +33,7 @@ PICTURES = {c: 0x2400 + c for c in (*range(9), *range(11, 32))} | {127: 0x2421} 
 KINDS = {
     "skipped": ("x", "--bad"), "save_failed": ("x", "--bad"), "start": ("triangle", "--accent"),
     "resume": ("triangle", "--accent"), "early_stop": ("square", "--warn"), "end": ("square", "--soft"),
-    "gpu_cap": ("diamond", "--warn"), "warnings": ("diamond", "--warn"), "data": ("diamond", "--soft"),
+    "warnings": ("diamond", "--warn"), "data": ("diamond", "--soft"),
 }  # fmt: skip
 BENDS = ("save_failed", "resume", "early_stop")  # that explain a bend in a curve: a line from top to bottom
 FEW = 12  # such lines of one kind

@@ -41,7 +41,6 @@ def test_figures_of_steps_and_all_other_events(tmp_path: Path) -> None:
     assert (loss.values.tolist(), loss.times.tolist()) == ([5.0, 4.0, 3.0], [100.0, 101.0, 102.0])
     assert (skipped.steps.tolist(), skipped.values.tolist()) == ([2], [1.0])
     assert np.isnan(figures(read, "gpu", "clock_mhz").times).all()
-    assert read.tables["gpu"].words["cap"] == [(0, "no"), (2, "power")]
     assert not len(figures(read, "val", "loss").steps) and not len(figures(read, "train", "none").steps)
 
 

@@ -211,14 +211,8 @@ BAD = {
     "utf-16": (("s:0 trl:1.0\n" * 9).encode("utf-16"), "binary data"),
     "no train": (b'{"event": "start"}\n', "no losses found; expected events"),
     "broken json": (b'{"event": "val", "step": 0, "loss": 1}\n{"event": \n', "line 2 is not an event"),
-    "deep": (b'{"a":' * 100_000 + b"\n", "line 1 is not an event"),
-    "no step": (b'{"event": "train", "loss": 1}\n', "line 1 is not an event"),
-    "step -1": (b'{"event": "train", "loss": 1, "step": -1}\n', "line 1 is not an event"),
-    "step 1.0": (b'{"event": "train", "loss": 1, "step": 1.0}\n', "line 1 is not an event"),
-    "step 1e400": (b'{"event": "train", "loss": 1, "step": 1%s}\n' % (b"0" * 400), "line 1 is not an event"),
     "no loss": (b'{"event": "val", "step": 0}\n', "no losses found"),
     "loss a word": (b'{"event": "val", "step": 0, "loss": "big"}\n', "no losses found"),
-    "loss huge": (b'{"event": "val", "step": 0, "loss": 1%s}\n' % (b"0" * 400), "no losses found"),
 }  # fmt: skip
 
 

@@ -116,8 +116,6 @@ def test_what_happened_to_a_run(tmp_path: Path) -> None:
         start(), train(0), train(1, skipped=True, loss="nan"), train(2, skipped=True), train(3), train(4, skipped=True),
         {"event": "checkpoint", "step": 4, "path": "state_00000004", "ms": 900.0, "waited_ms": 0.0, "time": BEGAN + 7},
         {"event": "resume", "step": 4, "steps": 9, "time": BEGAN + 50},
-        {"event": "gpu", "step": 5, "cap": "no", "time": BEGAN + 51},
-        {"event": "gpu", "step": 6, "cap": "power", "time": BEGAN + 52},
         {"event": "news", "step": 7, "x": 1}, {"event": "bad", "step": "x"},
     ]  # fmt: skip
     folder = run_folder(tmp_path / "a", events)
@@ -126,8 +124,7 @@ def test_what_happened_to_a_run(tmp_path: Path) -> None:
     run = one(folder)
     found = [(each.kind, each.step) for each in run.events]
     assert found == [
-        ("start", 0), ("skipped", 1), ("data", 3), ("skipped", 4), ("checkpoint", 4), ("resume", 4), ("gpu_cap", 6),
-        ("news", 7),
+        ("start", 0), ("skipped", 1), ("data", 3), ("skipped", 4), ("checkpoint", 4), ("resume", 4), ("news", 7),
     ]  # fmt: skip
     assert "1 to 2" in run.events[1].words and run.events[2].words.startswith("rank 1: ")
     assert (run.events[5].time, run.events[5].tokens, run.events[3].tokens) == (50.0, 32.0, 40.0)

@@ -99,8 +99,7 @@ def test_of_a_run_that_died_the_last_line_is_shown(runs: bool | None, state: str
     assert any("step 1" in line and "2.125" in line for line in shown(made)[:3])
 
 
-@pytest.mark.parametrize("height", [6, 10, 24, 50])
-@pytest.mark.parametrize("width", [20, 60, 80, 200])
+@pytest.mark.parametrize(("width", "height"), [(20, 6), (60, 24), (80, 10), (200, 50)])
 def test_it_fits_and_the_important_lines_come_first(width: int, height: int) -> None:
     text = {"event": "sample", "step": 1, "tokens": 9, "text": "long " * 500}
     events = [START, *map(train, range(60)), text, *({"event": "removed", "step": step} for step in range(50))]
