@@ -8,11 +8,10 @@ from typing import NamedTuple
 from rich.text import Text
 
 from llmc_jax.base import text
-from llmc_jax.base.commands import typed
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.numbers import number
 from llmc_jax.base.streams import escaped
-from llmc_jax.logs.files import MAIN_LOG, METRICS, runs_in
+from llmc_jax.logs.files import METRICS, runs_in
 from llmc_jax.logs.follow import recent
 from llmc_jax.logs.state import RUNNING, RunState, run_state
 from llmc_jax.logs.words import state_words
@@ -34,12 +33,7 @@ def metrics_of(path: Path) -> Path | None:
 
 def absent(path: Path) -> InputError:
     """Return the error of a path that holds no run."""
-    advice = "give a run folder (-o of train.py), or a folder of them"
-    if not path.exists():
-        return InputError(f"{path}: there is no such folder; {advice}")
-    if path.is_dir() and (path / MAIN_LOG).is_file():
-        advice = f"for a {MAIN_LOG} alone, use {typed('report')}"
-    return InputError(f"{path}: contains no run (no {METRICS}); {advice}")
+    return InputError(f"{path}: no run (no {METRICS}); give a run folder (-o of train.py), or a folder of them")
 
 
 class Row(NamedTuple):

@@ -21,7 +21,7 @@ from llmc_jax.base.streams import takes_ascii_only
 from llmc_jax.logs.files import runs_in
 from llmc_jax.logs.state import DIED, own_process
 from llmc_jax.report import command as report
-from llmc_jax.watch.folder import ShelfPage, absent, metrics_of, table
+from llmc_jax.watch.folder import ShelfPage, metrics_of, table
 from llmc_jax.watch.live import RunPage, look_all
 from llmc_jax.watch.view import Room
 
@@ -85,12 +85,6 @@ def test_another_users_run_hides_no_other_run(tmp_path: Path, monkeypatch: pytes
         os.seteuid(user)
         closed.chmod(0o755)
     assert found == [[Path("a")], [Path("a")]]
-
-
-def test_a_path_without_a_run_says_what_to_give(tmp_path: Path) -> None:
-    assert "no such folder" in str(absent(tmp_path / "x")) and "contains no run" in str(absent(tmp_path))
-    (tmp_path / "main.log").touch()
-    assert "llmc-jax report" in str(absent(tmp_path))
 
 
 # ---- a run
