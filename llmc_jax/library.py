@@ -331,8 +331,8 @@ def estimate(
 ) -> "Answer":
     """Return whether train.py's flags fit on a GPU, how fast a step is, how long a run takes and what it costs.
 
-    flags: as one types them; the data need not be there. gpu: a short name such as "h100", the driver's name, or the
-    path of a .toml file of your own; None: the device at hand. devices: how many; 0: as flags say, or one. quick:
+    flags: as one types them; the data need not be there. gpu: a short name such as "h100", or the driver's name; None:
+    the device at hand. devices: how many; 0: as flags say, or one. quick:
     compile nothing, otherwise memory is that of the compiled program. tokens: to train on, in place of -x. price: USD
     for an hour of one GPU. network: Gbit/s of each GPU between machines.
 

@@ -4,9 +4,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks.gpu import calls
-from benchmarks.gpu.times import number_of_sets
-from llmc_jax.trials import clock, problems
+from benchmarks.gpu import calls, clock, times, work
+from llmc_jax.trials import problems
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -22,14 +21,14 @@ def test_what_is_overwritten_goes_on_from_its_outputs(function: str) -> None:
     wanted = list(given.arrays)
     for _ in range(3):
         found = jax.jit(bound)(*wanted)
-        for at, output in zip(given.donated, given.becomes, strict=True):
+        for at, output in work.in_place(given).items():
             wanted[at] = found[output]
     run = calls.InPlace(bound, [given])
     for _ in range(2):
         run.prepare()
         run.run_calls(3)
-        assert list(run.changed[0]) == list(given.donated)
-        assert all(jnp.array_equal(run.changed[0][at], wanted[at]) for at in given.donated)
+        assert list(run.changed[0]) == list(work.in_place(given))
+        assert all(jnp.array_equal(run.changed[0][at], wanted[at]) for at in work.in_place(given))
 
 
 def test_time_of_one_set(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,10 +38,66 @@ def test_time_of_one_set(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("moved, held, sets", [(200e6, 100e6, 8), (500e6, 100e6, 4), (3e9, 100e6, 1), (200e6, 5e9, 2)])
-def test_number_of_sets(moved: float, held: float, sets: int) -> None:
+def test_number_of_sets(moved: float, held: float, sets: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A program moves 2 GB, of no more inputs than the memory of a small card holds."""
 
     class Array:
         nbytes = held
 
-    assert number_of_sets(problems.Problem("f", (Array(),), lambda f: f, int(moved))) == sets  # type: ignore
+    monkeypatch.setattr(times, "bytes_of", lambda _: moved)
+    assert times.number_of_sets(problems.Problem("f", (Array(),), lambda f: f)) == sets  # type: ignore[arg-type]
+
+
+def test_compulsory_bytes() -> None:
+    """Of 6 x 64 logits in bf16 read and written, and three arrays of 4 bytes a row; AdamW's copy is only written."""
+    classifier = problems.problem("classifier", "bf16", [6, 60, 64], seed=1)
+    adamw = problems.problem("adamw_update", "bf16", [4096], seed=1)
+    assert work.bytes_of(classifier) == 2 * 2 * 6 * 64 + 12 * 6
+    assert work.bytes_of(adamw) == 4096 * (6 * 4 + 2 + 2)
+
+
+# ----- the clock, with a device and a time that are made up -----------------------------------------------------------
+
+
+class Device:
+    """Runs what is queued, one after another; the host takes time to queue a call, and to wait for the last."""
+
+    def __init__(self, call: float, *, start: float = 30e-6, wait: float = 300e-6, first: float = 5.0) -> None:
+        self.call, self.start, self.wait, self.first = call, start, wait, first
+        self.now, self.prepared, self.rounds = 0.0, 0, []
+
+    def clock(self) -> float:
+        return self.now
+
+    def prepare(self) -> None:
+        self.now += 1.0
+        self.prepared += 1
+
+    def run_calls(self, calls: int) -> None:
+        begin, done = self.now, self.now
+        for _ in range(calls):
+            self.now += self.start
+            done = max(done, self.now) + self.call
+        self.now = max(self.now, done) + self.wait + (0.0 if self.rounds else self.first)
+        self.rounds.append(self.now - begin)
+
+
+@pytest.mark.parametrize("call", [40e-6, 250e-6, 3.5e-3, 0.12])
+def test_neither_start_nor_wait_is_measured(call: float) -> None:
+    device = Device(call)
+    found = clock.timing(device.run_calls, device.prepare, clock=device.clock)
+    assert found.seconds == pytest.approx(call, rel=0.02)
+    assert min(device.rounds[-9:]) >= clock.ROUND
+    assert found.calls == 1 or found.calls * call < 2 * clock.ROUND  # no longer than need be
+    assert device.prepared == len(device.rounds)
+
+
+def test_the_spread_is_that_of_the_rounds() -> None:
+    times = iter([5.0, 0.03, 0.02, 0.025, 0.02, 0.02, 0.02, 0.02, 0.02, 0.04])
+    now = [0.0]
+
+    def run_calls(calls: int) -> None:
+        now[0] += calls * next(times)
+
+    found = clock.timing(run_calls, clock=lambda: now[0])
+    assert found.seconds == pytest.approx(0.02) and found.spread == pytest.approx(1.0) and found.calls == 1

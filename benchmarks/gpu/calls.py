@@ -4,7 +4,8 @@ from typing import Any
 
 import jax
 
-from llmc_jax.trials.clock import Timing, queued, timing
+from benchmarks.gpu.clock import Timing, queued, timing
+from benchmarks.gpu.work import in_place
 from llmc_jax.trials.problems import Function, Problem
 
 
@@ -15,7 +16,7 @@ def time_of(solver: Function, sets: list[Problem], *, quick: bool = False) -> Ti
     cache nor the time to start a kernel is measured. What overwrites its inputs goes on from its own outputs.
     """
     bound = sets[0].bind(solver)
-    if sets[0].donated:
+    if in_place(sets[0]):
         run = InPlace(bound, sets)
         found = timing(run.run_calls, run.prepare, **pace(quick))
     else:
@@ -36,10 +37,9 @@ class InPlace:
     """
 
     def __init__(self, bound: Function, sets: list[Problem]) -> None:
-        self.sets, self.donated = sets, sets[0].donated
+        self.sets, self.donated = sets, in_place(sets[0])
         self.kept = [{k: array for k, array in enumerate(each.arrays) if k not in self.donated} for each in sets]
         self.changed: list[dict[int, jax.Array]] = []
-        becomes = sets[0].becomes
 
         def call(changed: list[dict[int, jax.Array]], kept: list[dict[int, jax.Array]]) -> tuple[Any, Any]:
             """Return the arrays that take the place of the changed ones, and the other outputs."""
@@ -47,8 +47,8 @@ class InPlace:
             for mine, rest in zip(changed, kept, strict=True):
                 arrays = mine | rest
                 found = bound(*[arrays[k] for k in sorted(arrays)])
-                following.append({k: found[output] for k, output in zip(self.donated, becomes, strict=True)})
-                others.append([array for output, array in enumerate(found) if output not in becomes])
+                following.append({k: found[output] for k, output in self.donated.items()})
+                others.append([array for output, array in enumerate(found) if output not in self.donated.values()])
             return following, others
 
         self.program = jax.jit(call, donate_argnums=0)

@@ -8,11 +8,11 @@ from contextlib import suppress
 from importlib import metadata
 from typing import Any
 
+from benchmarks.gpu.clock import Timing, queued, timing
 from llmc_jax.base.errors import InputError
 from llmc_jax.machine.device import first_device
 from llmc_jax.machine.nvml import pci_bus_id
 from llmc_jax.trials.children import Figures
-from llmc_jax.trials.clock import Timing, queued, timing
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp8": "float8_e4m3fn"}
 LIBRARY_FP8 = "__cublas$lt$matmul$f8"  # in the text of a program that calls cuBLASLt

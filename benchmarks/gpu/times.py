@@ -10,9 +10,10 @@ import jax
 
 from benchmarks.gpu import solvers
 from benchmarks.gpu.calls import pace, time_of
+from benchmarks.gpu.clock import queued, timing
+from benchmarks.gpu.work import bytes_of
 from llmc_jax.trials import problems
 from llmc_jax.trials.children import Figures
-from llmc_jax.trials.clock import queued, timing
 from llmc_jax.trials.problems import Problem
 
 SETS_BYTES = 12e9  # of inputs at most
@@ -40,7 +41,7 @@ def measure(
     sets = [least] + [problems.problem(function, dtype, sizes, seed + k, **options) for k in range(1, number)]
     solver = solvers.implementation(function, implementation, interpret=interpret, form=form)
     ours = time_of(solver, sets, quick=interpret)
-    figures: Figures = {"us": 1e6 * ours.seconds, "GB/s": least.bytes / ours.seconds / 1e9, "spread": ours.spread}
+    figures: Figures = {"us": 1e6 * ours.seconds, "GB/s": bytes_of(least) / ours.seconds / 1e9, "spread": ours.spread}
     if against:
         other = time_of(solvers.implementation(function, against), sets, quick=interpret).seconds
         figures |= {f"{against} us": 1e6 * other, f"{against} / ours": other / ours.seconds}
@@ -50,7 +51,7 @@ def measure(
 def number_of_sets(given: Problem) -> int:
     """Return how many calls, each on inputs of its own, stand in one program."""
     nbytes = sum(array.nbytes for array in given.arrays)
-    return max(1, min(SETS, math.ceil(PROGRAM_BYTES / given.bytes), int(SETS_BYTES / nbytes)))
+    return max(1, min(SETS, math.ceil(PROGRAM_BYTES / bytes_of(given)), int(SETS_BYTES / nbytes)))
 
 
 def measure_attention(function: str, dtype: str, sizes: list[int], implementation: str, *, interpret: bool) -> Figures:
@@ -66,7 +67,8 @@ def measure_attention(function: str, dtype: str, sizes: list[int], implementatio
     both = jax.jit(given.bind(pair))
     once = timing(queued(lambda: forward(qkv)), **pace(interpret)).seconds
     seconds, spread, _ = timing(queued(lambda: both(dout, qkv)), **pace(interpret))
-    flops = given.flops
+    B, T, _, HS = sizes
+    flops = 7 * B * num_heads * T * T * HS
     return {
         "us": 1e6 * seconds, "TFLOP/s": flops / seconds / 1e12, "spread": spread,
         "forward us": 1e6 * once, "forward TFLOP/s": flops * 2 / 7 / once / 1e12,

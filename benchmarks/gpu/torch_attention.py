@@ -1,7 +1,7 @@
 """The peer of our attention kernels: PyTorch's, alone, on the same shapes. Imports nothing of JAX."""
 
+from benchmarks.gpu.clock import timing
 from llmc_jax.trials.children import Figures, NotMeasured
-from llmc_jax.trials.clock import timing
 
 
 def measure(sizes: list[int], backend: str, *, quick: bool = False) -> Figures:

@@ -1,20 +1,13 @@
 """Graphics cards as they are rented: the memory that CUDA finds, links, and how many are in a machine.
 
 A card has a row in three tables, by the name that the driver reports: its peaks (gpus.GPUS), what a compiler must know
-(gpus.TARGETS) and what is here. `named` finds one by any name, or reads a small file that describes another one.
-Leaves out prices (plan/prices.toml). Knows no JAX.
+(gpus.TARGETS) and what is here. `named` finds one by any name. Leaves out prices (plan/prices.toml). Knows no JAX.
 """
 
-import tomllib
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Annotated, Any, NamedTuple, get_type_hints
+from typing import NamedTuple
 
-from llmc_jax.base import plain
 from llmc_jax.base.errors import InputError
-from llmc_jax.base.plain import Where
-from llmc_jax.machine import gpus
-from llmc_jax.machine.gpus import GPUS, MIB, TARGETS, Gpu, Target
+from llmc_jax.machine.gpus import MIB, TARGETS, Target
 
 GIB = 2**30
 
@@ -70,34 +63,14 @@ CARDS = {
     "NVIDIA L40S": Card(int(44.39 * GIB), PCIE4, "PCIe 4.0 x16", 8),
     "NVIDIA RTX PRO 6000 Blackwell Server Edition": Card(int(94.97 * GIB), PCIE5, "PCIe 5.0 x16", 8),
 }
-BUILT_IN = tuple(TARGETS)
 
 
 def named(name: str) -> Target:
-    """Return a GPU by its short name or the driver's, in any case, or by a .toml file that describes one.
-
-    A file's card joins the tables of this process under its name. Raises InputError for a name that is not known, and
-    for a file that does not describe a card.
-    """
-    if name.lower().endswith(".toml"):
-        return _own(Path(name))
+    """Return a GPU by its short name or the driver's, in any case. Raises InputError for one that is not known."""
     found = {_plain(word): target for short, target in TARGETS.items() for word in (short, target.device_kind)}
     if _plain(name) in found:
         return found[_plain(name)]
-    known = ", ".join(TARGETS)
-    raise InputError(f"GPU {name!r} is not known here: take one of {known}, or a .toml file of your own (docs/plan.md)")
-
-
-def card_of(target: Target) -> Card:
-    """Return the row of CARDS of a GPU that `named` has returned."""
-    return CARDS[target.device_kind]
-
-
-def short_name(target: Target) -> str:
-    """Return the key of TARGETS of a GPU that `named` has returned."""
-    name = name_of(target.device_kind)
-    assert name is not None
-    return name
+    raise InputError(f"GPU {name!r} is not known here: take one of {', '.join(TARGETS)}")
 
 
 def name_of(kind: str) -> str | None:
@@ -108,65 +81,3 @@ def name_of(kind: str) -> str | None:
 def _plain(name: str) -> str:
     """Return a name without what people write differently: case, spaces and hyphens."""
     return name.lower().replace(" ", "").replace("-", "").replace("_", "")
-
-
-# ----- a card of your own ---------------------------------------------------------------------------------------------
-
-LARGEST = 1e12  # of any number, in its unit
-LEAST_MEMORY = 300  # MiB; a smaller number is one of GB
-NAME = Annotated[str, Where(lambda text: bool(text.strip()))]
-POSITIVE = Where(lambda number: 0 < number < LARGEST)
-NUMBER, WHOLE = Annotated[float, POSITIVE], Annotated[int, POSITIVE]
-# Every key of a file, with its type: a field of one of the tables.
-KEYS: dict[str, Any] = {"name": NAME, "like": NAME}
-for _name, _kind in (get_type_hints(Target) | get_type_hints(Gpu) | get_type_hints(Card)).items():
-    KEYS[_name] = {str: NAME, int: WHOLE}.get(_kind, NUMBER)
-KEYS["memory"] = Annotated[int, Where(lambda mib: LEAST_MEMORY <= mib < LARGEST)]
-KEYS["capability"] = Annotated[str, Where(lambda text: bool(gpus.CAPABILITY.fullmatch(text)))]
-UNITS = {"memory": "MiB, as nvidia-smi shows them", "capability": 'a compute capability such as "8.9"'}
-
-
-def _own(path: Path) -> Target:
-    """Read a card from a file, put it into the tables and return it."""
-    facts = _facts(path)
-    if facts["like"] not in BUILT_IN:
-        raise InputError(
-            f"{path}: like: {facts['like']!r} is no card that is known here; take one of {', '.join(BUILT_IN)}"
-        )
-    like, name, kind = TARGETS[facts["like"]], facts["name"].lower(), facts.get("device_kind", facts["name"])
-    if name in BUILT_IN or kind in {TARGETS[short].device_kind for short in BUILT_IN}:
-        raise InputError(f"{path}: name: {name!r} is a card that is known already; give yours another name")
-    for key, unit in (("memory", MIB), ("link", 1e9)):
-        if key in facts:
-            facts[key] *= unit
-    CARDS[kind] = _changed(card_of(like), facts)
-    TARGETS[name] = target = _changed(like, facts | {"device_kind": kind})
-    GPUS[kind] = _changed(like.gpu, facts | ({"memory": facts["memory"] / 1e9} if "memory" in facts else {}))
-    return target
-
-
-def _changed[Row: (Card, Target, Gpu)](row: Row, facts: Mapping[str, Any]) -> Row:
-    """Return a row of a table with what a file says of it."""
-    return row._replace(**{key: facts[key] for key in row._fields if key in facts})
-
-
-def _facts(path: Path) -> dict[str, Any]:
-    """Return what a card's file says, checked. Raises InputError in one line."""
-    try:
-        facts = tomllib.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
-    except (ValueError, RecursionError) as error:  # a whole number of too many digits is no TOMLDecodeError
-        raise InputError(f"{path}: not TOML: {error}") from None
-    for key in ("name", "like"):
-        if key not in facts:
-            raise InputError(f'{path}: {key} is missing; a card needs at least name = "mine" and like = "rtx4090"')
-    if unknown := sorted(set(facts) - set(KEYS)):
-        raise InputError(f"{path}: {unknown[0]}: not known; a card has {', '.join(KEYS)}")
-    try:
-        return {key: plain.from_json(KEYS[key], value, key) for key, value in facts.items()}
-    except (ValueError, OverflowError) as error:
-        units = "; ".join(f"{key} is {words}" for key, words in UNITS.items())
-        raise InputError(
-            f"{path}: {error}; texts are in quotes, numbers above 0 and below {LARGEST:.0e}, {units}"
-        ) from None

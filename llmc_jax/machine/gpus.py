@@ -9,7 +9,6 @@ from typing import Literal, NamedTuple
 from llmc_jax.base.errors import InputError
 
 Precision = Literal["fp16", "bf16", "tf32", "fp32"]
-CAPABILITY = re.compile(r"\d{1,2}\.\d")  # a compute capability
 
 
 class Gpu(NamedTuple):

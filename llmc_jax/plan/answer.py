@@ -16,7 +16,6 @@ from llmc_jax.config.model import ModelConfig
 from llmc_jax.config.train import AUTO_BATCH, TrainConfig
 from llmc_jax.kernels import Choice, Machine
 from llmc_jax.machine import cards
-from llmc_jax.machine.cards import Card
 from llmc_jax.machine.device import describe_device
 from llmc_jax.machine.gpus import machine_of, this_machine
 from llmc_jax.machine.jax_setup import MEMORY_SHARE, configure
@@ -27,7 +26,7 @@ from llmc_jax.plan.cpu import calibration
 from llmc_jax.plan.memory import CPU, Memory, computed
 from llmc_jax.plan.network import GBIT, Network, network_of
 from llmc_jax.plan.plan import Plan, make_plan
-from llmc_jax.plan.search import Largest, auto_sizes, largest_size, limit_of, mark_fastest, sizes, ways
+from llmc_jax.plan.search import Largest, auto_sizes, largest_size, limit_of, sizes, ways
 from llmc_jax.plan.separate import Say, compiled_apart
 from llmc_jax.plan.time import StepTime, step_time
 
@@ -36,11 +35,8 @@ class Place(NamedTuple):
     """The device that is planned for, and how many of them a run takes which does not say it."""
 
     name: str | None  # a GPU's short name; None: a CPU, or a GPU that nothing can be compiled for elsewhere
-    label: str  # what a reader calls it
     machine: Machine
-    memory: int | None  # bytes in all; None: not known
-    available: int | None  # of these, what JAX's allocator may take
-    card: Card | None  # its links; None: not known
+    available: int | None  # bytes that JAX's allocator may take; None: not known
     devices: int
 
 
@@ -71,8 +67,6 @@ class Answer(NamedTuple):
     place: Place
     kernels: tuple[Choice, ...]
     memory: Memory  # compiled where that was wanted and can be
-    computed: Memory
-    not_compiled: str | None  # why not, where it was wanted
     step: StepTime
     network: Network | None  # that several devices are taken to have
     course: Course | None  # None: nothing says how many steps the run makes
@@ -92,29 +86,16 @@ class Wishes(NamedTuple):
 # ----- the device -----------------------------------------------------------------------------------------------------
 
 
-def place_named(name: str | None) -> Place:
+def place_of(name: str | None) -> Place:
     """Return a GPU by a name that `cards.named` knows; None: the device at hand. Raises InputError."""
-    if name is None:
-        return place_here()
-    target = cards.named(name)
-    card = cards.card_of(target)
-    return Place(
-        cards.short_name(target), target.device_kind, machine_of(target.device_kind), card.memory,
-        int(MEMORY_SHARE * card.memory), card, 1,
-    )  # fmt: skip
-
-
-def place_here() -> Place:
-    """Return the device at hand. Initialises JAX's backend."""
+    if name is not None:
+        kind = cards.named(name).device_kind
+        return Place(cards.name_of(kind), machine_of(kind), int(MEMORY_SHARE * cards.CARDS[kind].memory), 1)
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # a plan takes none of a GPU's memory
     configure()
     device, machine = describe_device(), this_machine()
-    if machine.platform == "cpu":
-        return Place(None, device.kind, machine, device.memory_bytes, device.memory_bytes, None, 1)
-    card, name = cards.CARDS.get(machine.kind), cards.name_of(machine.kind)
-    return Place(
-        name, device.kind, machine, None if card is None else card.memory, device.memory_bytes, card, device.num_devices
-    )
+    devices = 1 if machine.platform == "cpu" else device.num_devices
+    return Place(cards.name_of(machine.kind), machine, device.memory_bytes, devices)
 
 
 # ----- a model on it --------------------------------------------------------------------------------------------------
@@ -140,7 +121,8 @@ class Planner(NamedTuple):
         gpu = CPU if self.place.machine.platform == "cpu" else self.place.name
         if gpu is None:
             raise InputError(
-                f"nothing can be compiled for {self.place.label} elsewhere: it is not in llmc_jax/machine/gpus.py"
+                f"nothing can be compiled for {self.place.machine.kind} elsewhere: it is not in "
+                "llmc_jax/machine/gpus.py"
             )
         if gpu == CPU and config.devices > 1:
             raise InputError("for several devices that a processor pretends to have nothing is compiled")
@@ -162,30 +144,28 @@ class Planner(NamedTuple):
         if config.batch_size != AUTO_BATCH:
             return config
         possible = auto_sizes(config)
-        fitting = (size for size in possible if self.fits(replace(config, batch_size=size)))
-        size = next(fitting, possible[-1] if possible else None)
-        if size is None:
+        if not possible:
             raise InputError(
                 f"-d {config.total_batch_size}: no -b divides it on {config.devices} devices; take another"
             )
-        return replace(config, batch_size=size)
+        fitting = (size for size in possible if self.fits(replace(config, batch_size=size)))
+        return replace(config, batch_size=next(fitting, possible[-1]))
 
     def largest(self, config: TrainConfig) -> tuple[Largest, ...]:
         """Return the largest -b of each way of computing a configuration, and the fastest of them marked."""
         if self.place.available is None:
             return ()
-        return mark_fastest([
-            self._row(way, largest_size(way, self.fits)) for way in ways(config, self.model.num_layers)
-        ])  # fmt: skip
+        rows = [self._largest(way) for way in ways(config, self.model.num_layers)]
+        best = max(rows, key=lambda row: row.tokens_per_second.typical if row.tokens_per_second else 0.0)
+        return tuple(row._replace(fastest=row is best and row.batch_size is not None) for row in rows)
 
-    def _row(self, way: TrainConfig, size: int | None) -> Largest:
-        """Return a way of computing with so many rows; None: not even the fewest fit."""
-        step = None if size is None else step_time(self.plan(replace(way, batch_size=size)), network=self.network)
+    def _largest(self, way: TrainConfig) -> Largest:
+        size = largest_size(way, self.fits)
         shown = next(iter(sizes(way)), None) if size is None else size
-        program = None if shown is None else computed(self.plan(replace(way, batch_size=shown))).program
+        plan = None if shown is None else self.plan(replace(way, batch_size=shown))
         return Largest(
-            way.recompute, way.recompute_blocks, way.zero_stage, size, program,
-            step and step.seconds, step and step.tokens_per_second,
+            way.recompute, way.recompute_blocks, way.zero_stage, size, plan and computed(plan).program,
+            step_time(plan, network=self.network).tokens_per_second if plan and size else None,
         )  # fmt: skip
 
 
@@ -197,11 +177,11 @@ def answer(
 ) -> Answer:
     """Return memory and time of a configuration on a device.
 
-    config: `asked_config` of train.py's flags. gpu: as `place_named` knows it; None: the device at hand. say: is told
+    config: `asked_config` of train.py's flags. gpu: as `place_of` knows it; None: the device at hand. say: is told
     of what takes seconds before it begins. largest: look for the largest -b of each way too. Raises InputError for what
     cannot run there.
     """
-    place = place_named(gpu)
+    place = place_of(gpu)
     asked = replace(config, devices=config.devices or place.devices)
     validate(asked)
     planner = Planner(checked_model(asked), place, network_of(place.machine.kind, wishes.network), say)
@@ -220,8 +200,6 @@ def answer(
         place=place,
         kernels=plan.choices,
         memory=memory,
-        computed=computed(plan),
-        not_compiled=problem,
         step=step,
         network=planner.network if step.exchanges else None,
         course=course(
@@ -243,7 +221,8 @@ def not_known(planner: Planner, step: StepTime, memory: Memory, problem: str | N
             f"that {whose}; --operations names each."
         )
     if step.exchanges:
-        inside = f"{planner.place.card.link_name} " if planner.place.card else ""
+        card = cards.CARDS.get(planner.place.machine.kind)
+        inside = f"{card.link_name} " if card else ""
         yield (
             f"Sending: no two GPUs have run this yet. {inside}is taken at {100 * network.reached:.0f} % of "
             f"{network.inside / 1e9:g} GB/s, the network between machines of {network.node} at "

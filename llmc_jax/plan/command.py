@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from llmc_jax.plan.answer import Wishes
 
 OWN = (
-    own("--gpu", "NAME", None, "the GPU to plan for: h100, a100, rtx4090 and more (an unknown name lists all), its "
-        "driver's name, or a .toml file of your own (docs/plan.md); without it the device at hand"),
+    own("--gpu", "NAME", None, "the GPU to plan for: h100, a100, rtx4090 and more (an unknown name lists all), or its "
+        "driver's name; without it the device at hand"),
     own("--quick", "", False, "compute the memory, compile nothing"),
     own("--operations", "", False, "also a line for each operation: FLOPs, bytes, floor, time", excludes="sweep"),
     own("--sweep", "NAME=LIST", None, "only a table, over values of gpu or one of train.py's options: devices=1,2,4,8"),

@@ -66,16 +66,16 @@ class Course(NamedTuple):
 def course(
     step: Interval,
     config: TrainConfig,
+    forward: Interval,
     *,
-    forward: Interval | None = None,
     tokens: float | None = None,
     data: Data | None = None,
     price: Price | None = None,
 ) -> Course | None:
     """Return steps, time and cost of a run; None where nothing says how many steps it makes.
 
-    step: seconds of one. forward: seconds of a micro-batch's forward; None: a third of its part of a step. tokens: to
-    train on, in place of -x. data: `data_of(config)`. price: None: money is not known.
+    step: seconds of one. forward: seconds of a micro-batch's forward. tokens: to train on, in place of -x.
+    data: `data_of(config)`. price: None: money is not known.
     Raises InputError for tokens that make no step.
     """
     length = length_of(config, tokens, data)
@@ -84,8 +84,7 @@ def course(
     every, steps = config.val_every, length.steps
     validations = steps // every + 1 + (steps % every > 0) if every else 0
     batches = -(-max(0, config.val_batches) * config.reading_processes // max(1, config.devices))
-    one = forward or step.times(1 / (3 * config.grad_accumulation))
-    validating = one.times(validations * batches)
+    validating = forward.times(validations * batches)
     seconds = total([step.times(steps), validating])
     gpu_hours = seconds.times(max(1, config.devices) / HOUR)
     return Course(

@@ -1,7 +1,6 @@
 """The answer to `plan` as text: a section for each question. Leaves out how it is found (answer.py)."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
 
 from llmc_jax.base import text
 from llmc_jax.base.numbers import Interval
@@ -12,42 +11,35 @@ from llmc_jax.plan.course import Course
 from llmc_jax.plan.search import Largest
 from llmc_jax.plan.time import OperationTime, StepTime
 
-ENDS = ("low", "typical", "high")
-
-
-class Table(NamedTuple):
-    """Cells under their headings; `words` are the headings of columns that hold words, `optional` what may go."""
-
-    headings: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    words: Sequence[str]
-    optional: Sequence[str] = ()
-
-
-Section = tuple[Table | None, Sequence[str]]  # a table, and lines below it
+Rows = list[list[str]]  # of a table, its headings first
+WORDS, OPTIONAL = (
+    ("operation", "bound by", "from"),
+    ("kernels", "MB", "GFLOP"),
+)  # columns of words beside the first; what may go
+Section = tuple[Rows, Sequence[str]]  # a table, which may be empty, and lines below it
 
 
 def as_text(found: Answer, *, operations: bool = False, width: int | None = None) -> str:
     """Return the report. operations: with a line for each operation. width: cells; None: the screen's."""
     sections: list[Section] = [
-        (None, head(found)),
-        (None, [summary(found)]),
+        ([], head(found)),
+        ([], [summary(found)]),
         memory_section(found),
         step_section(found.step),
         *([operations_section(found.step)] if operations else []),
-        course_section(found),
+        course_section(found.course),
         *([largest_section(found)] if found.largest else []),
+        ([], ["not known", *(f"- {line}" for line in found.not_known)]),
     ]
-    shown = [_shown(*section, width) for section in sections]
-    not_known = _shown(None, ["not known", *(f"- {line}" for line in found.not_known)], width)
-    return "\n\n".join([*shown, not_known])
+    return "\n\n".join(part for rows, lines in sections for part in _parts(rows, lines, width))
 
 
-def _shown(table: Table | None, lines: Sequence[str], width: int | None) -> str:
-    above = []
-    if table is not None:
-        above = [text.table(table.headings, table.rows, left=table.words, optional=table.optional, width=width)]
-    return "\n".join([*above, *([""] if above and lines else []), *(text.wrapped(line, width) for line in lines)])
+def _parts(rows: Rows, lines: Sequence[str], width: int | None) -> Iterator[str]:
+    if rows:
+        words = [rows[0][0], *(heading for heading in rows[0] if heading in WORDS)]
+        yield text.table(rows[0], rows[1:], left=words, optional=OPTIONAL, width=width)
+    if lines:
+        yield "\n".join(text.wrapped(line, width) for line in lines)
 
 
 # ----- numbers --------------------------------------------------------------------------------------------------------
@@ -80,10 +72,25 @@ def amount(value: float) -> str:
 Quantity = tuple[str, Interval | None, float, Callable[[float], str]]  # its name, values, their scale, how one is shown
 
 
-def quantities(heading: str, rows: Sequence[Quantity]) -> Table:
+def quantities(heading: str, rows: Sequence[Quantity]) -> Rows:
     """Return a table of the three values of each quantity that has some."""
     cells = [[name, *(shown(scale * value) for value in values)] for name, values, scale, shown in rows if values]
-    return Table([heading, *ENDS], cells, [heading])
+    return [[heading, *Interval._fields], *cells]
+
+
+UNITS = ((259200, 86400, "days"), (3600, 3600, "hours"), (60, 60, "minutes"), (1, 1, "s"), (0, 1e-3, "ms"))
+
+
+def unit_of(seconds: float) -> tuple[float, str]:
+    """Return the unit that seconds are shown in: its own seconds, and its name."""
+    return next((size, name) for least, size, name in UNITS if seconds >= least)
+
+
+def spread(seconds: Interval) -> str:
+    """Return an interval of seconds in short: 117 ms (104 to 134)."""
+    size, name = unit_of(seconds.typical)
+    low, typical, high = (three(value / size) for value in seconds)
+    return f"{typical} {name} ({low} to {high})"
 
 
 # ----- what is planned ------------------------------------------------------------------------------------------------
@@ -95,7 +102,7 @@ def head(found: Answer) -> list[str]:
     count, each = (f"{setting.devices} x ", " on each device") if setting.devices > 1 else ("", "")
     parts = "1 micro-batch" if setting.micro_batches == 1 else f"{setting.micro_batches} micro-batches"
     return [
-        f"{setting.model}, {setting.parameters:,} parameters, on {count}{found.place.label}",
+        f"{setting.model}, {setting.parameters:,} parameters, on {count}{found.place.machine.kind}",
         f"{flags_of(setting)}: {setting.tokens:,} tokens an update, {parts}{each}",
         f"{precision_of(setting)}; {kernels_text(found.kernels)}",
     ]
@@ -117,12 +124,10 @@ def precision_of(setting: Setting) -> str:
 
 
 def kernels_text(choices: Sequence[Choice]) -> str:
-    """Return what runs which operations: attention by cudnn, adamw and layernorm by xla."""
+    """Return what runs which operations: cudnn (attention); xla (adamw, layernorm)."""
     by: dict[str, list[str]] = {}
     for choice in choices:
         by.setdefault(choice.by, []).append(choice.operation)
-    if len(by) == 1:
-        return f"all kernels: {next(iter(by))}"
     return "kernels: " + "; ".join(f"{name} ({', '.join(operations)})" for name, operations in by.items())
 
 
@@ -145,26 +150,12 @@ def verdict(found: Answer) -> str:
         return f"Whether it fits is not known: {takes}, and nothing says how much the device has."
     on_cpu, alone = found.place.machine.platform == "cpu", found.setting.devices == 1
     whose = ("this machine has" if alone else "each device has") if on_cpu else "JAX may take"
+    may_take = f"the {gib(memory.available)} that {whose}"
     if memory.fits:
-        return f"It fits: {takes} of the {gib(memory.available)} that {whose}."
+        return f"It fits: {takes} of {may_take}."
     if memory.spare < 0:
-        return f"It does not fit: {takes}, {gib(-memory.spare)} more than the {gib(memory.available)} that {whose}."
-    return f"It does not fit: beside JAX's {gib(memory.available)} there is no room for {gib(memory.beside)} more."
-
-
-UNITS = ((259200, 86400, "days"), (3600, 3600, "hours"), (60, 60, "minutes"), (1, 1, "s"), (0, 1e-3, "ms"))
-
-
-def unit_of(seconds: float) -> tuple[float, str]:
-    """Return the unit that seconds are shown in: its own seconds, and its name."""
-    return next((size, name) for least, size, name in UNITS if seconds >= least)
-
-
-def spread(seconds: Interval) -> str:
-    """Return an interval of seconds in short: 117 ms (104 to 134)."""
-    size, name = unit_of(seconds.typical)
-    low, typical, high = (three(value / size) for value in seconds)
-    return f"{typical} {name} ({low} to {high})"
+        return f"It does not fit: {takes}, {gib(-memory.spare)} more than {may_take}."
+    return f"It does not fit: beside {may_take} there is no room for {gib(memory.beside)} more."
 
 
 # ----- memory ---------------------------------------------------------------------------------------------------------
@@ -174,24 +165,18 @@ COMPILED = "The program is the compiler's; what each kind takes of it is compute
 
 def memory_section(found: Answer) -> Section:
     """Return whether it fits, and what takes how much."""
-    memory, compiled = found.memory, found.memory.source == "compiled"
+    memory, available = found.memory, found.memory.available
     parts = {**memory.kinds, "unexplained": memory.unexplained, "the program": memory.program}
-    scale, unit = (2**30, "GiB") if memory.program >= 2**30 else (2**20, "MiB")
-    available = memory.available
-    rows = [
-        [name, f"{size / scale:,.2f}", in_percent(100 * size / available) if available else ""]
+    rows = [[f"fits? ({memory.source})", "GiB", f"of {gib(available)}" if available else "share"]]
+    rows += [
+        [name, f"{size / 2**30:,.2f}", in_percent(100 * size / available) if available else ""]
         for name, size in parts.items()
         if size
     ]
-    if compiled:
-        rows[-1].append(f"{found.computed.program / scale:,.2f}")
-    rows += [[part.name, f"{part.bytes / scale:,.2f}"] for part in memory.outside]
-    if memory.outside:
-        rows.append(["with all that", f"{memory.total / scale:,.2f}"])
-    heading, of = f"fits? ({memory.source})", f"of {gib(available)}" if available else "share"
-    notes = [COMPILED] if compiled else []
-    notes += [f"{part.name}, an estimate: {part.source}." for part in memory.outside]
-    return Table([heading, unit, of, "computed"], rows, [heading]), notes
+    rows += [[part.name, f"{part.bytes / 2**30:,.2f}", ""] for part in memory.outside]
+    rows.append(["with all that", f"{memory.total / 2**30:,.2f}", ""])
+    notes = [COMPILED] if memory.source == "compiled" else []
+    return rows, [*notes, *(f"{part.name}, an estimate: {part.source}." for part in memory.outside)]
 
 
 # ----- time -----------------------------------------------------------------------------------------------------------
@@ -224,7 +209,8 @@ def step_section(step: StepTime) -> Section:
 
 def operations_section(step: StepTime) -> Section:
     """Return a line for each operation, and below them where the shares of the peaks come from."""
-    headings = ("", "operation", "kernels", "GFLOP", "MB", "floor", "bound by", *ENDS, "of peak", "from")
+    ends = Interval._fields
+    headings = ["", "operation", "kernels", "GFLOP", "MB", "floor", "bound by", *ends, "of peak", "from"]
     sources = {each: chr(ord("a") + at) for at, each in enumerate(dict.fromkeys(map(_source, step.operations)))}
     phases = ["", *(each.phase for each in step.operations)]
     rows = [
@@ -237,9 +223,7 @@ def operations_section(step: StepTime) -> Section:
         for each, before in zip(step.operations, phases, strict=False)
     ]  # fmt: skip
     legend = "low, typical and high in ms, without the gaps between kernels; of peak from:"
-    return Table(headings, rows, ("", "operation", "bound by", "from"), ("kernels", "MB", "GFLOP")), [
-        legend, *(f"{letter}  {source}" for source, letter in sources.items())
-    ]  # fmt: skip
+    return [headings, *rows], [legend, *(f"{letter}  {source}" for source, letter in sources.items())]
 
 
 def _source(each: OperationTime) -> str:
@@ -250,18 +234,18 @@ def _source(each: OperationTime) -> str:
 # ----- the whole run --------------------------------------------------------------------------------------------------
 
 
-def course_section(found: Answer) -> Section:
+def course_section(course: Course | None) -> Section:
     """Return how long a run takes and what it costs."""
-    heading, course = "how long, how much?", found.course
+    heading = "how long, how much?"
     if course is None:
-        return None, [
+        return [], [
             f"{heading} Nothing says how many steps it makes: add -x, --tokens 10e9, -i with files that are here, or "
             "--preset."
         ]
     unit, name = unit_of(course.seconds.typical)
     rows: list[Quantity] = [
         (name, course.seconds, 1 / unit, three),
-        ("GPU hours", course.gpu_hours if found.setting.devices > 1 else None, 1, three),
+        ("GPU hours", course.gpu_hours, 1, three),
         ("USD", course.usd, 1, three),
     ]
     return quantities(heading, rows), list(_course_lines(course))
@@ -284,25 +268,19 @@ def _course_lines(course: Course) -> Iterator[str]:
 
 def largest_section(found: Answer) -> Section:
     """Return the largest -b of each way of computing, those of one -z beside each other, and the fastest."""
-    rows, several = found.largest, found.setting.devices > 1
-    headings = ["the largest -b"]
-    for stage in sorted({row.zero_stage for row in rows}):
+    several = found.setting.devices > 1
+    headings, cells = ["the largest -b"], dict[str, list[str]]()
+    for stage in sorted({row.zero_stage for row in found.largest}):
         headings += [f"-z {stage}: -b" if several else "-b", "tok/s"]
-    cells = dict[str, list[str]]()
-    for row in rows:
-        shown = ["none", ""]
-        if row.batch_size is not None and row.tokens_per_second is not None:
-            shown = [str(row.batch_size), f"{amount(row.tokens_per_second.typical)}{'*' if row.fastest else ' '}"]
-        cells.setdefault(_level(row), []).extend(shown)
-    best = next((row for row in rows if row.fastest), None)
-    if best is None:
-        least = min((row.program for row in rows if row.program is not None), default=None)
-        words = "" if least is None else f": the least that a step takes is {gib(least)}"
-        note = f"Not even the smallest -b fits in any of them{words}."
-    else:
+    for row in found.largest:
+        rate = row.tokens_per_second
+        shown = f"{amount(rate.typical)}{'*' if row.fastest else ' '}" if rate else ""
+        cells.setdefault(_level(row), []).extend([str(row.batch_size or "none"), shown])
+    note = "Not even the smallest -b fits in any of them."
+    for best in (row for row in found.largest if row.fastest):
         flags = f"-b {best.batch_size} {_level(best)}{f' -z {best.zero_stage}' if several else ''}"
         note = f"* the fastest of them: {flags} ({gib(best.program or 0)}, computed)"
-    return Table(headings, [[level, *row] for level, row in cells.items()], headings[:1]), [note]
+    return [headings, *([level, *row] for level, row in cells.items())], [note]
 
 
 def _level(row: Largest) -> str:

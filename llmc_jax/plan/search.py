@@ -30,7 +30,6 @@ class Largest(NamedTuple):
     zero_stage: int
     batch_size: int | None  # None: not even the fewest rows fit
     program: int | None  # bytes of the step's program, computed, with them or with the fewest; None: -d allows none
-    step: Interval | None  # seconds of an update
     tokens_per_second: Interval | None
     fastest: bool = False
 
@@ -105,10 +104,3 @@ def largest_size(config: TrainConfig, fits: Fits) -> int | None:
         return next((size for size in reversed(found) if fits(replace(config, batch_size=size))), None)
     count = bisect_left(found, True, key=lambda size: not fits(replace(config, batch_size=size)))  # of those that fit
     return found[count - 1] if count else None
-
-
-def mark_fastest(rows: Sequence[Largest]) -> tuple[Largest, ...]:
-    """Return rows with the one of the most tokens a second marked; among equals the first."""
-    timed = [row for row in rows if row.tokens_per_second is not None]
-    best = max(timed, key=lambda row: row.tokens_per_second.typical if row.tokens_per_second else 0.0, default=None)
-    return tuple(row._replace(fastest=row is best) for row in rows)

@@ -31,7 +31,7 @@ from llmc_jax.plan.memory import CPU, Memory
 
 Say = Callable[[str], None]
 PATIENCE = 1200  # seconds that one may take
-FORMAT = 2
+FORMAT = 3
 SOURCES = (*(f"llmc_jax/{name}" for name in ("models", "ops", "training", "kernels", "machine")), "pallas_kernels")
 FILES = ("plan", "compiled", "memory", "moments")  # of this room: what shapes a program and says what it takes
 PACKAGES = ("jax", "jaxlib")
@@ -78,24 +78,18 @@ def python_that_compiles() -> str:
 
 def digest(gpu: str, config: TrainConfig) -> str:
     """Return what tells programs apart: of what is asked, the versions and the sources."""
-    asked = _as_json(gpu, config)
-    shaping = {about.name: asked["config"][about.name] for about in OPTIONS if "program" in about.reaches}
+    shaping = {about.name: getattr(config, about.name) for about in OPTIONS if "program" in about.reaches}
+    target = None if gpu == CPU else gpus.known_target(gpu)
     sources = [path for name in SOURCES for path in (ROOT / name).rglob("*.py")]
     facts = {  # whether there is weight decay shapes the program; no earlier choice of kernels is read here
         "format": FORMAT,
-        "asked": asked | {"config": shaping | {"weight_decay": bool(shaping["weight_decay"]), "kernels_from": ""}},
+        "gpu": (gpu, target, target and target.gpu),
+        "config": shaping | {"weight_decay": bool(shaping["weight_decay"]), "kernels_from": ""},
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "versions": installed(*PACKAGES),
         "sources": digest_of_files([*sources, *(Path(__file__).with_name(f"{name}.py") for name in FILES)]),
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:24]
-
-
-def _as_json(gpu: str, config: TrainConfig) -> dict[str, Any]:
-    """Return what is asked as JSON has it, with the GPU's facts: it may be one of the user's own."""
-    target = None if gpu == CPU else gpus.known_target(gpu)
-    facts = target and {"target": target._asdict(), "gpu": target.gpu._asdict()}
-    return {"gpu": gpu, "config": dataclasses.asdict(config), "facts": facts}
 
 
 # ----- the process ----------------------------------------------------------------------------------------------------
@@ -108,7 +102,7 @@ def _compiled(gpu: str, config: TrainConfig, say: Say) -> Memory:
         "JAX_TRACEBACK_FILTERING": "off",  # else the last line of an error is about its traceback
     }  # fmt: skip
     say(f"compiling the step with -b {config.batch_size}, which is kept; --quick compiles nothing")
-    asked = json.dumps(_as_json(gpu, config))
+    asked = json.dumps({"gpu": gpu, "config": dataclasses.asdict(config)})
     try:
         found = answer_of("llmc_jax.plan.separate", asked=asked, limit=PATIENCE, environment=environment, python=python)
     except Failed as why:
@@ -123,9 +117,6 @@ def answer(asked: Mapping[str, Any]) -> dict[str, Any]:
     """Compile what is asked in this process; return its memory, or the problem, as JSON has it."""
     from llmc_jax.plan import compiled, memory
 
-    if facts := asked["facts"]:
-        target = gpus.Target(**facts["target"])
-        gpus.TARGETS[asked["gpu"]], gpus.GPUS[target.device_kind] = target, gpus.Gpu(**facts["gpu"])
     try:
         plan = compiled.plan_for(asked["gpu"], TrainConfig(**asked["config"]))
         found: dict[str, Any] = to_json(memory.compiled(plan, asked["gpu"])._replace(available=None, card=None))

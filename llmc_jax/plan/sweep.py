@@ -12,8 +12,8 @@ from llmc_jax.base.errors import InputError
 from llmc_jax.config.flags import given_options
 from llmc_jax.config.model import divisors
 from llmc_jax.config.train import AUTO_BATCH, OPTIONS, TrainConfig
-from llmc_jax.machine.cards import named, short_name
-from llmc_jax.plan.answer import Answer, Wishes, answer, place_here
+from llmc_jax.machine.cards import name_of, named
+from llmc_jax.plan.answer import Answer, Wishes, answer, place_of
 from llmc_jax.plan.report import amount, three
 
 GPU = "gpu"  # what is swept where it is no option
@@ -58,14 +58,14 @@ def swept(config: TrainConfig, gpu: str | None, sweep: Sweep, wanted: Wishes) ->
     Of a wished price, other GPUs than `gpu` take the table's.
     """
     name, values = sweep
-    own = None if gpu is None else short_name(named(gpu))
-    config = replace(config, devices=config.devices or (place_here().devices if own is None and name != GPU else 1))
+    own = None if gpu is None else name_of(named(gpu).device_kind)
+    config = replace(config, devices=config.devices or (place_of(None).devices if own is None and name != GPU else 1))
     rows = []
     for written, value in values.items():
         on = value if name == GPU else own
         one = config if name == GPU else fitted(replace(config, **{name: value}), name)
         try:
-            price = wanted.price if name != GPU or short_name(named(value)) == own else None
+            price = wanted.price if name != GPU or name_of(named(value).device_kind) == own else None
             rows.append(Row(written, on, one, answer(one, on, wanted._replace(quick=True, price=price), largest=False)))
         except InputError as error:
             rows.append(Row(written, on, one, None, "; ".join(line.strip() for line in str(error).splitlines())))

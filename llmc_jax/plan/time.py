@@ -40,9 +40,9 @@ from llmc_jax.plan.efficiency import (
     roofline,
 )
 from llmc_jax.plan.moments import largest_moment
-from llmc_jax.plan.network import Compute, Network, collective_seconds, network_of, step_of
+from llmc_jax.plan.network import Compute, Network, network_of, step_of
 from llmc_jax.plan.plan import Plan
-from llmc_jax.training.parallel.traffic import of_update
+from llmc_jax.training.parallel.traffic import Sent, of_update
 
 Definition = Literal["llm.c", "palm"]
 
@@ -62,16 +62,6 @@ class OperationTime(NamedTuple):
     efficiency: Efficiency
 
 
-class Exchange(NamedTuple):
-    """One collective of an update."""
-
-    kind: str  # all-reduce, reduce-scatter, all-gather
-    about: str  # a layer, wte, the loss, the norm, the weights
-    bytes: int
-    times: int
-    seconds: Interval  # all times together
-
-
 class StepTime(NamedTuple):
     """What a step takes."""
 
@@ -82,7 +72,7 @@ class StepTime(NamedTuple):
     flops: dict[Definition, int]  # of the model for these tokens, by definition
     peak: float = 0.0  # FLOP/s of all devices; 0 where it is not known
     gaps: Interval = certain(0.0)  # seconds between kernels
-    exchanges: tuple[Exchange, ...] = ()
+    exchanges: tuple[Sent, ...] = ()
     network: Interval = certain(0.0)  # seconds that sending adds
 
     @property
@@ -145,10 +135,12 @@ def step_time(plan: Plan, hardware: Hardware | Calibration | None = None, networ
     step = StepTime(card.kind, operations, computing, tokens, flops, devices * card.flops, gaps)
     if devices == 1:
         return step
-    seconds, exchanges = on_several(times, plan, card, network or network_of(card.kind))
+    # in a fixed order there are other collectives, which are taken to cost the same
+    sent = of_update(plan.model, plan.parallel._replace(fixed=False), plan.shape.micro_batches, plan.shape.element)
+    seconds = on_several(times, plan, card, network or network_of(card.kind), sent)
     # sorted, because what is computed fast hides less
     added = Interval(*sorted(both - alone for both, alone in zip(seconds, computing, strict=True)))
-    return step._replace(seconds=seconds, exchanges=exchanges, network=added)
+    return step._replace(seconds=seconds, exchanges=tuple(sent), network=added)
 
 
 def _times_on_cpu(plan: Plan, here: Calibration) -> Iterator[OperationTime]:
@@ -299,25 +291,16 @@ def together(times: Iterable[OperationTime]) -> Iterator[OperationTime]:
 
 
 def on_several(
-    times: Sequence[tuple[Work, OperationTime]], plan: Plan, card: Hardware, network: Network
-) -> tuple[Interval, tuple[Exchange, ...]]:
-    """Return the seconds of an update on one of several devices, and what they send each other.
-
-    In a fixed order there are other collectives, which are taken to cost the same.
-    """
-    devices, parts, ends = plan.parallel.devices, plan.shape.micro_batches, network.ends()
-    sent = of_update(plan.model, plan.parallel._replace(fixed=False), parts, plan.shape.element)
-    seconds = Interval(
-        *(step_of(_computing(times, parts, card, at), sent, devices, parts, end) for at, end in enumerate(ends))
-    )
-    exchanges = tuple(
-        Exchange(
-            each.kind, each.about, each.bytes, each.times,
-            Interval(*(each.times * collective_seconds(each.kind, each.bytes, devices, end) for end in ends)),
+    times: Sequence[tuple[Work, OperationTime]], plan: Plan, card: Hardware, network: Network, sent: Sequence[Sent]
+) -> Interval:
+    """Return the seconds of an update on one of several devices that send each other something."""
+    devices, parts = plan.parallel.devices, plan.shape.micro_batches
+    return Interval(
+        *(
+            step_of(_computing(times, parts, card, at), sent, devices, parts, end)
+            for at, end in enumerate(network.ends())
         )
-        for each in sent
-    )  # fmt: skip
-    return seconds, exchanges
+    )
 
 
 def _computing(times: Sequence[tuple[Work, OperationTime]], parts: int, card: Hardware, at: int) -> Compute:

@@ -4,7 +4,6 @@ children.py   the measuring processes, for their parent; what a measurement give
 worker.py     the measuring process
 problems.py   each operation as a problem: random inputs, who solves it, the answer in float64
 numerics.py   errors beside that answer, and whether the bits repeat
-clock.py      how long a call takes on the device
 candidates.py what is tried for a run, at its own shapes
 check.py      one of them tried, and a whole step on several beside XLA's
 search.py     what follows from it: which kernels are right, and with which of them the step is the fastest

@@ -3,6 +3,10 @@
 A task of children.py. Leaves out what is tried (candidates.py) and what follows from it (search.py).
 """
 
+import math
+import statistics
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
@@ -27,10 +31,10 @@ from llmc_jax.training.step import StepNumbers, StepOptions, train_step
 from llmc_jax.trials import candidates, numerics, problems
 from llmc_jax.trials.candidates import Case
 from llmc_jax.trials.children import Tried, running
-from llmc_jax.trials.clock import timing
 
 MATRIX_BYTES = 2e9  # of attention's T x T matrix in one layer, beyond which XLA's step does without it, and has no time
 BETA1 = 0.9
+ROUND, ROUNDS = 0.3, 3  # seconds of a round of steps, in which the device never waits for the host
 Rows = tuple[tuple[str, str], ...]  # operations, and the names of the rows that run them
 WHOLE_IN_FP64 = 2**28  # elements of AdamW's buffers; beyond that they are compared in float32
 
@@ -153,4 +157,16 @@ def _step(case: Case, given: dict[str, Function], options: compiling.Options) ->
 
     with running():
         loss, gradient = float(run_calls(1).loss), np.asarray(states[0].buffers["m"]) / np.float32(1 - BETA1)
-        return Step(loss, gradient, 1.0 if case.interpret else timing(run_calls, least=0.3, rounds=3).seconds)
+        return Step(loss, gradient, 1.0 if case.interpret else _seconds_of(run_calls))
+
+
+def _seconds_of(run_calls: Callable[[int], Any]) -> float:
+    """Return the seconds of one call, of which run_calls(n) queues n and waits for the last: the median of rounds."""
+
+    def took(calls: int) -> float:
+        start = time.perf_counter()
+        run_calls(calls)
+        return (time.perf_counter() - start) / calls
+
+    calls = math.ceil(ROUND / took(1))
+    return statistics.median(took(calls) for _ in range(ROUNDS))

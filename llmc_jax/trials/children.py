@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from multiprocessing.connection import Pipe
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -77,13 +77,16 @@ class Stuck(Exception):
 
 
 class Children:
-    """One child at a time, begun when a task needs it; `close` ends the last one."""
+    """One child at a time, begun when a task needs it; `close` ends the last one.
+
+    A child ends by itself where its connection does: when the parent is gone too.
+    """
 
     def __init__(self, environment: Mapping[str, str], folder: Path = ROOT) -> None:
         self.environment = child_environment(environment)
         self.folder = folder
         self.stuck: int | None = None  # the id of a process that cannot be ended
-        self._child: _Child | None = None
+        self._child: tuple[Child, Connection] | None = None
 
     def measure(self, task: Task, until: float = float("inf")) -> Outcome:
         """Return what came of a task. until: a time of `time.monotonic` at which it is over, come what may.
@@ -92,66 +95,57 @@ class Children:
         """
         if self.stuck is not None:
             raise Stuck(f"process {self.stuck} cannot be ended")
-        began, fresh = time.monotonic(), False
+        began, limit = time.monotonic(), time.monotonic() + task.seconds
         if self._child is None:
-            self._child, fresh = _Child(self.environment, self.folder), True
-        limit = began + task.seconds + (START_SECONDS if fresh else 0)
-        kind, content = self._child.ask(task, min(limit, until))
+            self._child, limit = self._begun(), limit + START_SECONDS
+        kind, content = self.ask(task, min(limit, until))
         since = None  # when it began to run what is compiled
         while kind == "RUNNING":
             now = time.monotonic()
             since, limit = now if content else None, now + task.seconds
-            kind, content = self._child.ask(None, min(limit, until))
+            kind, content = self.ask(None, min(limit, until))
         if kind == "TIME" and limit <= until:
             told = f"not done after {task.seconds:g} s"
             kind, content = ("SPOILT", told) if since else ("UNJUDGED", f"{told}, compilation included")
-        elif kind == "ENDED":
-            kind, content = self._child.last_words()
         if kind in ("SPOILT", "UNJUDGED", "TIME"):
             self.close()
         now = time.monotonic()
         return Outcome(kind, content, now - began, now - since if since else 0.0)
 
-    def close(self) -> None:
-        """End the child, if there is one; the next task begins another. Sets `stuck` where it cannot be ended."""
-        child, self._child = self._child, None
-        if child is not None and not child.end():
-            self.stuck = child.process.pid
-
-
-class _Child:
-    """A running process. It ends by itself where its connection does: when the parent is gone too."""
-
-    def __init__(self, environment: Mapping[str, str], folder: Path) -> None:
-        self._connection, theirs = Pipe()
+    def _begun(self) -> tuple[Child, Connection]:
+        ours, theirs = Pipe()
         with theirs:
             number = theirs.fileno()
-            self.process = Child(
-                "llmc_jax.trials.worker", [str(number)], environment=environment, folder=folder, pass_fds=[number]
-            )
+            words = {"environment": self.environment, "folder": self.folder, "pass_fds": [number]}
+            return Child("llmc_jax.trials.worker", [str(number)], **words), ours  # type: ignore[arg-type]
 
     def ask(self, task: Task | None, within: float) -> tuple[str, Any]:
-        """Return kind and content of the next answer, to a task if given; ENDED: the process did; TIME: it ran out."""
+        """Return kind and content of the child's next answer, to a task if given; TIME: it ran out.
+
+        Of one that has ended: UNJUDGED if the system has killed it, else SPOILT; and its last words.
+        """
+        assert self._child is not None
+        process, connection = self._child
         try:
             if task:
-                self._connection.send(task)
-            if self._connection.poll(max(0.0, within - time.monotonic())):
-                return self._connection.recv()
+                connection.send(task)
+            if connection.poll(max(0.0, within - time.monotonic())):
+                return connection.recv()
         except (EOFError, OSError):
-            return "ENDED", None
+            status = process.status(END_SECONDS)
+            words = f"the process ended with status {'unknown' if status is None else status}: {process.last_words(2)}"
+            by_the_system = status in (-signal.SIGKILL, -signal.SIGTERM) or OF_THE_MACHINE.search(words)
+            return "UNJUDGED" if by_the_system else "SPOILT", words
         return "TIME", None
 
-    def last_words(self) -> tuple[str, str]:
-        """Return how a process ended whose output did: UNJUDGED if the system has killed it, else SPOILT; and words."""
-        status = self.process.status(END_SECONDS)
-        words = f"the process ended with status {'unknown' if status is None else status}: {self.process.last_words(2)}"
-        by_the_system = status in (-signal.SIGKILL, -signal.SIGTERM) or OF_THE_MACHINE.search(words)
-        return "UNJUDGED" if by_the_system else "SPOILT", words
-
-    def end(self) -> bool:
-        """End the process and what it started; return whether it is gone."""
-        self._connection.close()
-        gone = self.process.kill(END_SECONDS)
-        if gone:
-            self.process.close()
-        return gone
+    def close(self) -> None:
+        """End the child, if there is one; the next task begins another. Sets `stuck` where it cannot be ended."""
+        if self._child is None:
+            return
+        process, connection = self._child
+        self._child = None
+        connection.close()
+        if process.kill(END_SECONDS):
+            process.close()
+        else:
+            self.stuck = process.pid

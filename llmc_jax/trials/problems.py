@@ -1,4 +1,4 @@
-"""The operations as problems: random inputs of a shape, the answer in float64, the work.
+"""The operations as problems: random inputs of a shape, and the answer in float64.
 
 `sizes` of a problem, by function:
 
@@ -41,10 +41,6 @@ class Problem(NamedTuple):
     function: str
     arrays: tuple[jax.Array, ...]
     bind: Callable[[Function], Function]  # of an implementation: a function of the arrays, which returns a tuple
-    bytes: int  # compulsory: each input read once, each output written once
-    flops: int = 0  # of matrix products: attention
-    donated: tuple[int, ...] = ()  # arrays that an implementation may overwrite
-    becomes: tuple[int, ...] = ()  # of each of those, the output that takes its place
     rows: bool = True  # errors are relative to the row they are in; else to the whole array
     cut: tuple[int, ...] = ()  # arrays of as many rows, or sequences, each of which has its own part of the answer
     sums: tuple[tuple[int, int], ...] = ()  # outputs that are sums over another's rows, before or after its rounding
@@ -78,8 +74,7 @@ def problem(function: str, dtype: str, sizes: Sequence[int], seed: int, **option
     if function.startswith("gelu"):
         x = normal(*sizes, scale=2.0)
         arrays = (x,) if function == "gelu_forward" else (normal(*sizes), x)
-        sums = 0 if function == "gelu_forward" else x.shape[-1] * x.itemsize
-        return Problem(function, arrays, _plain, (len(arrays) + 1) * x.nbytes + sums, cut=(0, 1)[: len(arrays)])
+        return Problem(function, arrays, _plain, cut=(0, 1)[: len(arrays)])
     if function.startswith("softmax"):
         return _softmax(function, normal, *sizes)
     if function == "classifier":
@@ -89,8 +84,7 @@ def problem(function: str, dtype: str, sizes: Sequence[int], seed: int, **option
     if function == "adamw_update":
         return _adamw(normal, kind, sizes[0], **options)
     if function == "global_norm":
-        gradient = normal(sizes[0], scale=0.1)
-        return Problem(function, (gradient,), _plain, gradient.nbytes)
+        return Problem(function, (normal(sizes[0], scale=0.1),), _plain)
     return _attention(function, normal, *sizes)
 
 
@@ -98,15 +92,15 @@ def _layernorm(function: str, normal: Function, n: int, C: int) -> Problem:
     x = normal(n, C, scale=2.0, mean=0.5)
     w, b = normal(C, scale=0.2, mean=1.0), normal(C, scale=0.2)
     if function == "layernorm_forward":
-        return Problem(function, (x, w, b), _plain, 2 * x.nbytes + 8 * n + 2 * w.nbytes, cut=(0,))
+        return Problem(function, (x, w, b), _plain, cut=(0,))
     if function == "residual_layernorm_forward":
-        return Problem(function, (x, normal(n, C), w, b), _plain, 4 * x.nbytes + 8 * n + 2 * w.nbytes, cut=(0, 1))
+        return Problem(function, (x, normal(n, C), w, b), _plain, cut=(0, 1))
     _, mean, rstd = jax.jit(kernels.XLA.layernorm_forward)(x, w, b)
     arrays = (normal(n, C), x, w, mean, rstd)
-    moved, sums = 3 * x.nbytes + 8 * n + 4 * w.nbytes, ((3, 0),)  # dbias, of dx
+    sums = ((3, 0),)  # dbias, of dx
     if function == "layernorm_backward":
-        return Problem(function, arrays, _plain, moved, cut=(0, 1, 3, 4), sums=sums)
-    return Problem(function, (normal(n, C), *arrays), _plain, moved + x.nbytes, cut=(0, 1, 2, 4, 5), sums=sums)
+        return Problem(function, arrays, _plain, cut=(0, 1, 3, 4), sums=sums)
+    return Problem(function, (normal(n, C), *arrays), _plain, cut=(0, 1, 2, 4, 5), sums=sums)
 
 
 def _softmax(function: str, normal: Function, B: int, NH: int, T: int) -> Problem:
@@ -115,11 +109,10 @@ def _softmax(function: str, normal: Function, B: int, NH: int, T: int) -> Proble
     def bind(function: Function) -> Function:
         return lambda *arrays: _tuple(function(*arrays, SCALE))
 
-    inside = scores.nbytes * (T + 1) // (2 * T)  # the part that the mask leaves
     if function == "softmax_forward":
-        return Problem(function, (scores,), bind, inside + scores.nbytes, cut=(0,))
+        return Problem(function, (scores,), bind, cut=(0,))
     att = jax.jit(jnp_softmax.softmax_forward, static_argnums=1)(scores, SCALE)
-    return Problem(function, (normal(B, NH, T, T), att), bind, 2 * inside + scores.nbytes, cut=(0, 1))
+    return Problem(function, (normal(B, NH, T, T), att), bind, cut=(0, 1))
 
 
 def _classifier(normal: Function, n: int, V: int, Vp: int, *, seed: int) -> Problem:
@@ -129,16 +122,13 @@ def _classifier(normal: Function, n: int, V: int, Vp: int, *, seed: int) -> Prob
     def bind(function: Function) -> Function:
         return lambda *arrays: _tuple(function(*arrays, V))
 
-    arrays, moved = (logits, targets, dlosses), 2 * logits.nbytes + 12 * n
-    return Problem("classifier", arrays, bind, moved, donated=(0,), becomes=(1,), cut=(0, 1, 2))
+    return Problem("classifier", (logits, targets, dlosses), bind, cut=(0, 1, 2))
 
 
 def _embedding(normal: Function, B: int, T: int, C: int, Vp: int, *, seed: int) -> Problem:
     tokens = skewed_tokens((B, T), Vp - 47, seed)
     dout, dwte = normal(B, T, C), normal(Vp, C, dtype=jnp.float32)
-    touched = 2 * 4 * C * len(np.unique(tokens))
-    moved = dout.nbytes + tokens.nbytes + touched + T * C * dout.dtype.itemsize
-    return Problem("embedding_backward", (dout, jnp.asarray(tokens), dwte), _plain, moved, donated=(2,), becomes=(0,))
+    return Problem("embedding_backward", (dout, jnp.asarray(tokens), dwte), _plain)
 
 
 def _adamw(normal: Function, kind: Any, n: int, rounding: str = "nearest", master_weights: bool = True) -> Problem:
@@ -162,10 +152,7 @@ def _adamw(normal: Function, kind: Any, n: int, rounding: str = "nearest", maste
 
         return update
 
-    written = 2 * (params.nbytes + m.nbytes + v.nbytes) + (0 if copy is None else copy.nbytes)
-    donated = (0, 1, 2) if copy is None else (0, 1, 2, 4)
-    moved, becomes = written + gradient.nbytes, tuple(range(len(donated)))
-    return Problem("adamw_update", arrays, bind, moved, donated=donated, becomes=becomes, rows=False)
+    return Problem("adamw_update", arrays, bind, rows=False)
 
 
 def _attention(function: str, normal: Function, B: int, T: int, NH: int, HS: int) -> Problem:
@@ -180,8 +167,7 @@ def _attention(function: str, normal: Function, B: int, T: int, NH: int, HS: int
 
         return both
 
-    moved = 2 * (qkv.nbytes + dout.nbytes) + qkv.nbytes + dout.nbytes + 8 * B * NH * T + 3 * NH * HS * qkv.itemsize
-    return Problem(function, (dout, qkv), bind, moved, flops=7 * B * NH * T * T * HS, cut=(0, 1))
+    return Problem(function, (dout, qkv), bind, cut=(0, 1))
 
 
 # ----- what they come to --------------------------------------------------------------------------------------------

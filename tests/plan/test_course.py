@@ -90,7 +90,7 @@ def test_llmcs_reproductions_have_its_steps_without_their_files(
 
 def test_of_files_that_nobody_knows_nothing_is_said(tmp_path: Path) -> None:
     assert data_of(replace(BASE, train_data=str(tmp_path / "mine_*.bin"))) is None
-    assert course(STEP, BASE) is None
+    assert course(STEP, BASE, certain(1.0)) is None
 
 
 # ----- time -----------------------------------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ def test_validations_are_those_that_the_loop_makes(
         BASE, max_steps=steps, val_every=every, val_batches=batches, devices=devices, total_batch_size=2048,
         batch_order=order,
     )  # fmt: skip
-    found = course(STEP, config, forward=certain(1.0))
+    found = course(STEP, config, certain(1.0))
     times = sum(every > 0 and (step % every == 0 or step == steps) for step in range(steps + 1))  # run/due.py's rule
     assert found is not None and found.validations == times
     on_each = batches if order == "llmc" else math.ceil(batches / devices)
@@ -115,14 +115,8 @@ def test_validations_are_those_that_the_loop_makes(
     assert found.seconds.low == pytest.approx(steps * STEP.low + found.validating.low)
 
 
-def test_a_forward_is_a_third_of_a_micro_batch_where_nothing_says_it() -> None:
-    found = course(STEP, replace(BASE, max_steps=9, val_every=10, val_batches=6))
-    assert found is not None and found.validations == 2  # before the first step and after the last one
-    assert found.validating.typical == pytest.approx(2 * 6 * 0.125 / 4 / 3)
-
-
 def test_what_a_validation_over_all_data_takes_is_left_out_and_said() -> None:
-    found = course(STEP, replace(BASE, max_steps=9, val_every=3, val_batches=-1))
+    found = course(STEP, replace(BASE, max_steps=9, val_every=3, val_batches=-1), certain(1.0))
     assert found is not None and found.validating == certain(0) and "validations" in found.left_out
 
 
@@ -132,15 +126,10 @@ def test_what_a_validation_over_all_data_takes_is_left_out_and_said() -> None:
 def test_money_is_that_of_all_gpus() -> None:
     config = replace(BASE, max_steps=36_000, devices=2)
     price = Price(2.5, "x", "2026-01-01", "y")
-    found = course(STEP, config, price=price)
+    found = course(STEP, config, certain(1.0), price=price)
     assert found is not None and found.usd is not None
     assert found.gpu_hours == pytest.approx((2.0, 2.5, 4.0))
     assert found.usd == pytest.approx((5.0, 6.25, 10.0)) and found.price is price
-
-
-def test_without_a_price_there_is_no_money() -> None:
-    found = course(STEP, replace(BASE, max_steps=1))
-    assert found is not None and found.usd is None and found.price is None
 
 
 def test_every_card_has_a_dated_price_with_a_source() -> None:

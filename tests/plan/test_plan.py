@@ -142,12 +142,10 @@ def test_that_of_another_machine_is_not_and_a_note_says_so() -> None:
 
 
 def test_that_of_a_start_with_other_shapes_counts_only_where_it_is_named() -> None:
+    """On a CPU it is shown only if asked for."""
     config = TrainConfig(batch_size=2)
     assert make_plan(config, SHAPE, H200, before=CHOICE).repeat is None
     assert make_plan(replace(config, kernels_from="there"), SHAPE, H200, before=CHOICE).repeat == CHOICE
-
-
-def test_on_a_cpu_it_is_shown_only_if_asked_for() -> None:
     before = Repeat(Path("there"), plan(CPU).resolved)
     for named in ("", "there"):
         found = make_plan(TrainConfig(kernels_from=named), SHAPE, CPU, before=before)
@@ -168,23 +166,12 @@ def test_logits_come_in_chunks_where_a_gpu_s_memory_asks_for_it() -> None:
     assert [rows_of(H200, logit_rows=given_rows) for given_rows in (0, 5)] == [0, 5]
 
 
-@pytest.mark.parametrize(
-    ("machine", "options", "kept"),
-    [
-        (CPU, {}, True),
-        (H200, {}, False),
-        (H200, {"attention": "naive"}, True),
-        (H200, {"kernels": "pallas", "attention": "naive"}, True),
-        (H200, {"attention": "cudnn"}, False),
-        (H200, {"attention": "relu"}, False),
-        (CPU, {"attention": "relu"}, True),
-    ],
-)
-def test_memory_counts_the_matrix_of_attention_where_it_is_kept(
-    machine: Machine, options: dict[str, object], kept: bool
-) -> None:
-    found = plan(machine, dtype="bf16", total_batch_size=3 * 4096, recompute_blocks=2, **options)
-    assert found.shape.flash == (not kept) and found.shape.micro_batches == 3
+def test_memory_counts_the_matrix_of_attention_where_it_is_kept() -> None:
+    kept = {"auto": False, "naive": True, "cudnn": False, "relu": False}
+    found = {name: plan(H200, attention=name, dtype="bf16", total_batch_size=3 * 4096) for name in kept}
+    assert {name: not each.shape.flash for name, each in found.items()} == kept
+    assert all(each.shape.micro_batches == 3 for each in found.values())
+    assert not plan(CPU).shape.flash and not plan(CPU, attention="relu").shape.flash
 
 
 @given(

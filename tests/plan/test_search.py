@@ -5,9 +5,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmc_jax.base.numbers import certain
 from llmc_jax.config.train import TrainConfig
-from llmc_jax.plan.search import MOST_ROWS, Largest, largest_size, mark_fastest, sizes, ways
+from llmc_jax.plan.search import MOST_ROWS, largest_size, sizes, ways
 
 
 @given(
@@ -54,12 +53,3 @@ def test_ways_are_those_that_go_with_the_rest() -> None:
     assert {way.recompute_blocks for way in ways(alone, 2)} == {0, 1}
     fused = ways(replace(alone, recompute=0, gelu_fusion=1), 12)  # GELU cannot be computed again by itself
     assert {(way.recompute, way.recompute_blocks) for way in fused} == {(0, 0), (1, 1), (1, 2), (1, 4)}
-
-
-def test_the_fastest_is_the_first_of_the_fastest() -> None:
-    def row(speed: float | None) -> Largest:
-        return Largest(0, 0, 0, 1, 1, None, None if speed is None else certain(speed))
-
-    found = mark_fastest([row(None), row(1.0), row(2.0), row(2.0)])
-    assert [each.fastest for each in found] == [False, False, True, False]
-    assert not any(each.fastest for each in mark_fastest([row(None)]))

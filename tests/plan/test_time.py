@@ -13,7 +13,7 @@ from llmc_jax.machine import gpus
 from llmc_jax.models.gpt2.work import step_work
 from llmc_jax.plan.compiled import plan_for
 from llmc_jax.plan.efficiency import gpu
-from llmc_jax.plan.network import Network
+from llmc_jax.plan.network import Network, collective_seconds, network_of
 from llmc_jax.plan.time import StepTime, step_time
 
 TABLES = json.loads((Path(__file__).parents[2] / "benchmarks/results/step_table.json").read_text())
@@ -118,7 +118,8 @@ def test_several_devices_take_as_long_as_one_and_what_sending_adds() -> None:
     one, eight = (time_of("h100", f"-e d12 -b 64 --devices {count}") for count in (1, 8))
     assert eight.tokens == 8 * one.tokens and one.exchanges == () and one.network == Interval(0, 0, 0)
     assert eight.seconds.typical - one.seconds.typical == pytest.approx(eight.network.typical, rel=1e-6)
-    sent = {each.about: each.seconds.typical for each in eight.exchanges}
+    network = network_of("NVIDIA H100 80GB HBM3")
+    sent = {each.about: each.times * collective_seconds(each.kind, each.bytes, 8, network) for each in eight.exchanges}
     assert 0 < sent["wte"] < eight.network.typical < sum(sent.values())  # layers are hidden; the embedding is not
     assert eight.mfu() and eight.mfu().typical < one.mfu().typical  # type: ignore[union-attr]
 

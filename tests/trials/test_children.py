@@ -100,19 +100,17 @@ def test_a_hang_is_one_of_what_is_compiled(
     """Each of 40 s; all is over after 150 s. answers: seconds until each."""
     clock = [1000.0]
 
-    class Child:
-        def ask(self, _: Task | None, within: float) -> tuple[str, Any]:
-            seconds, answer = answers.pop(0)
-            late = clock[0] + seconds > within
-            clock[0] = within if late else clock[0] + seconds
-            return ("TIME", None) if late else answer
-
-        def end(self) -> bool:
-            return True
+    def ask(_: Task | None, within: float) -> tuple[str, Any]:
+        seconds, answer = answers.pop(0)
+        late = clock[0] + seconds > within
+        clock[0] = within if late else clock[0] + seconds
+        return ("TIME", None) if late else answer
 
     monkeypatch.setattr(children.time, "monotonic", lambda: clock[0])
     running = Children({})
-    running._child = Child()  # type: ignore[assignment]
+    monkeypatch.setattr(running, "_child", ())
+    monkeypatch.setattr(running, "ask", ask)
+    monkeypatch.setattr(running, "close", lambda: None)
     found = running.measure(task("any", 40.0), 1150.0)
     assert (found.kind, found.ran) == (kind, ran)
 
@@ -167,7 +165,7 @@ import os
 from llmc_jax.trials.children import Children, Task
 running = Children(dict(os.environ))
 print(running.measure(Task("good", "fake_measurement", {"what": "good"}, 20.0)).content["pid"], flush=True)
-running._child.ask(Task("long", "fake_measurement", {"what": "good", "seconds": 600.0}, 600.0), 0.0)
+running.ask(Task("long", "fake_measurement", {"what": "good", "seconds": 600.0}, 600.0), 0.0)
 os._exit(9)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=fake, cwd=ROOT, check=False)

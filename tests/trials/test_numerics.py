@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.gpu import numerics as measured
-from benchmarks.gpu import plan, solvers
+from benchmarks.gpu import solvers
 from llmc_jax.ops import attention
 from llmc_jax.trials import numerics, problems
 from llmc_jax.trials.children import FREE, OTHER
@@ -93,49 +93,6 @@ def test_a_sum_may_be_of_rounded_terms_but_of_all(left_out: int, right: bool) ->
     run = jax.jit(given.bind(solver))
     _, wrong = numerics.judged(given, run, promised=False, interpret=True, wide=jnp.float64, rounding="nearest")
     assert [each.partition(":")[0] for each in wrong] == ([] if right else ["output 3"])
-
-
-# What an item's sizes are cut to: the way its kernel goes, by columns, tails and parities, stays the item's own.
-FEW: dict[str, Callable[..., list[int]]] = {
-    "layernorm": lambda n, C: [min(n, 2 + n % 2), C],
-    "gelu": lambda n, columns: [min(n, 2 + n % 2), columns],
-    "softmax": lambda B, NH, T: [1, 1, _few(T)],
-    "classifier": lambda n, V, Vp: [2, V % 20_000, Vp % 20_000],
-    "embedding": lambda B, T, C, Vp: [2, 8 + T % 8, C, min(Vp, 384)],
-    "adamw": lambda n: [2**16],
-    "global_norm": lambda n: [2**16],
-    "attention": lambda B, T, NH, HS: [1, _few(T), 1, HS],
-}
-
-
-def _few(T: int) -> int:
-    return T if T < 64 else 64 + T % 64
-
-
-def _cut_items() -> dict[str, list[dict[str, Any]]]:
-    """Return the arguments of the GPU check's items of our kernels by function, cut, each once; of these every other.
-
-    With the residual, whose sums are layernorm's own, every fourth.
-    """
-    found: dict[str, list[dict[str, Any]]] = {}
-    for item in plan.numerics(False):
-        function, more = item.arguments["function"], item.arguments
-        if function == "model" or more.get("implementation") == "cudnn":
-            continue
-        (cut,) = [FEW[name] for name in FEW if name in function]
-        arguments = more | {"sizes": cut(*more["sizes"])}
-        if arguments not in found.setdefault(function, []):
-            found[function].append(arguments)
-    return {name: items[3::4] if "residual" in name else items[1::2] for name, items in found.items()}
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("quick_compilation")
-@pytest.mark.parametrize("function, items", _cut_items().items())
-def test_no_right_kernel_is_wrong(function: str, items: list[dict[str, Any]]) -> None:
-    """The kinds of shape that the GPU check judges, in interpret mode."""
-    verdicts = {str(each): measured.measure(**each, interpret=True)["verdict"] for each in items}
-    assert set(verdicts.values()) == {"right"}, verdicts
 
 
 # ----- the same bits ------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from tests.trials.test_check import D12, TINY
 
 ROOT = Path(__file__).resolve().parents[2]
 H200 = Card("NVIDIA H200", "0123456789abcdef0123456789abcdef", "9.0", 150_000_000_000, "580.1")
+REAL_KILL = children.Child.kill
 FOUND = Findings(found=(Finding("gelu", "pallas"),), notes=("a note",))
 
 # Stands for check.py: all is right, or there is no card, or every implementation ends its process.
@@ -139,22 +140,19 @@ def test_a_check_that_ends_with_an_error_is_begun_again(
 
 
 @pytest.mark.usefixtures("searched")
-def test_a_card_that_becomes_free_is_used(find_out: Callable[..., Findings], monkeypatch: pytest.MonkeyPatch) -> None:
-    """As after a start that was killed, whose process was still there."""
-    looks = iter(["other processes use the card (17)"] * 2)
-    monkeypatch.setattr(card, "busy", lambda _: next(looks, ""))
-    assert find_out() == FOUND
-
-
-@pytest.mark.usefixtures("searched")
-def test_a_lock_that_fails_lets_the_check_run(
+def test_neither_a_card_that_becomes_free_nor_a_lock_that_fails_keeps_from_a_check(
     find_out: Callable[..., Findings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """As after a start that was killed, whose process was still there; and where there can be no lock."""
+
     def fails(*_: Any) -> NoReturn:
         raise OSError(errno.EIO, "")
 
-    monkeypatch.setattr(fcntl, "flock", fails)
+    looks = iter(["other processes use the card (17)"] * 2)
+    monkeypatch.setattr(card, "busy", lambda _: next(looks, ""))
     assert find_out() == FOUND
+    monkeypatch.setattr(fcntl, "flock", fails)
+    assert find_out(again=True) == FOUND
 
 
 def test_processes_that_may_be_killed_do_not_write_into_the_cache_of_the_runs(
@@ -175,7 +173,7 @@ def test_what_means_the_shipped_table(
     elif what == "begun":
         monkeypatch.setattr(card, "jax_has_begun", lambda: True)
     elif what == "stuck":
-        monkeypatch.setattr(children._Child, "end", lambda self: not self.process.kill())
+        monkeypatch.setattr(children.Child, "kill", lambda self, _: not REAL_KILL(self))
     with lock:
         found = find_out(bad="all")
     assert not found.found and len(found.notes) == 1 and "as shipped" in found.notes[0]
