@@ -72,7 +72,6 @@ from llmc_jax.checkpoint.manifest import (
     val_loss_of,
 )
 from llmc_jax.config.model import ModelConfig
-from llmc_jax.logs.files import LOCK, METRICS
 from llmc_jax.models.gpt2.tensors import flat_size, tensor_specs
 from llmc_jax.models.tensors import BLOCKS, FLAT_MULTIPLE
 
@@ -737,21 +736,17 @@ def clean(run: str | Path) -> None:
     """Remove what a process that was killed while saving left behind: hidden folders, hidden files of exported models.
 
     A checkpoint that had been moved aside, and whose successor never came, gets its name back. Call it while nobody
-    else writes to the folder. Beside a lock file, what changed after the run's last event stays.
-    Raises InputError if something cannot be removed.
+    else writes to the folder. Raises InputError if something cannot be removed.
     """
     run = Path(run)
     try:
         names = sorted(os.listdir(run)) if run.is_dir() else []
-        last = os.path.getmtime(run / METRICS) if {LOCK, METRICS} <= {*names} else float("inf")
         for name in names:
             match = _LEFTOVER.fullmatch(name)
             target = state_folder(run, int(match[1])) if match else run
             if match and match[2] == "old" and not os.path.lexists(target):
                 os.rename(run / name, target)
             elif match or _LEFTOVER_FILE.fullmatch(name):
-                changed = max(each.lstat().st_mtime for each in (run / name, *(run / name).rglob("*")))
-                if changed <= last:
-                    _remove(run / name)
+                _remove(run / name)
     except OSError as error:
         raise InputError(f"{run}: what an interrupted save left cannot be removed: {_cause(error)}") from error

@@ -1,4 +1,4 @@
-"""Which settings go together: values out of range, contradictions, what is not built, what has no effect.
+"""Which settings go together: values out of range, contradictions, what is not built, what is worth a note.
 
 Leaves out the options themselves (train.py) and what only files and devices tell.
 """
@@ -90,30 +90,12 @@ OF_DEVICES = (
 )
 
 
-def _changed(config: TrainConfig, name: str) -> bool:
-    return bool(getattr(config, name) != BY_NAME[name].default)
-
-
-def _useless(name: str, where: Callable[[TrainConfig], bool], why: str) -> Rule:
-    """Return the rule of an option that does nothing in some configurations unless it has its default."""
-    return Rule(lambda c: where(c) and _changed(c, name), f"{{{name}}}: has no effect {why}")
-
-
 def _saves_nothing(config: TrainConfig) -> bool:
     return not config.save and (not config.checkpoint_every or config.max_steps == 0)
 
 
-# What -e or the device decides is not known here.
+# What does not do what it seems to; what -e or the device decides is not known here.
 NOTES = (
-    *(
-        _useless(name, lambda c: c.dtype != "fp16", "without --dtype fp16")
-        for name in ("loss_scale", "loss_scale_steps", "loss_scale_factor")
-    ),
-    _useless("master_weights", lambda c: c.dtype == "fp32", "with {dtype}, where the weights are in fp32 anyway"),
-    Rule(
-        lambda c: c.dtype == "fp32" and c.rounding == "stochastic",
-        "{rounding}: has no effect with {dtype}, where nothing is rounded",
-    ),
     Rule(
         lambda c: c.dtype == "bf16" and not c.master_weights and c.rounding == "nearest",
         "{rounding}: with -w 0 small updates round to nothing and training may stall",
@@ -122,52 +104,35 @@ NOTES = (
         lambda c: c.dtype == "fp16" and not c.master_weights,
         "{master_weights}: with {dtype} small updates round to nothing and training may stall",
     ),
-    _useless("recompute", lambda c: c.recompute_blocks > 0, "with --recompute-blocks, which computes all again"),
     Rule(
         lambda c: c.reuse and not c.output_dir,
         "{reuse} without -o: this run gets a new folder of its own; name one with -o to resume it",
     ),
-    _useless("hellaswag_file", lambda c: not c.hellaswag, "without -h 1"),
-    _useless("hellaswag", lambda c: c.val_every == 0, "with {val_every}: it goes with the validations"),
-    *(_useless(name, lambda c: not c.find_lr, "without --find-lr") for name in ("find_lr_range", "find_lr_steps")),
-    _useless("patience_delta", lambda c: c.patience == 0, "without --patience"),
     Rule(
         lambda c: c.patience > 0 and c.save and (c.checkpoint_every == 0 or c.val_every % c.checkpoint_every != 0),
         "{patience}: the state of the best validation is kept only if one is saved then; -n {every_val} saves one at "
         "each",
     ),
-    _useless("major_every", lambda c: not c.keep_checkpoints, "without -nk, where every checkpoint is kept"),
     Rule(
-        lambda c: c.export_llmc and _saves_nothing(c),
-        "--export-llmc: has no effect with --no-save and {unsaved}, where nothing is saved",
+        lambda c: (c.export_llmc or c.reuse) and _saves_nothing(c),
+        "--no-save: nothing is saved, so --export-llmc writes no model, and with -y 1 the next start begins from "
+        "scratch too",
     ),
-    Rule(
-        lambda c: c.reuse and _saves_nothing(c),
-        "{reuse}: nothing is saved with --no-save and {unsaved}, so the next start begins from scratch too",
-    ),
-    _useless("gpus_per_node", lambda c: True, "here: the processes of a host share its GPUs evenly"),
-    _useless("fs_path", lambda c: c.init_method != "fs", "without -pi fs"),
-    _useless("server_ip", lambda c: c.init_method == "fs", "with -pi fs, where process 0 writes its address down"),
-    _useless("batch_order", lambda c: c.overfit, "with {overfit}, where every update takes the same batch"),
     Rule(
         lambda c: c.batch_order == "llmc" and c.reduction == "fixed" and not c.overfit,
         "{batch_order}: another number of devices takes other tokens, so {reduction} cannot give it the same bits",
     ),
-    _useless("warmup_steps", lambda c: c.schedule == "constant", "with -k constant, which does not warm up"),
     Rule(
         lambda c: c.schedule != "constant" and 0 < c.max_steps < c.warmup_steps,
         "{warmup_steps}: the run of {max_steps} ends before the learning rate reaches -l",
     ),
-    *(_useless(name, lambda c: c.schedule != "step", "without -k step") for name in ("step_every", "step_factor")),
-    # a preset names the rule of its trainer for whoever adds -c
-    _useless("decay", lambda c: c.weight_decay == 0 and not c.preset, "with -c 0, where nothing decays"),
 )
 
 
 def validate(config: TrainConfig) -> list[str]:
     """Check a configuration as far as that is possible without its files and devices.
 
-    Returns notes for the user: what has no effect, or another one than in llm.c.
+    Returns notes for the user: what does not do what it seems to.
     Raises one InputError that lists every value out of range, every contradiction, and every value that asks for
     something not built yet.
     """
@@ -212,13 +177,6 @@ def _multiples(number: int, unit: int) -> list[int]:
     return [n for n in (number // unit * unit, -(-number // unit) * unit) if n]
 
 
-def notes_on_devices(config: TrainConfig) -> list[str]:
-    """Return what has no effect on the number of devices that a run has."""
-    if config.devices > 1 or not config.zero_stage:
-        return []
-    return [f"{_given(config, 'zero_stage')}: has no effect on one device"]
-
-
 def _of_devices(config: TrainConfig) -> list[str]:
     """Return what contradicts the number of devices, where it is known."""
     return _said(config, OF_DEVICES) if config.devices or config.reduction == "fixed" else []
@@ -237,7 +195,6 @@ def _said(config: TrainConfig, rules: Iterable[Rule]) -> list[str]:
     words = {about.name: _given(config, about.name) for about in OPTIONS}
     words["micro_batches"], words["num_devices"] = str(config.micro_batches), str(config.devices)
     words["every_val"] = str(config.val_every)
-    words["unsaved"] = words["max_steps"] if config.checkpoint_every else "without -n"
     return [rule.words.format_map(words) for rule in applying]
 
 

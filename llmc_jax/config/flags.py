@@ -1,6 +1,6 @@
 """Words of the command line to values of `TrainConfig`. Leaves out `--help` and what runs (run/command.py)."""
 
-import re
+import difflib
 import shlex
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -33,29 +33,7 @@ SHOW_ALONE = (
            switch=True),
     Option("version", bool, False, ("--version",), START, "the versions of this program, Python and JAX", switch=True),
 )  # fmt: skip
-
-# What llm.c's train_gpt2.py, nanoGPT and common habit call an option, where likeness does not lead here.
-ELSEWHERE = {
-    "-lr": "--learning-rate",
-    "--input-bin": "--train-data",
-    "--input-val-bin": "--val-data",
-    "--num-iterations": "--max-steps",
-    "--steps": "--max-steps",
-    "--warmup-iters": "--warmup-steps",
-    "--lr": "--learning-rate",
-    "--learning-rate-decay-frac": "--final-lr-fraction",
-    "--val-loss-every": "--val-every",
-    "--val-max-steps": "--val-batches",
-    "--max-iters": "--max-steps",
-    "--block-size": "--sequence-length",
-    "--precision": "--dtype",
-    "-np": "--num-processes",
-    "--nproc": "--num-processes",
-    "--device": "--devices N (a GPU is used if JAX finds one; JAX_PLATFORMS=cpu for the CPU)",
-    "--epochs": "-x N (steps; -1, the default, is one epoch)",
-    "--gpu": "--devices N (plan has --gpu NAME)",
-}
-LIKENESS = 0.82  # of two words, by difflib: a typing mistake or two; from 0.6 on it takes --device for --decay
+LIKENESS = 0.82  # of two flags, by difflib: a typing mistake or two
 
 
 def parse_args(argv: Sequence[str]) -> TrainConfig:
@@ -133,30 +111,9 @@ def _unknown(word: str) -> str:
         pattern = "; quote a pattern, as in -i 'train_*.bin'" if word.endswith(".bin") else ""
         return f"{show_value(word)}: a value without a flag; write every value after its flag, as in -b 4{pattern}"
     flag = word.partition("=")[0]
-    near = " or ".join(near_flags(flag))
-    advice = f"did you mean {near}? " if near else ""
-    return f"{show_value(flag)}: unknown flag; {advice}--help lists all"
-
-
-def near_flags(flag: str) -> list[str]:
-    """Return the flags that this one is most likely meant for: at most three, none where nothing is clearly like it.
-
-    Another program's name for an option first, then what it is the beginning of (--learning), then a likeness
-    (-batch-size), then a short flag with its value glued on (-b8, -ix).
-    """
-    import difflib  # here, because only mistakes need it
-
-    word = flag.replace("_", "-")
-    if word in ELSEWHERE:
-        return [ELSEWHERE[word]]
-    known = [flag for about in (*OPTIONS, *SHOW_ALONE) for flag in about.flags]
-    begun = [each for each in known if len(word) > 3 and each.startswith(word)]
-    if 0 < len(begun) <= 3:
-        return begun
-    if likely := difflib.get_close_matches(word, known, n=1, cutoff=LIKENESS):
-        return likely
-    short = (each for each in known if each[1] != "-" and re.fullmatch(f"{each}([-+.0-9].*|.)", word, re.DOTALL))
-    return sorted(short, key=len, reverse=True)[:1]
+    known = [each for about in (*OPTIONS, *SHOW_ALONE) for each in about.flags]
+    near = difflib.get_close_matches(flag.replace("_", "-"), known, n=1, cutoff=LIKENESS)
+    return f"{show_value(flag)}: unknown flag; {f'did you mean {near[0]}? ' if near else ''}--help lists all"
 
 
 def _without_value(flag: str, about: Option, following: str | None) -> str:

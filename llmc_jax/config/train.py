@@ -138,11 +138,6 @@ class TrainConfig:
         False, "--export-llmc", OUTPUT, {"process"}, "free",
         "with each checkpoint also write model_%08d.bin, the weights in llm.c's format", switch=True, off_in_test=True,
     )
-    save_failure: str = option(
-        "continue", "--save-failure", OUTPUT, {"process"}, "free",
-        "when a checkpoint cannot be written (a full disk): keep training and try again at the next one, or stop",
-        choices=("continue", "stop"),
-    )
     gpu_info_every: int = option(
         -1, "-lg --gpu-info-every", OUTPUT, {"process"}, "free",
         "show the GPU's memory, clocks, power and temperature every N steps; 0, -1 = off",
@@ -160,8 +155,8 @@ class TrainConfig:
     )
     print_every: int = option(
         -1, "--print-every", OUTPUT, {"process"}, "free",
-        "print a line every N steps; 0 = off, 1 = every step, -1 = every step of up to 100, else 40 to 100 lines and "
-        "one a minute (the log files have every step)", unit="steps", check=minus_one_or_at_least(0, "auto"),
+        "print a line every N steps; 0 = off, 1 = every step, -1 = 40 to 100 lines (the log files have every step)",
+        unit="steps", check=minus_one_or_at_least(0, "auto"),
     )
 
     tensorboard: bool = option(
@@ -323,7 +318,7 @@ class TrainConfig:
     )
     hellaswag_file: str = option(
         "dev/data/hellaswag/hellaswag_val.bin", "--hellaswag-file", EVALUATION, {"process"}, "free",
-        "HellaSwag's questions: an evaluation file of llm.c's, or the published jsonl or parquet", value="PATH",
+        "with -h 1: its questions, an evaluation file of llm.c's, or the published jsonl or parquet", value="PATH",
         check=NOT_EMPTY, is_path=True,
     )
 

@@ -18,7 +18,6 @@ MAIN_LOG = "main.log"
 METRICS = "metrics.jsonl"
 SAMPLES = "samples.txt"
 CONFIG = "config.json"
-LOCK = ".lock"  # whose run it is, where the file system has no locks
 REPORT = "report.html"
 CURVES = "curves.png"
 KERNELS = "kernels.json"  # which implementation of each operation the run has

@@ -21,7 +21,7 @@ from llmc_jax.checkpoint.contents import Counters
 from llmc_jax.cluster.agreement import of_all, of_first
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.data import tables
-from llmc_jax.logs.files import LOCK, config_file, rank_log
+from llmc_jax.logs.files import config_file, rank_log
 from llmc_jax.logs.state import own_process
 from llmc_jax.machine.gpus import peak_flops
 from llmc_jax.models.gpt2.tensors import num_parameters
@@ -77,8 +77,8 @@ def opened(setup: Setup, output: Output, request: threading.Event, held: LockedF
         )
         closing.callback(beside.close)
         closing.enter_context(stop_on_signals(request, console.note))
-        if held.lock is not None:
-            console.warning(f"{folder}: the file system has no locks; {LOCK} there keeps other runs out instead")
+        if not held.guarded:
+            console.warning(f"{folder}: the file system has no locks, so nothing keeps another run out of this folder")
         announce(setup, folder, console, log)
         group.folder(str(folder), str(rank_log(folder, group.rank)))
         if setup.monitor is not None:

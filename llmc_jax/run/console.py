@@ -68,7 +68,6 @@ def step_line(words: Iterable[str]) -> str:
 
 SHORT_RUN = 100  # steps of which all are printed
 FIRST_STEPS = 3  # of a longer run, printed at once: does it learn, and how fast is it?
-LONGEST_SILENCE = 60.0  # seconds
 
 
 def automatic_every(total_steps: int) -> int:
@@ -78,27 +77,22 @@ def automatic_every(total_steps: int) -> int:
 
 
 class Pace(NamedTuple):
-    """What the time left is reckoned from; all times in seconds."""
+    """What the time left is reckoned from: when the first step ended, which compiles, and the last; in seconds."""
 
-    step: Average = Average()  # of the steps' times
-    pauses: float = 0.0  # time between steps since the first: validation, sampling, checkpoints
-    last: float = 0.0  # the clock at the end of the last step
+    steps: int = 0
+    first: float = 0.0
+    last: float = 0.0
 
+    def then(self, now: float) -> "Pace":
+        """Return the pace after another step that ended at clock time `now`."""
+        return Pace(self.steps + 1, self.first if self.steps else now, now)
 
-def advance(pace: Pace, step_seconds: float, now: float) -> Pace:
-    """Return the pace after another step that took `step_seconds` and ended at clock time `now`."""
-    pause = max(0.0, now - pace.last - step_seconds) if pace.step.steps else 0.0
-    return Pace(pace.step.then(step_seconds), pace.pauses + pause, now)
+    def left(self, remaining_steps: int) -> float | None:
+        """Return the time for the remaining steps, each with its share of the validations and samples between them.
 
-
-def seconds_left(pace: Pace, remaining_steps: int) -> float | None:
-    """Return the time for the remaining steps: each takes what recent ones took, plus its share of the pauses so far.
-
-    Pauses are rare and long, so their share is averaged over the whole run, not over recent steps.
-    None until a step without compilation has been seen.
-    """
-    mean = pace.step.mean
-    return None if mean is None else remaining_steps * (mean + pace.pauses / (pace.step.steps - 1))
+        None until a step without compilation has been seen.
+        """
+        return None if self.steps < 2 else remaining_steps * (self.last - self.first) / (self.steps - 1)
 
 
 def duration(seconds: float) -> str:
@@ -182,7 +176,7 @@ class Console:
     """The screen of one run. On a terminal lines scroll above a live bar; elsewhere they are simply printed.
 
     Every `print_every`-th step prints its line, the first and the last too; with 0 none does, with -1 what
-    `automatic_every` says, the first few, and one where nothing was printed for a minute. Skipped ones always do.
+    `automatic_every` says and the first few. Skipped ones always do.
     The bar shows each. A pipe gets whole lines, a terminal the figures that it has room for.
     Use it in a `with` block, which takes the bar away in the end and leaves the terminal as it was.
     """
@@ -200,7 +194,7 @@ class Console:
         self._ascii = takes_ascii_only(getattr(self.file, "encoding", None))
         self._automatic = self.print_every == -1
         self._every = automatic_every(self.total_steps) if self._automatic else self.print_every
-        self._began = self._last_line = self.clock()
+        self._began = self.clock()
         self._pace, self._speed = Pace(), Average()
         self._state = BarState(done=self.first_step, total=self.total_steps, elapsed=0.0)
         takes_control_sequences = self.file.isatty() and os.environ.get("TERM", "") != "dumb"
@@ -214,7 +208,7 @@ class Console:
 
     def _render(self, screen: RichConsole) -> Text:
         now = self.clock()
-        left = seconds_left(self._pace, self._state.total - self._state.done)
+        left = self._pace.left(self._state.total - self._state.done)
         if left is not None:  # counts down during a long step instead of standing still
             left = max(0.0, left - (now - self._pace.last))
         state = self._state._replace(elapsed=now - self._began, left=left)
@@ -243,13 +237,11 @@ class Console:
 
     def step(self, figures: StepFigures) -> None:
         """Show a finished training step."""
-        now = self.clock()
-        self._pace = advance(self._pace, figures.ms / 1000, now)
+        self._pace = self._pace.then(self.clock())
         self._speed = self._speed.then(figures.tokens_per_second)
         shown = self._speed.mean or figures.tokens_per_second
         self._state = self._state._replace(done=figures.step + 1, loss=figures.loss, tokens_per_second=shown)
-        if self._is_due(figures.step, now) or figures.skipped:
-            self._last_line = now
+        if self._is_due(figures.step) or figures.skipped:
             utilization = self.utilization(figures.tokens_per_second)
             words = step_words(figures, self._state.total, shown, utilization, self.scores)
             if self._live is not None:
@@ -261,13 +253,11 @@ class Console:
         else:
             self.file.flush()  # notices a reader that went away: streams.Output
 
-    def _is_due(self, step: int, now: float) -> bool:
-        every = self._every
-        if every == 0:
+    def _is_due(self, step: int) -> bool:
+        if self._every == 0:
             return False
-        if self._automatic and (step - self.first_step < FIRST_STEPS or now - self._last_line >= LONGEST_SILENCE):
-            return True
-        return step == self.first_step or (step + 1) % every == 0 or step + 1 == self._state.total
+        first = FIRST_STEPS if self._automatic else 1
+        return step - self.first_step < first or (step + 1) % self._every == 0 or step + 1 == self._state.total
 
     def val(self, loss: float) -> None:
         """Show a validation loss, as llm.c prints it."""
@@ -275,15 +265,8 @@ class Console:
         self._print(f"val loss {loss:.6f}", "magenta")
 
     def doing(self, words: str) -> None:
-        """Show what takes long between two steps; empty: it has ended.
-
-        The bar has it in place of the time left. Elsewhere it has a line where nothing was printed for a minute.
-        """
+        """Show what takes long between two steps in the bar, in place of the time left; empty: it has ended."""
         self._state = self._state._replace(doing=words)
-        now = self.clock()
-        if words and self._live is None and self._automatic and now - self._last_line >= LONGEST_SILENCE:
-            self._last_line = now
-            self._print(words)
 
     def accuracy(self, correct: int, items: int) -> None:
         """Show HellaSwag's accuracy by the mean loss per token, as llm.c prints it."""

@@ -105,7 +105,7 @@ def free_memory(setup: Setup) -> int | None:
 def poll_saves(run: Run, progress: Progress, ended: list[Saved], last: bool = False) -> Progress:
     """Log and show how saves ended. last: no other will be tried.
 
-    Raises InputError for one that failed, where --save-failure says stop, or where it was the last one.
+    Raises InputError for one that failed, where it was the last one.
     """
     for each in ended:
         if each.problem is None:
@@ -115,12 +115,8 @@ def poll_saves(run: Run, progress: Progress, ended: list[Saved], last: bool = Fa
             progress = progress._replace(saved=each.path)
             continue
         run.log.event("save_failed", step=each.step, problem=each.problem)
-        if run.setup.config.save_failure == "stop" or (last and each.step == progress.saving):
-            if last or cluster.here().size == 1:
-                raise Agreed(each.problem)
-            # the others learn it a step sooner or later: all end the loop at the same one
-            run.votes.request.set()
-            progress = progress._replace(unsaved=each.problem)
+        if last and each.step == progress.saving:
+            raise Agreed(each.problem)
         run.console.warning(f"{each.problem}; earlier checkpoints are unchanged")
         if each.step == progress.saving:
             progress = progress._replace(saving=-1)

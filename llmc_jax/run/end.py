@@ -32,9 +32,7 @@ def last_save(run: Run, outcome: Outcome, batches: Batches) -> Outcome:
     group.phase("save", progress.step)
     try:
         if group.size > 1:  # so that all know of each save how it ended
-            progress = poll_saves(run, progress, run.saver.wait())
-            problem = problem or (Agreed(progress.unsaved) if progress.unsaved else None)
-            code = ExitCode.BAD_INPUT if problem else code
+            progress = poll_saves(run, progress, run.saver.wait(), last=not run.setup.config.saves_at_end)
         if run.setup.config.saves_at_end and (progress.step > 0 or run.setup.steps == 0):
             # The checkpoints from before a divergence may be what the user goes back to.
             progress = save(run, progress, batches, None, last=True, prune=code != ExitCode.DIVERGED)

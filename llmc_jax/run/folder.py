@@ -13,7 +13,6 @@ import re
 import shlex
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -21,27 +20,22 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from llmc_jax.base.errors import FormatError, InputError
-from llmc_jax.base.files import complete_file, leads_to, path_of, plain, reason, refusing, sync, try_lock, write_atomic
+from llmc_jax.base.errors import InputError
+from llmc_jax.base.files import complete_file, leads_to, plain, reason, refusing, sync, try_lock, write_atomic
 from llmc_jax.base.options import without_credentials
 from llmc_jax.data.tables import IN_RUN
 from llmc_jax.logs.files import (
     CONFIG,
     KERNELS,
-    LOCK,
     MAIN_LOG,
     METRICS,
     SAMPLES,
     event_in,
-    parse_event,
     rank_log,
     read_bytes,
 )
-from llmc_jax.logs.state import RUNNING, Seen, is_there, own_process, run_state
 from llmc_jax.machine.versions import environment, git_state, versions
 from llmc_jax.run.figures import StepFigures
-
-BEAT = 10.0  # seconds between two touches of a lock file; one silent for logs.state.SILENCE may be of a dead process
 
 
 def _remove_empty(folders: Iterable[Path]) -> None:
@@ -68,7 +62,7 @@ def create_run_folder(output_dir: str, name: str, reuse: bool) -> tuple[Path, li
         for each in made or [folder]:
             with suppress(PermissionError):  # a folder that may be entered but not listed cannot be synced
                 sync(each.parent)  # the names of all folders too are on the disk before a checkpoint counts
-        if output_dir and not reuse and set(os.listdir(folder)) - {LOCK}:
+        if output_dir and not reuse and os.listdir(folder):
             raise InputError(f"-o {output_dir}: the folder is not empty; choose another -o, or -y 1 to continue in it")
         with tempfile.TemporaryFile(dir=folder, prefix=".probe.", suffix=".tmp"):  # no name at all on most systems
             pass  # the only portable way to learn whether files can be made here
@@ -93,25 +87,22 @@ def _new_folder(parent: Path, name: str) -> Path:
     return folder
 
 
-class LockedFolder:
-    """A run folder that this process holds open and locked. lock: the open lock file, where the system has no locks."""
+class LockedFolder(NamedTuple):
+    """A run folder that this process holds open, and locked, or another process of the run has locked."""
 
-    def __init__(self, folder: Path, descriptor: int, lock: int | None = None) -> None:
-        self.folder, self._descriptor, self.lock = folder, descriptor, lock
+    folder: Path
+    descriptor: int
+    guarded: bool = True  # False: the file system has no locks, so nothing keeps other runs out
 
     def is_there(self) -> bool:
-        """Return whether the folder's path still leads to it, and no other process has taken it over."""
-        lock = self.folder / LOCK
-        return leads_to(self.folder, self._descriptor) and (self.lock is None or leads_to(lock, self.lock))
+        """Return whether the folder's path still leads to it."""
+        return leads_to(self.folder, self.descriptor)
 
     def check(self) -> None:
-        """Raise InputError, with both paths, if the folder was moved or removed, or another one is in its place."""
+        """Raise InputError if the folder was moved or removed, or another one is in its place."""
         if not self.is_there():
-            if leads_to(self.folder, self._descriptor):
-                raise InputError(f"{self.folder / LOCK}: is no longer this run's, so nothing more is written here")
             raise InputError(
-                f"{self.folder}: is no longer the folder that this run started in, so nothing more is written to it; "
-                f"that one {_whereabouts(self._descriptor)}"
+                f"{self.folder}: is no longer the folder that this run started in, so nothing more is written to it"
             )
 
     @contextmanager
@@ -122,78 +113,28 @@ class LockedFolder:
             yield Path(file.name).name
 
 
-def _whereabouts(descriptor: int) -> str:
-    now = path_of(descriptor)
-    return "was removed" if now is None else f"is now {now}"
-
-
 @contextmanager
 def locked(folder: Path) -> Iterator[LockedFolder]:
     """Within the block no other process of ours trains in the folder. Raises InputError if one does already.
 
-    The lock is the system's and dies with the process, however that ends. A file system without locks has a file.
+    The lock is the system's and dies with the process, however that ends. A file system may have none.
     """
-    with ExitStack() as closing:
+    with entered(folder) as held:
         with refusing(f"-o {folder}: cannot be locked", "choose another -o"):
-            descriptor = os.open(folder, os.O_RDONLY)
-            closing.callback(os.close, descriptor)
-            if (taken := try_lock(descriptor)) is False:
-                raise _taken(folder)
-            lock = None if taken else closing.enter_context(_lock_file(folder / LOCK))
-        held = LockedFolder(folder, descriptor, lock)
+            taken = try_lock(held.descriptor)
+        if taken is False:
+            raise InputError(
+                f"-o {folder}: another process is training in this folder; stop that one, or choose another -o"
+            )
         held.check()  # it may have been replaced while the lock was being taken
-        yield held
-
-
-def _taken(folder: Path, by: str = "") -> InputError:
-    return InputError(
-        f"-o {folder}: another process is training in this folder{by}; stop that one, or choose another -o"
-    )
-
-
-@contextmanager
-def _lock_file(path: Path) -> Iterator[int]:
-    """Make a file that says who we are, and touch it within the block; yield it, open. A dead process's is removed."""
-    import psutil  # here, because few file systems need it
-
-    with suppress(FileNotFoundError), open(path, "rb") as file, tempfile.TemporaryFile(dir=path.parent) as newer:
-        last, now = (os.fstat(each.fileno()).st_mtime for each in (file, newer))  # by the file system's clock
-        owner: Mapping[str, Any] = {}
-        with suppress(FormatError):  # it is just being written, or damaged
-            owner = parse_event(str(path), file.read())
-        began = owner.get("began")  # by the clock of its machine, which the file system's may differ from
-        found = run_state(
-            Seen(owner, time=last, trained=True), now,
-            lambda start, last: is_there(start, began if isinstance(began, int | float) else last),
-        )  # fmt: skip
-        if found.state == RUNNING:
-            raise _taken(path.parent, f" (process {found.pid} on {found.host}, says {path.name})")
-        if leads_to(path, file.fileno()):
-            path.unlink()
-    ended = threading.Event()
-
-    def beat() -> None:
-        while not ended.wait(BEAT):
-            with suppress(OSError):
-                os.utime(ours.fileno())
-
-    with open(path, "x") as ours:  # of two processes one succeeds
-        print(json.dumps({**own_process(), "began": psutil.Process().create_time()}), file=ours, flush=True)
-        thread = threading.Thread(target=beat, daemon=True)
-        thread.start()
-        try:
-            yield ours.fileno()
-        finally:
-            ended.set()
-            thread.join()
-            if leads_to(path, ours.fileno()):
-                path.unlink(missing_ok=True)
+        yield held._replace(guarded=taken is True)
 
 
 @contextmanager
 def entered(folder: Path) -> Iterator[LockedFolder]:
-    """Hold a run folder within the block that another process of the same run has locked."""
-    descriptor = os.open(folder, os.O_RDONLY)
+    """Hold a run folder open within the block. Raises InputError where it cannot be opened."""
+    with refusing(f"-o {folder}: cannot be opened", "choose another -o"):
+        descriptor = os.open(folder, os.O_RDONLY)
     try:
         yield LockedFolder(folder, descriptor)
     finally:
@@ -212,7 +153,7 @@ def leaving_nothing(held: LockedFolder, made: Iterable[Path]) -> Iterator[None]:
     except BaseException:
         if held.is_there():
             files = {CONFIG, KERNELS, MAIN_LOG, METRICS, SAMPLES, *IN_RUN.values()}
-            for name in files - before | ({LOCK} if made else set()):
+            for name in files - before:
                 with suppress(OSError):
                     (held.folder / name).unlink(missing_ok=True)
             _remove_empty(made)
@@ -333,8 +274,7 @@ class RunLog:
         self._check()
         file = self._files[name]
         if not leads_to(file.name, file.fileno()):
-            now = _whereabouts(file.fileno())
-            raise InputError(f"{file.name}: is no longer the file that this run writes, which {now}")
+            raise InputError(f"{file.name}: is no longer the file that this run writes")
         data = memoryview(text.encode(errors="replace"))
         before = os.fstat(file.fileno()).st_size
         try:

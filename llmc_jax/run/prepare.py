@@ -17,7 +17,6 @@ from llmc_jax.base.plain import to_json
 from llmc_jax.checkpoint.contents import OURS, Counters, Identity, Metadata, fingerprint, stops_early
 from llmc_jax.checkpoint.store import Checkpoint
 from llmc_jax.cluster.agreement import Agreed, alike, of_all
-from llmc_jax.config.checks import notes_on_devices
 from llmc_jax.config.train import AUTO_BATCH, TrainConfig
 from llmc_jax.machine.device import Device, devices_of
 from llmc_jax.machine.nvml import open_monitor
@@ -171,7 +170,6 @@ def origin_of(earlier: Checkpoint | None, model: Model) -> Mapping[str, Any]:
 def notes_on_start(setup: Setup) -> Iterator[str]:
     """Say what the run begins with, and how it differs from the one that it resumes."""
     config, plan, earlier = setup.config, setup.plan, setup.earlier
-    yield from notes_on_devices(config)
     if earlier is not None:
         complete = "; the run is already complete" if earlier.step >= setup.steps else ""
         if not complete and stops_early(config, earlier.metadata.counters or Counters()):

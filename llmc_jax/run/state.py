@@ -90,7 +90,6 @@ class Progress(NamedTuple):
     counters: Counters = Counters()
     seconds: float = 0.0  # in all steps of this process but the first, which llm.c leaves out of its mean too
     test: RangeTest = RangeTest()  # of --find-lr
-    unsaved: str | None = None  # why a checkpoint could not be written, where that ends a run of several processes
 
 
 def first_step(setup: Setup) -> int:

@@ -14,7 +14,7 @@ from llmc_jax.logs.files import finite_number, step_of
 from llmc_jax.logs.follow import STARTS
 from llmc_jax.logs.state import RunState, Seen, after
 from llmc_jax.logs.words import event_words
-from llmc_jax.run.console import Pace, advance, seconds_left
+from llmc_jax.run.console import Pace
 from llmc_jax.run.figures import Average, utilization_text
 
 KEPT = 100  # events
@@ -93,7 +93,7 @@ class Story:
         ms, speed = value_of(event, "ms"), value_of(event, "tokens_per_second")
         if ms is not None and 0 <= ms < LARGEST:
             now = self.pace.last + ms / 1000 if self.seen.time is None else self.seen.time
-            self.pace = advance(self.pace, ms / 1000, now)
+            self.pace = self.pace.then(now)
         if speed is not None and 0 <= speed < LARGEST:
             self.speed = self.speed.then(speed)
 
@@ -122,7 +122,7 @@ class Story:
         """Return the seconds to the end of a running run, None where they are unknown."""
         if state.state != "running" or state.step is None or state.steps is None:
             return None
-        left = seconds_left(self.pace, state.steps - state.step)
+        left = self.pace.left(state.steps - state.step)
         return None if left is None else max(0.0, left - max(0.0, now - self.pace.last))
 
 

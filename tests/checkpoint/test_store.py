@@ -24,7 +24,6 @@ from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.checkpoint import manifest, store
 from llmc_jax.checkpoint.arrays import array_file
 from llmc_jax.checkpoint.contents import FORMAT
-from llmc_jax.logs.files import LOCK, METRICS
 from tests.crash_points import Point, watched
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -819,21 +818,6 @@ def test_clean_removes_leftovers_and_nothing_else(run: Path, tmp_path: Path) -> 
     assert len(gone) == 8 and all(name[0] == "." for name in gone) and not gone & set(mine)
     assert [e.problem for e in store.entries(run)] == [None, None]
     store.clean(tmp_path / "nowhere")
-
-
-@pytest.mark.parametrize("lock", [True, False])
-def test_clean_leaves_a_save_alone_that_may_go_on(run: Path, lock: bool) -> None:
-    """Beside a lock file: one that is younger than the run's last event."""
-    (run / METRICS).touch()
-    before, after = (store.begin(run, step, arrays_of(step), facts_of(step)).folder for step in (300, 400))
-    for path in (before, *before.rglob("*")):
-        os.utime(path, (100, 100))
-    os.utime(run / METRICS, (200, 200))
-    os.utime(after, (100, 100))  # not so what is in it
-    if lock:
-        (run / LOCK).touch()
-    store.clean(run)
-    assert (before.exists(), after.exists()) == (False, lock)
 
 
 def test_clean_brings_back_what_was_moved_aside(run: Path) -> None:

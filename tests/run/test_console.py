@@ -16,8 +16,6 @@ from llmc_jax.run.console import (
     BarState,
     Console,
     Pace,
-    advance,
-    seconds_left,
 )
 from llmc_jax.run.figures import StepFigures
 
@@ -62,27 +60,21 @@ def test_a_run_prints_40_to_100_lines_or_all(steps: int) -> None:
     assert steps / every <= 100 and (every == 1 or steps / every > 40)
 
 
-def _pace(steps: list[tuple[float, float]]) -> Pace:
-    """The pace after steps given as (pause before it, its seconds)."""
-    pace, now = Pace(), 0.0
-    for pause, seconds in steps:
-        now += pause + seconds
-        pace = advance(pace, seconds, now)
+def pace_of(steps: list[float]) -> Pace:
+    """The pace after steps that took so many seconds, with the pauses before them."""
+    pace = Pace()
+    for end in itertools.accumulate(steps):
+        pace = pace.then(end)
     return pace
 
 
 def test_time_left_leaves_out_compilation_and_shares_out_pauses() -> None:
-    assert seconds_left(Pace(), 10) is None
-    assert seconds_left(_pace([(3.0, 60.0)]), 10) is None
-    assert seconds_left(_pace([(3.0, 60.0)] + [(0, 2.0)] * 9), 10) == pytest.approx(20.0)
-    # a validation of 5 s after every 10 steps of 1 s: 100 more steps will take about 150 s
-    steps = [(0.0, 30.0)] + [(5.0 if i % 10 == 0 else 0.0, 1.0) for i in range(1, 101)]
-    assert seconds_left(_pace(steps), 100) == pytest.approx(150.0, rel=0.01)
-
-
-def test_time_left_follows_recent_steps() -> None:
-    slow_then_fast = [(0.0, 1.0)] + [(0.0, 10.0)] * 100 + [(0.0, 1.0)] * 200
-    assert seconds_left(_pace(slow_then_fast), 1) == pytest.approx(1.0, rel=0.01)
+    assert Pace().left(10) is None
+    assert pace_of([63.0]).left(10) is None
+    assert pace_of([63.0] + [2.0] * 9).left(10) == pytest.approx(20.0)
+    # a validation of 5 s after every 10 steps of 1 s: 100 more steps will take 150 s
+    steps = [30.0] + [6.0 if i % 10 == 0 else 1.0 for i in range(1, 101)]
+    assert pace_of(steps).left(100) == pytest.approx(150.0)
 
 
 @pytest.mark.parametrize(
@@ -309,10 +301,10 @@ def test_an_encoding_without_the_characters_does_not_stop_the_run() -> None:
         assert buffer.getvalue() == b"generating:\n---\n\\u65e5\\u672c \\xe9 x\n---\n"  # at once
 
 
-def printed(total: int, every: int, first: int = 0, last: int | None = None, seconds: float = 0.0) -> list[int]:
-    """The steps, from 1, whose lines a pipe gets; each step takes so many seconds."""
-    file, now = io.StringIO(), itertools.count(step=seconds) if seconds else itertools.repeat(0.0)
-    with Console(total, every, file, first_step=first, clock=lambda: next(now)) as screen:
+def printed(total: int, every: int, first: int = 0, last: int | None = None) -> list[int]:
+    """The steps, from 1, whose lines a pipe gets."""
+    file = io.StringIO()
+    with Console(total, every, file, first_step=first) as screen:
         for step in range(first, total if last is None else last):
             screen.step(StepFigures(step, loss=1.0, **STEP))
     return [int(line.split()[1].split("/")[0]) for line in file.getvalue().splitlines()]
@@ -326,19 +318,3 @@ def test_which_steps_are_printed() -> None:
     assert printed(500, -1) == [1, 2, 3, *range(5, 501, 5)]
     assert printed(501, -1, first=300) == [301, 302, 303, *range(310, 501, 10), 501]
     assert printed(500, 1) == list(range(1, 501))
-
-
-@pytest.mark.parametrize(("every", "lines"), [(-1, ["half"]), (10, []), (0, [])])
-def test_what_takes_long_between_two_steps_has_a_line_a_minute(every: int, lines: list[str]) -> None:
-    file, now = io.StringIO(), iter([0.0, 0.0, 59.0, 61.0, 119.0, 122.0])
-    with Console(500, every, file, clock=lambda: next(now)) as screen:
-        for words in ("begun", "some", "half", "more", ""):
-            screen.doing(words)
-    assert file.getvalue().splitlines() == lines
-
-
-def test_where_steps_are_slow_a_minute_is_the_longest_silence() -> None:
-    """Of 10,000 steps every 100th has a line; of those that take 5 s every 12th has one too."""
-    assert printed(10_000, -1, last=250, seconds=5.0) == [
-        *(1, 2, 3, *range(15, 100, 12), 100, *range(112, 200, 12), 200, *range(212, 251, 12))
-    ]

@@ -28,11 +28,10 @@ def ended(group: Group, saved: Saved, full: bool) -> Outcome:
             raise InputError("metrics.jsonl: No space left on device")
 
     run: Any = SimpleNamespace(
-        setup=SimpleNamespace(config=TrainConfig(save_failure="stop", save=False), steps=8),
+        setup=SimpleNamespace(config=TrainConfig(save=False), steps=8),
         saver=SimpleNamespace(wait=lambda: [saved], prune=lambda least: ((), None)),
         log=SimpleNamespace(event=event),
         console=SimpleNamespace(warning=lambda words: None),
-        votes=SimpleNamespace(request=SimpleNamespace(set=lambda: None)),
     )
     state: Any = None
     batches: Any = None

@@ -142,7 +142,7 @@ def test_training_goes_on_with_it_from_a_folder_a_state_and_after_a_break(traine
     ids = trained.tokenizer.encode(TEXT).tolist()
     say(convert.main, "convert", trained.run, "hf", "--to", "hf")
     shutil.copytree(trained.data, "plain", ignore=shutil.ignore_patterns("*.tokenizer"))
-    for name, start in {"of-folder": ("-e", "hf"), "of-run": ("--init-from", trained.run)}.items():
+    for name, start in {"of-folder": ("-e", "hf"), "of-run": ("-e", trained.run)}.items():
         say(train_main, *flags(Path("plain"), Path(name), *start))
         assert ids_of(Path(name)) == ids
     shutil.copytree(trained.run, "resumed")
