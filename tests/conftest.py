@@ -57,7 +57,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LLMC_JAX_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("LLMC_JAX_REPORT", "0")  # a page of each run would be half a second for nothing
-        patch.setattr(Beside, "_begun", lambda _: None)  # and the process that draws its picture two
+        patch.setattr(Beside, "_begun", lambda *_: None)  # and the process that draws its picture two
         yield
 
 

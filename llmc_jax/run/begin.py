@@ -17,7 +17,6 @@ from llmc_jax.base.files import refusing
 from llmc_jax.base.streams import Output
 from llmc_jax.base.text import wrapped
 from llmc_jax.checkpoint import store
-from llmc_jax.checkpoint.contents import Counters
 from llmc_jax.cluster.agreement import of_all, of_first
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.data import tables
@@ -33,7 +32,6 @@ from llmc_jax.run.console import Console
 from llmc_jax.run.figures import utilization_text
 from llmc_jax.run.folder import (
     LockedFolder,
-    LogEnd,
     RunLog,
     ShortLog,
     config_record,
@@ -197,7 +195,8 @@ def begun_log(setup: Setup, held: LockedFolder, made: list[Path]) -> RunLog:
         if is_first:  # before any log: what has a log but no config.json is another program's folder
             write_config(held.folder, record, kernels)
         if config.reuse:  # else the folder was empty
-            cut_logs(held.folder, where_logs_stay(setup))
+            earlier = setup.earlier
+            cut_logs(held.folder, *((None,) if earlier is None else (earlier.step, earlier.metadata.counters)))
         with ExitStack() as closing:
             log = closing.enter_context(RunLog(held.folder, check=held.check))
             counts = {
@@ -215,14 +214,6 @@ def begun_log(setup: Setup, held: LockedFolder, made: list[Path]) -> RunLog:
                     tables.keep(held.folder, setup.tokenizer.tokenizer)
             closing.pop_all()
             return log
-
-
-def where_logs_stay(setup: Setup) -> LogEnd | None:
-    """Return up to where the logs of the earlier run belong to this one."""
-    if setup.earlier is None:
-        return None
-    step, counters = setup.earlier.step, setup.earlier.metadata.counters or Counters()
-    return LogEnd(step, counters.validated == step, counters.sampled == step, counters.evaluated == step)
 
 
 @contextmanager

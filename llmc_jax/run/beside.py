@@ -34,17 +34,15 @@ class Beside:
     ) -> None:
         page = minutes if os.environ.get(SWITCH) != "0" else 0.0
         self.folder, self._warn, self._is_there = folder, warn, is_there
-        self._request = json.dumps([str(folder.absolute()), title, dict(baselines), page])
+        request = json.dumps([str(folder.absolute()), title, dict(baselines), page])
         self._both = f"{CURVES}, {REPORT}" if page > 0 else CURVES
         self.written: set[str] = set()  # names, at least once by this run
         self._warned: set[str] = set()
-        self._goes_on = ", training continues"
-        self._died = False  # the process did: `finish` begins another
-        self._child = self._begun() if writing else None
+        self._child = self._begun(request) if writing else None
 
-    def _begun(self) -> Child | None:
+    def _begun(self, request: str) -> Child | None:
         try:
-            return Child(MODULE, [self._request], environment=child_environment() | ONE_THREAD, nice=10)
+            return Child(MODULE, [request], environment=child_environment() | ONE_THREAD, nice=10)
         except OSError as error:
             self._failed(self._both, str(error))
             return None
@@ -63,13 +61,9 @@ class Beside:
             self._failed(self._both, f"the process ended with status {status}: {self._child.last_words()}")
         if status is not None:  # 0: the run's folder is gone
             self.close()
-            self._died = status != 0
 
     def finish(self) -> None:
         """Have both written a last time, after the one in work."""
-        self._goes_on = ""
-        if self._died and self._is_there():
-            self._child = self._begun()
         if self._child is not None and self._is_there():
             self._child.tell("end\n")
             if self._child.status(AT_END) is None:
@@ -92,5 +86,5 @@ class Beside:
 
     def _failed(self, name: str, problem: str) -> None:
         if name not in self._warned:
-            self._warn(f"{self.folder / name}: cannot be written{self._goes_on}: {problem}")
+            self._warn(f"{self.folder / name}: cannot be written: {problem}")
         self._warned.add(name)

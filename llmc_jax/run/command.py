@@ -76,28 +76,22 @@ def continued(given: Given) -> tuple[TrainConfig, list[str]]:
     if given.preset and config.preset != stored.get("preset"):
         return config, [f"-y 1: no options are taken from {place}, which is not of --preset {config.preset}"]
     known = {name: value for name, value in stored.items() if name in BY_NAME and not BY_NAME[name].of_this_start}
-    unknown = sorted(set(stored) - set(BY_NAME))
     try:
         before = TrainConfig.from_json(known)
     except InputError as error:
         raise InputError(f"{place}: {error}; mend the file, or give another -o") from error
-    notes = [f"-y 1: {place} names options that this version does not have: {', '.join(unknown)}"] if unknown else []
-    if stored.get("save") is False and config.save:
-        notes.append("-y 1: --no-save is not taken from the run before; give it again to save nothing")
-    flags = dict(given.flags)
+    flags, notes = dict(given.flags), []
     if flags.get("batch_size") == AUTO_BATCH and "batch_size" in known:  # which it came to then: another has other bits
         del flags["batch_size"]
         notes.append(f"-y 1 -b auto: stays {before.batch_size}, as in {place}")
     merged = replace(before, **flags)
-    return merged, notes + _what_was_taken(place, config, before, merged)
-
-
-def _what_was_taken(place: Path, config: TrainConfig, before: TrainConfig, merged: TrainConfig) -> list[str]:
-    """Note which options a run has from its config.json, and which of them flags change; nothing where none is."""
     changed = ", ".join(words for about, words in differing(before, merged) if not about.of_this_start)
-    if not changed and all(about.of_this_start for about, _ in differing(config, merged)):
-        return []  # the same command again
-    return [f"-y 1: options as in {place}" + (f", changed by flags: {changed}" if changed else "")]
+    unknown = ", ".join(sorted(set(stored) - set(BY_NAME)))
+    if not changed and not unknown and all(about.of_this_start for about, _ in differing(config, merged)):
+        return merged, notes  # the same command again
+    left_out = f", without {unknown}, which this version does not have" if unknown else ""
+    notes.append(f"-y 1: options as in {place}{left_out}" + (f", changed by flags: {changed}" if changed else ""))
+    return merged, notes
 
 
 def help_text(others: Sequence[tuple[str, str]] = ()) -> str:

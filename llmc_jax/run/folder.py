@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import complete_file, leads_to, plain, reason, refusing, sync, try_lock, write_atomic
 from llmc_jax.base.options import without_credentials
+from llmc_jax.checkpoint.contents import Counters
 from llmc_jax.data.tables import IN_RUN
 from llmc_jax.logs.files import (
     CONFIG,
@@ -160,44 +161,39 @@ def leaving_nothing(held: LockedFolder, made: Iterable[Path]) -> Iterator[None]:
         raise
 
 
-class LogEnd(NamedTuple):
-    """Up to where the logs of a run stay when it is continued: the steps before `step`, and what was done at it."""
-
-    step: int
-    validated: bool  # the validation before this step belongs to it
-    sampled: bool  # so does the sample
-    evaluated: bool  # and HellaSwag's accuracy
-
-    def has(self, kind: str, step: int) -> bool:
-        """Return whether a line of this kind and step stays."""
-        done = {"train": False, "val": self.validated, "sample": self.sampled, "eval": self.evaluated}
-        return done.get(kind, True) if step == self.step else step < self.step
-
-
-def cut_logs(folder: Path, kept: LogEnd | None) -> None:
+def cut_logs(folder: Path, step: int | None, counters: Counters | None = None) -> None:
     """Drop from main.log, metrics.jsonl and samples.txt what lies beyond the point where a run continues.
 
-    kept: that point; None drops everything. Each file has either its old or its new content, whatever happens.
-    Lines that cannot be understood stay. Raises InputError if a file cannot be read or written.
+    step: that point, None to drop everything; counters: say what was done at it, before its update, and stays. Each
+    file has either its old or its new content, whatever happens. Lines that cannot be understood stay. Raises
+    InputError if a file cannot be read or written.
     """
-    _rewrite(folder / MAIN_LOG, _main_log_step, kept)
-    events = _rewrite(folder / METRICS, _event_step, kept)
+    done = counters or Counters()
+    at_step = {"train": -1, "val": done.validated, "sample": done.sampled, "eval": done.evaluated}
+
+    def stays(kind: str, of: int) -> bool:
+        return step is not None and (of < step or (of == step == at_step.get(kind, step)))
+
+    _rewrite(folder / MAIN_LOG, _main_log_step, stays)
+    events = _rewrite(folder / METRICS, _event_step, stays)
     if events is not None and (folder / SAMPLES).exists():
         samples = [json.loads(line) for line in events if _event_step(line)[0] == "sample"]
         texts = (_sample_text(e["step"], e["text"], e["tokens"]) for e in samples if {"text", "tokens"} <= e.keys())
         write_atomic(folder / SAMPLES, "".join(texts).encode(errors="replace"))
 
 
-def _rewrite(path: Path, what: Callable[[bytes], tuple[str, int]], kept: LogEnd | None) -> list[bytes] | None:
+def _rewrite(
+    path: Path, what: Callable[[bytes], tuple[str, int]], stays: Callable[[str, int], bool]
+) -> list[bytes] | None:
     """Keep some lines of a file, and never its torn last one; return them, None where there is no file.
 
-    what: gives the kind and the step of a line, ("", 0) of one that is not understood.
+    what: gives the kind and the step of a line, ("", 0) of one that is not understood; stays: is asked of both.
     """
     if not os.path.isfile(path):
         return None
     before = read_bytes(path)
     *lines, _torn = before.split(b"\n")
-    lines = [line for line in lines if kept is not None and kept.has(*what(line))]
+    lines = [line for line in lines if stays(*what(line))]
     after = b"".join(line + b"\n" for line in lines)
     if after != before:
         write_atomic(path, after)

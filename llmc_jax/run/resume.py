@@ -21,7 +21,7 @@ from llmc_jax.checkpoint import store
 from llmc_jax.checkpoint.contents import Identity, Metadata
 from llmc_jax.checkpoint.manifest import MANIFEST
 from llmc_jax.checkpoint.store import Checkpoint, open_checkpoint
-from llmc_jax.cluster.agreement import of_all, of_first
+from llmc_jax.cluster.agreement import of_first
 from llmc_jax.config.train import ATTENTIONS, AUTO_BATCH, BY_NAME, OPTIONS, TrainConfig, differing
 from llmc_jax.kernels import record
 from llmc_jax.logs.files import KERNELS, LARGEST, MAIN_LOG, METRICS, config_file
@@ -68,12 +68,6 @@ def find_earlier(config: TrainConfig, report: Callable[[str], None]) -> Checkpoi
 
 def _newest_good(run: Path, report: Callable[[str], None]) -> Path | None:
     """Return the newest checkpoint of a run folder that is good, in each of the processes that share the reading."""
-
-    def seen() -> None:
-        if not run.is_dir():
-            raise InputError(f"-o {run}: is not here; give an -o on a file system that all hosts share")
-
-    of_all("folder seen", seen)
     for step in reversed(of_first("steps", lambda: store.steps(run))):
         problem = store.entry(run, step, share=(cluster.here().rank, cluster.here().size)).problem
         problems = [each for each in cluster.here().meet(f"checkpoint {step}", problem) if each is not None]
@@ -182,13 +176,11 @@ def _differences(earlier: Checkpoint, config: TrainConfig, ours: Identity) -> It
     if options is None and config.find_lr:
         yield "range test: none was made there"
     if options is not None:
-        of_test = options.find_lr or config.find_lr
-        for name in ("tokens_per_step", *(about.name for about in OPTIONS if about.resume == "must match")):
+        unused = set() if options.find_lr or config.find_lr else {"find_lr_range", "find_lr_steps"}
+        names = ("tokens_per_step", *(about.name for about in OPTIONS if about.resume == "must match"))
+        for name in (each for each in names if each not in unused):
             then, now = getattr(options, name), getattr(config, name)
-            if then != now and name.startswith("find_lr"):
-                if of_test:
-                    yield f"range test: {_flag(name)} is {show_value(then)} there, {show_value(now)} here"
-            elif then != now:
+            if then != now:
                 counts = parallel_of(options).devices, parallel_of(config).devices
                 there, here = (f", on {n} devices" if len(set(counts)) > 1 else "" for n in counts)
                 advice = f"; give -d {then}" if name == "tokens_per_step" else ""

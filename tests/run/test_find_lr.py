@@ -158,7 +158,7 @@ def run(folder: Path, *flags: Any) -> Result:
 def tested(data: list[Any], tmp_path_factory: pytest.TempPathFactory) -> Result:
     """A test that exploded before its last step; read-only by agreement."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Beside, "_begun", lambda _: None)
+        patch.setattr(Beside, "_begun", lambda *_: None)
         return run(tmp_path_factory.mktemp("tested") / "run", *data, *TEST)
 
 
@@ -197,7 +197,7 @@ def test_a_killed_test_comes_to_the_same(
     data: list[Any], tested: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: bool
 ) -> None:
     """From the folder's options alone; also where a step is begun before the one before it has been read."""
-    monkeypatch.setattr(Beside, "_begun", lambda _: None)
+    monkeypatch.setattr(Beside, "_begun", lambda *_: None)
     monkeypatch.setattr(Plan, "runs_ahead", ahead)
     folder = Path(shutil.copytree(tested.folder, tmp_path / "run"))
     for step in steps_of(folder, "state")[1:]:

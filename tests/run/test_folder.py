@@ -21,10 +21,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llmc_jax.base.errors import FormatError, InputError
+from llmc_jax.checkpoint.contents import Counters
 from llmc_jax.logs.files import config_file
 from llmc_jax.run.figures import StepFigures
 from llmc_jax.run.folder import (
-    LogEnd,
     RunLog,
     config_record,
     create_run_folder,
@@ -262,6 +262,13 @@ def write_run(
     return folder
 
 
+def counters_at(step: int, validated: bool, sampled: bool, evaluated: bool) -> Counters:
+    """What a checkpoint says was done at its step."""
+    return Counters(
+        *(0, 0, None), *(step if done else -1 for done in (validated, sampled)), 0, step if evaluated else -1
+    )
+
+
 def logs_of(folder: Path) -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in ("main.log", "metrics.jsonl", "samples.txt")}
 
@@ -280,10 +287,10 @@ def test_cut_logs_are_those_of_a_run_up_to_there(
         with (found / name).open("ab") as file:
             file.write(torn)
     for _ in range(2):  # a second time changes nothing: a run may be killed right after the first
-        cut_logs(found, LogEnd(step, *done))
+        cut_logs(found, step, counters_at(step, *done))
         assert logs_of(found) == expected
     (found / "samples.txt").write_bytes(b"whatever was there when the run was killed")
-    cut_logs(found, LogEnd(step, *done))
+    cut_logs(found, step, counters_at(step, *done))
     assert logs_of(found) == expected
     assert sorted(path.name for path in found.iterdir()) == ["main.log", "metrics.jsonl", "samples.txt"]
     cut_logs(found, None)
@@ -298,16 +305,14 @@ def test_llmcs_own_log_is_cut_too(tmp_path: Path) -> None:
         "s:2 tel:10.5", "s:2 eval:0.2490", "s:2 trl:10.4 lr:0.000003 norm:9.00",
         "s:3 trl:nan lr:0.000004 norm:-nan", "s:4 tel:9.8",
     ]  # fmt: skip
-    cases = {
-        LogEnd(0, False, False, False): 0, LogEnd(0, True, False, False): 1, LogEnd(0, True, False, True): 2,
-        LogEnd(1, False, False, False): 3, LogEnd(2, False, True, False): 4, LogEnd(2, True, False, False): 5,
-        LogEnd(2, True, False, True): 6, LogEnd(3, True, True, True): 7, LogEnd(4, False, False, False): 8,
-        LogEnd(4, True, False, False): 9, LogEnd(10**9, False, False, False): 9,
-    }  # fmt: skip
-    for kept, count in cases.items():
+    cases = [
+        (0, "", 0), (0, "validated", 1), (0, "validated evaluated", 2), (1, "", 3), (2, "sampled", 4),
+        (2, "validated", 5), (2, "validated evaluated", 6), (3, "validated", 7), (4, "validated", 9), (10**9, "", 9),
+    ]  # fmt: skip
+    for step, done, count in cases:
         (tmp_path / "main.log").write_text("".join(f"{line}\n" for line in lines))
-        cut_logs(tmp_path, kept)
-        assert (tmp_path / "main.log").read_text().splitlines() == lines[:count], kept
+        cut_logs(tmp_path, step, Counters(**dict.fromkeys(done.split(), step)))
+        assert (tmp_path / "main.log").read_text().splitlines() == lines[:count], (step, done)
     assert [path.name for path in tmp_path.iterdir()] == ["main.log"]  # what is not there is not made
 
 
@@ -317,9 +322,9 @@ def test_a_whole_log_of_llmc(shared: Path, tmp_path: Path) -> None:
     path.write_bytes(whole)
     last = int(whole.rstrip(b"\n").split(b"\n")[-1].split()[0][2:])
     assert last > 10_000
-    cut_logs(tmp_path, LogEnd(last + 1, True, True, True))
+    cut_logs(tmp_path, last + 1)
     assert path.read_bytes() == whole
-    cut_logs(tmp_path, LogEnd(10_000, True, True, True))
+    cut_logs(tmp_path, 10_000)
     assert whole.startswith(path.read_bytes())
     after = whole[len(path.read_bytes()) :].split(b"\n")[0]
     assert after.startswith(b"s:10000 trl:")
@@ -336,16 +341,16 @@ def test_lines_that_cannot_be_understood_stay(tmp_path: Path) -> None:
     events = [*odd_events, '{"event": "train", "step": 9}', '{"event": "sample", "step": 2}']
     text = "".join(f"{line}\n" for line in events).encode(errors="surrogateescape")
     (tmp_path / "metrics.jsonl").write_bytes(text)
-    cut_logs(tmp_path, LogEnd(5, True, True, True))
+    cut_logs(tmp_path, 5)
     assert (tmp_path / "main.log").read_text().splitlines() == odd_log
     left = (tmp_path / "metrics.jsonl").read_bytes().decode(errors="surrogateescape").split("\n")
     assert left == [*odd_events, '{"event": "sample", "step": 2}', ""]
 
 
 @UNHURRIED
-@given(st.binary(max_size=300), st.sampled_from([None, LogEnd(0, False, False, False), LogEnd(1, True, True, True)]))
+@given(st.binary(max_size=300), st.sampled_from([None, 0, 1]))
 def test_any_bytes_are_cut_to_some_of_their_lines(
-    tmp_path_factory: pytest.TempPathFactory, data: bytes, kept: LogEnd | None
+    tmp_path_factory: pytest.TempPathFactory, data: bytes, kept: int | None
 ) -> None:
     folder = tmp_path_factory.mktemp("run")
     for name in ("main.log", "metrics.jsonl", "samples.txt"):
@@ -374,13 +379,13 @@ def test_a_cut_that_fails_leaves_whole_files_and_is_made_up_for(
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", full)
         with pytest.raises(InputError, match="No space left on device"):
-            cut_logs(found, LogEnd(3, True, True, True))
+            cut_logs(found, 3, counters_at(3, True, True, True))
     assert len(calls) == nth
     half = logs_of(found)
     assert [half[name] == before[name] for name in half] == [k + 1 >= nth for k in range(3)]
     assert [half[name] == after[name] for name in half] == [k + 1 < nth for k in range(3)]
     assert not [path for path in found.iterdir() if path.name.startswith(".")]
-    cut_logs(found, LogEnd(3, True, True, True))
+    cut_logs(found, 3, counters_at(3, True, True, True))
     assert logs_of(found) == after
 
 
@@ -413,7 +418,7 @@ def test_a_line_that_cannot_be_written_leaves_no_half(tmp_path: Path) -> None:
 
 def test_a_log_that_leads_nowhere_is_no_problem(tmp_path: Path) -> None:
     (tmp_path / "main.log").symlink_to(os.devnull)
-    cut_logs(tmp_path, LogEnd(0, False, False, False))
+    cut_logs(tmp_path, 0)
     with _log(tmp_path) as log:
         _train(log, 0)
         log.sync()
