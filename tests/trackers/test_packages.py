@@ -17,7 +17,7 @@ import pytest
 
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.logs.files import METRICS
-from llmc_jax.run.folder import LogEnd, RunLog, cut_logs
+from llmc_jax.run.folder import RunLog, cut_logs
 from llmc_jax.run.trackers import Trackers
 from llmc_jax.trackers.child import Status
 from llmc_jax.trackers.rows import row_of
@@ -59,7 +59,7 @@ def shown(tmp_path: Path, **options: Any) -> Shown:
     folder.mkdir()
     for steps, rate, kind in ((range(50), 0.5, "start"), (range(RESUMED_AT, 60), 0.25, "resume")):
         if kind == "resume":
-            cut_logs(folder, LogEnd(RESUMED_AT, validated=False, sampled=False, evaluated=False))
+            cut_logs(folder, RESUMED_AT)
         with RunLog(folder) as log:
             config = {"options": {"learning_rate": rate, "tensorboard": True}, "model": {"channels": 8}}
             log.event(kind, step=steps.start, steps=60, config=config)
