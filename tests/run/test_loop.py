@@ -65,7 +65,7 @@ def train(tmp_path: Path, tokens: Any, capsys: pytest.CaptureFixture[str], monke
 
     def run(*flags: Any, folder: str = "run", picture: bool = False) -> Result:
         if not picture:
-            monkeypatch.setattr(Beside, "_begun", lambda _: None)
+            monkeypatch.setattr(Beside, "_begun", lambda *_: None)
         output = tmp_path / folder
         defaults = [*tiny_flags(tokens), "-o", output]
         code = main([str(word) for word in (*defaults, *flags)])
@@ -413,7 +413,7 @@ def test_a_reused_folder_without_a_checkpoint_begins_its_logs_anew(train: Train)
 
 def test_the_picture_has_the_name_of_the_model(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(Beside, "_begun", lambda beside: asked.append(json.loads(beside._request)))
+    monkeypatch.setattr(Beside, "_begun", lambda beside, request: asked.append(json.loads(request)))
     run = train(picture=True)
     assert run.code == 0 and "picture:" not in run.out
     assert asked == [[str(run.folder), TINY, {}, 0.0]]
