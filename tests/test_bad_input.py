@@ -97,6 +97,7 @@ def header(*ints: int) -> bytes:
     return struct.pack("<256i", *ints, *[0] * (256 - len(ints)))
 
 
+@pytest.mark.slow
 def test_the_bench_is_sound(bench: Bench) -> None:
     done = bench.run("-e", "model.bin", "--tokenizer", "table.bin", "-s", 3, "-g", 4)
     assert (done.code, done.err) == (0, "")

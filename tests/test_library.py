@@ -20,6 +20,8 @@ from llmc_jax.generate.model import Model
 from llmc_jax.run.inputs import resolve_model
 from llmc_jax.training.state import TrainState
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 ROOT = Path(__file__).resolve().parents[1]
 SHAPE = "L2-NH2-C16-V257-T32"
 T, V = 32, 257

@@ -45,7 +45,7 @@ REFUSED: dict[str, tuple[set[str], str]] = {
 }  # fmt: skip
 
 
-FIRST = (SET_ASIDE, "JAX_PLATFORMS=cuda", f"XLA_FLAGS='{UNKNOWN}'")  # the others take longer than they tell
+FIRST = ("JAX_PLATFORMS=cuda", f"XLA_FLAGS='{UNKNOWN}'")  # refused before anything is compiled
 
 
 @pytest.fixture(scope="module", params=[each if each in FIRST else pytest.param(each, marks=pytest.mark.slow)

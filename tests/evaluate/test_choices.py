@@ -19,6 +19,8 @@ from llmc_jax.training.parallel.stage import Parallel
 from tests.evaluate.models import CONFIG, TOKENS_PER_BATCH, flat
 from tests.generate import plain
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 
 def items(count: int, completions: int) -> list[Item]:
     """Items of all lengths, the longest of which just fit."""
@@ -64,6 +66,7 @@ def test_answers_are_the_plain_models_item_by_item() -> None:
     assert found[-1].by_sum == 0  # of equals the first
 
 
+@pytest.mark.slow
 def test_what_the_model_would_write_is_the_plain_models_item_by_item() -> None:
     asked = [*items(2, 1), *(written_by_the_model(context, 3) for context in [(1, 2), (200,), (5,) * 20])]
     found = answers(asked, score(scorer(), rows_of_items(asked), ScoreOptions(rank=True)))

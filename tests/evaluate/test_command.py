@@ -231,6 +231,7 @@ def test_a_full_memory_is_one_line(evaluate: Evaluate, files: Files, monkeypatch
     assert "123 bytes; " in done.err.splitlines()[-1] and "-b" in done.err.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_two_devices_give_the_figures_of_one(evaluate: Evaluate, files: Files) -> None:
     words = [A, "--data", str(files.data), "--text", str(files.text), "--tasks", f"hellaswag={files.hellaswag}"]
     words += [f"lambada={files.lambada}", "--json"]

@@ -18,6 +18,8 @@ from llmc_jax.generate.model import Model, open_model
 from llmc_jax.generate.sampling import Sampling
 from llmc_jax.models.gpt2.model import forward
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 GREEDY = Sampling(temperature=0)
 T = 32
 

@@ -28,6 +28,8 @@ from llmc_jax.training.state import DTYPES
 from tests import plain_model
 from tests.generate import plain
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 CONFIG = parse_descriptor("L2-NH2-C16-V257-T32")
 T, V, Vp = CONFIG.max_seq_len, CONFIG.vocab_size, CONFIG.padded_vocab_size
 TEXT = np.random.default_rng(3).integers(0, V, 2 * T + 17).tolist()

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from llmc_jax.base.errors import InputError
 from llmc_jax.generate.sampling import Draws, Sampling, Steps, check, draw, filtered, numbers_of, steps_of
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 V = 40
 LOGITS = 3 * np.random.default_rng(1).standard_normal((2, V)).astype(np.float32)
 ALL_STEPS = Steps(greedy=False, top_k=True, top_p=True, candidates=0)

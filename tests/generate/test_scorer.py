@@ -8,6 +8,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +20,8 @@ from llmc_jax.training.parallel.placement import placement
 from llmc_jax.training.parallel.stage import Parallel
 from tests.evaluate.models import CONFIG, TOKENS_PER_BATCH, flat, texts
 from tests.generate import plain
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -65,6 +68,7 @@ def test_a_row_has_the_same_bits_whatever_stands_beside_it() -> None:
     np.testing.assert_array_equal(np.concatenate(alone), of_one_device()[0])
 
 
+@pytest.mark.slow
 def test_several_devices_give_the_bits_of_one(tmp_path: Path) -> None:
     """With three some batches are left over, whose number is no multiple of it."""
     file = tmp_path / "found.npz"

@@ -62,6 +62,7 @@ QUICK = list(ON_A_CPU)[:1]  # the compiler's word on processors is recorded too
 FARTHER = ["-e d12 -b 2 -t 256"]  # the plan is 11 % below
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize("flags", [each if each in QUICK else pytest.param(each, marks=pytest.mark.slow)
                                    for each in ON_A_CPU])  # fmt: skip

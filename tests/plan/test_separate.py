@@ -98,6 +98,7 @@ def test_a_process_that_ends_is_one_line_and_nothing_is_kept(monkeypatch: pytest
     assert "first" not in str(caught.value) and "\n" not in str(caught.value) and not list(tmp_path.glob("plan/*"))
 
 
+@pytest.mark.slow
 def test_a_process_compiles_for_the_processor_at_hand(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("LLMC_JAX_CACHE", str(tmp_path))
     said = list[str]()

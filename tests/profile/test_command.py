@@ -106,6 +106,7 @@ def test_a_trace_without_the_names_of_kernels(
     assert "tok/s" in text and found["seconds"]["runs"] == 1 and found["problem"] and not found["operations"]
 
 
+@pytest.mark.slow
 def test_what_is_traced_on_a_gpu_is_a_program_of_its_own(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -92,6 +92,7 @@ def test_the_picture_comes_without_the_page_too(bench: Bench, off: str) -> None:
     assert sorted(path.name for path in bench.folder.iterdir()) == [CURVES, METRICS] and bench.warnings == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("program", "words"), [(FAILS, "ZeroDivisionError"), (SLOW, "longer than 1 s")])
 def test_what_goes_wrong_is_one_warning_for_each_with_its_reason(bench: Bench, program: str, words: str) -> None:
     run = bench.beside(program)

@@ -26,6 +26,8 @@ from tests.questions import write_questions
 from tests.run.in_turn import ROOT, Said, Start, in_turn
 from tests.same_run import Result, check_same, write_shards
 
+pytestmark = pytest.mark.slow
+
 FLAGS = (
     "-e L1-NH2-C16-V61-T16 -i data/train_*.bin -j data/val_*.bin -b 2 -t 16 -d 256 -x 6 -l 1e-2 -u 2 -q 0.1 -c 0.1 "
     "-v 3 -m 5 -s 3 -g 8 -n 3 --tokenizer none --print-every 1 "

@@ -170,6 +170,7 @@ def enough_for(plan: Plan) -> int:
     return next(memory for memory in count(int(needed / 0.75)) if limit_of("cpu", memory) >= needed)
 
 
+@pytest.mark.slow
 def test_a_run_with_auto_is_the_run_with_its_number_and_keeps_it(
     train: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

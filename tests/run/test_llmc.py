@@ -43,6 +43,7 @@ def samples(events: list[dict[str, Any]]) -> dict[int, str]:
     return {each["step"]: each["text"].rstrip() for each in events if each["event"] == "sample"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "ids"), [(f"-e {SMALL}", SMALL_IDS), (LARGE_V, LARGE_V_IDS)])
 def test_the_preset_samples_as_train_gpt2_c(tokens: Any, tmp_path: Path, model: str, ids: dict[int, str]) -> None:
     folder = tmp_path / "run"

@@ -735,6 +735,7 @@ def test_waiting_for_data_is_part_of_a_step() -> None:
 # ---- precision, kernels, and a loop that runs ahead
 
 
+@pytest.mark.slow
 def test_a_bf16_run_writes_what_a_run_can_start_from(train: Train) -> None:
     run = train("--dtype", "bf16", "-v", 3, "-m", 4, "-s", 3, "-g", 4, "--export-llmc")
     assert (run.code, run.err) == (0, "")

@@ -238,6 +238,7 @@ def lowered(plan: Plan, path: Path | None) -> programs.LoweredStep:
     return programs.lower_step(arguments(plan), plan.model, plan.step_options, path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", ["", "-d 128 --dtype bf16 -w 0"])
 def test_a_kept_step_makes_the_bits_of_the_usual_one(words: str, tmp_path: Path) -> None:
     plan = plan_of(words)

@@ -215,6 +215,7 @@ def compiled_step(state: TrainState) -> Callable[[TrainState], TrainState]:
     return lambda state: compiled(state, tokens, tokens, numbers)[0]
 
 
+@pytest.mark.slow
 def test_a_save_leaves_every_step_its_buffers(tmp_path: Path, way: str, gate: Callable[[str], threading.Event]) -> None:
     state = new_state()
     step = compiled_step(state)

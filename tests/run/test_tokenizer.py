@@ -97,6 +97,7 @@ def ids_of(path: Path) -> list[int]:
     return llmc_jax.encode(model, TEXT).tolist()
 
 
+@pytest.mark.slow
 @of_both
 def test_every_command_reads_by_the_table_of_the_training(trained: Trained, say: Say) -> None:
     ids = trained.tokenizer.encode(TEXT).tolist()
@@ -121,6 +122,7 @@ def test_the_run_and_its_states_name_the_table(trained: Trained) -> None:
     assert file_tokenizer(trained.data / "mine.tokenizer").pieces == trained.tokenizer.pieces
 
 
+@pytest.mark.slow
 def test_every_export_carries_it_that_can(trained: Trained, say: Say) -> None:
     ids, run = trained.tokenizer.encode(TEXT).tolist(), trained.run
     say(convert.main, "convert", run, "hf", "--to", "hf")
@@ -174,6 +176,7 @@ def test_a_table_that_is_gone_is_not_replaced(trained: Trained, say: Say) -> Non
     assert f"{trained.vocab_size + 1} ids" in told and f"V={trained.vocab_size}" in told
 
 
+@pytest.mark.slow
 def test_data_and_model_of_two_tables_are_refused(trained: Trained, say: Say) -> None:
     say(convert.main, "convert", trained.run, "hf", "--to", "hf")
     shutil.copytree(trained.data, "data")
@@ -209,6 +212,7 @@ def test_a_folder_whose_tokenizer_cannot_be_read(trained: Trained, say: Say) -> 
     assert not Path("out/vocab.json").exists()
 
 
+@pytest.mark.slow
 @of_padded
 def test_padding_is_never_drawn(trained: Trained, say: Say) -> None:
     """By any way to draw: the rows beyond a table of 300 pieces have by far the largest logits here."""
@@ -228,6 +232,7 @@ def test_padding_is_never_drawn(trained: Trained, say: Say) -> None:
         assert max(llmc_generate(*args, pick)) >= ids
 
 
+@pytest.mark.slow
 @of_full_size
 def test_questions_in_text_are_read_by_it_too(trained: Trained, say: Say) -> None:
     """By `evaluate`, and by a run with -h 1."""
@@ -344,6 +349,7 @@ def test_transformers_reads_a_run_as_it_was_trained(tmp_path: Path) -> None:
         assert np.abs(found).max() > 0.05
 
 
+@pytest.mark.slow
 @of_full_size
 def test_a_table_that_was_named_stays_the_runs(trained: Trained, say: Say) -> None:
     """Beside data of another: after a move the file is not asked for again. With none it is kept out of the run."""

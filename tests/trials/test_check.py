@@ -59,6 +59,7 @@ def test_shapes_are_the_runs_own() -> None:
     assert candidates.parts(D12._replace(logit_rows=0), "classifier")["classifier"][0] == 65536
 
 
+@pytest.mark.slow
 def test_a_kernel_that_is_right_and_one_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """In one function of several, and there in the gradient that is summed over the rows."""
     finding, real = Finding("gelu", "pallas"), functions.pallas_kernel

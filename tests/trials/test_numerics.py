@@ -52,11 +52,13 @@ def test_numerics_find(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert verdict.startswith("WRONG: output 0")
 
 
+@pytest.mark.slow
 def test_numerics_accept_what_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
     for function, sizes in (("layernorm_forward", [64, 256]), ("classifier", [8, 250, 256])):
         assert _measure(monkeypatch, function, sizes, lambda out: out) == "right"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", [None, "zero", "shifted", "one percent"])
 def test_numerics_of_attention(what: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     spoil = SPOILT[what] if what else lambda out: out
@@ -65,6 +67,7 @@ def test_numerics_of_attention(what: str | None, monkeypatch: pytest.MonkeyPatch
     assert verdict.startswith("WRONG: output 1") if what else verdict == "right"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("third", ["k", "v"])
 def test_numerics_of_the_last_row_of_attention(third: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A gradient that one query alone makes, 9 % too large: beside the whole row it would be within the tolerance."""
@@ -165,6 +168,7 @@ PART_SIZES: dict[str, list[int]] = {
 QUICK = ("layernorm_forward", "layernorm_backward")  # rows, and sums over them; the others take seconds together
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "function", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in PART_SIZES]
 )

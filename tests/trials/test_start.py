@@ -87,6 +87,7 @@ def test_a_check_and_what_is_kept(find_out: Callable[..., Findings], said: list[
     assert known.clear() == 1 and known.all_known() == []
 
 
+@pytest.mark.slow
 def test_processes_that_do_not_get_the_card_say_nothing_of_kernels(find_out: Callable[..., Findings]) -> None:
     found = find_out(bad="no card")
     assert not found.found and len(found.notes) == 1
