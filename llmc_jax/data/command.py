@@ -168,8 +168,10 @@ def _add_corpus(commands: argparse._SubParsersAction, dataset: Dataset) -> None:
         own("--shard-size", "N", None, "tokens per file (default: as llm.c's script)", read=_positive),
         own("--workers", "N", None, "processes (default: cores)"),
     ]
+    sample = own("--sample", "|".join(sets.SAMPLES), "10BT", "how much of it, in tokens (default: 10BT)")
+    options += [sample] if dataset.listed == "sample/10BT" else []
     parser = _add(commands, dataset, "Downloads it, or the rest of it, and makes token files.", options)
-    parser.set_defaults(run=partial(_corpus, dataset))
+    parser.set_defaults(run=partial(_corpus, dataset), sample="10BT")
 
 
 def _positive(text: str) -> int:
@@ -335,6 +337,7 @@ def _downloaded(dataset: Dataset, files: list[File], folder: Path) -> list[Path]
 
 
 def _corpus(dataset: Dataset, options: argparse.Namespace) -> None:
+    dataset = sets.sampled(dataset, options.sample)
     recipe = dataset.recipe
     assert recipe is not None
     folder = options.out or FOLDER / dataset.folder

@@ -28,6 +28,7 @@ from llmc_jax.data.tokenizers import Tokenizer
 DOWNLOADS = "downloads"  # of a corpus, in its folder: token files stay by themselves
 ARCHIVE = ".tar.gz"
 UNPACKED = ".unpacked"  # says so, beside what was in an archive
+SAMPLES = ("10BT", "100BT", "350BT")  # of FineWeb
 
 HubPlace = tuple[str, str]  # repository and revision
 
@@ -157,13 +158,13 @@ _ROWS = (
         recipe=Recipe("openwebtext", _openwebtext),
     ),
     Dataset(
-        "fineweb", "FineWeb: cleaned web text, 10 G tokens of it", "fineweb10B",
+        "fineweb", "FineWeb: cleaned web text (--sample 10BT)", "fineweb10B",
         ("datasets/HuggingFaceFW/fineweb", "9bb295ddab0e05d785b879661af7260fed5140fc"), (),
         "10 G tokens", listed="sample/10BT", about=30_600_000_000,
         recipe=Recipe("fineweb", _fineweb),
     ),
     Dataset(
-        "fineweb-edu", "FineWeb-Edu: of that, what teaches, 10 G tokens of it", "edu_fineweb10B",
+        "fineweb-edu", "FineWeb-Edu: of that, what teaches (--sample 10BT)", "edu_fineweb10B",
         ("datasets/HuggingFaceFW/fineweb-edu", "87f09149ef4734204d70ed1d046ddc9ca3f2b8f9"), (),
         "10 G tokens", listed="sample/10BT", about=28_500_000_000,
         recipe=Recipe("edu_fineweb", _fineweb),
@@ -172,6 +173,12 @@ _ROWS = (
 # fmt: on
 
 DATASETS = {row.name: row for row in _ROWS}
+
+
+def sampled(dataset: Dataset, sample: str) -> Dataset:
+    """Return a row of FineWeb for one of its samples."""
+    folder = dataset.folder.replace("10B", sample.removesuffix("T"))
+    return dataset._replace(folder=folder, listed=f"sample/{sample}") if dataset.listed == "sample/10BT" else dataset
 
 
 # ----- downloads -----------------------------------------------------------------------------------------------------

@@ -91,8 +91,8 @@ class Server:
         self.address = f"http://{HOST}:{self.port}"
         ends = (f":{self.port}", "") if self.port == 80 else (f":{self.port}",)  # browsers leave out the usual port
         self.names = {f"{name}{end}" for name in (HOST, "localhost") for end in ends}
-        self.turn, self.asked = asyncio.Lock(), 0  # who has the device; how many want it, that one among them
-        self._listener, self._device = listener, device
+        self.line: list[web.RequestHandler] = []  # the first has the device
+        self._listener, self._device, self._moved = listener, device, asyncio.Event()
 
     async def answer(self, ready: Callable[[], None]) -> None:
         """Answer until the task is cancelled; then end every connection, and wait as long as one token takes."""
@@ -116,8 +116,17 @@ class Server:
         finally:
             http.stop()
             await http.close_all_connections()
-            async with self.turn:  # which takes as long as one token
-                pass
+            while self.line:
+                await self.moved()
+
+    def move(self) -> None:
+        """Wake those who wait: somebody has left the line, or their browser has gone."""
+        self._moved.set()
+        self._moved = asyncio.Event()
+
+    def moved(self) -> Awaitable[Any]:
+        """Wait for the next `move`."""
+        return self._moved.wait()
 
     def compute(self, function: Callable[..., Any], *values: Any) -> Awaitable[Any]:
         """Call a function in the thread of the device."""
@@ -218,18 +227,19 @@ class Text(Handler):
     def on_connection_close(self) -> None:
         super().on_connection_close()
         self.gone = True
+        self.server.move()
 
     async def post(self) -> None:
         """Wait for the device, then answer until the text ends or the browser has gone."""
-        request, server = self._request(), self.server
-        if server.asked > (most := server.limits.waiting):
+        request, line = self._request(), self.server.line
+        if len(line) > (most := self.server.limits.waiting):
             busy = f"{most} others are waiting for this model; try again in {RETRY_SECONDS} s"
             raise web.HTTPError(HTTPStatus.SERVICE_UNAVAILABLE, busy)
-        server.asked += 1
+        line.append(self)
         try:
-            async with server.turn:
-                if not self.gone:
-                    await self._answer(request)
+            await self._wait()
+            if not self.gone:
+                await self._answer(request)
         except StreamClosedError:
             pass
         except TimeoutError:
@@ -240,7 +250,8 @@ class Text(Handler):
             self.log_exception(type(error), error, error.__traceback__)
             self.write(json.dumps({"error": refusal(error)[1]}) + "\n")
         finally:
-            server.asked -= 1
+            line.remove(self)
+            self.server.move()
 
     def _request(self) -> Request:
         kind, _, _ = self.request.headers.get("Content-Type", "").partition(";")
@@ -249,6 +260,15 @@ class Text(Handler):
         if len(self.body) > (most := self.server.limits.body_bytes):
             raise web.HTTPError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body has more than {most} bytes")
         return request_of(self.server.model, parsed(bytes(self.body)))
+
+    async def _wait(self) -> None:
+        told = 0
+        while not self.gone and (before := self.server.line.index(self)):
+            if before == told:
+                await self.server.moved()
+            else:
+                await self._send({"waiting": before})
+                told = before
 
     async def _answer(self, request: Request) -> None:
         server, count, ends, began = self.server, 0, [""] * request.samples, time.monotonic()

@@ -23,7 +23,7 @@ from llmc_jax.config.flags import parse_args
 from llmc_jax.config.model import GPT2_VOCAB
 from llmc_jax.data import download, hub, tables, tokenizers
 from llmc_jax.data.command import main
-from llmc_jax.data.datasets import DATASETS, Dataset, own_name, published_files, remote
+from llmc_jax.data.datasets import DATASETS, Dataset, own_name, published_files, remote, sampled
 from llmc_jax.data.evalfile import read_eval_file
 from llmc_jax.data.tasks import TASKS
 from llmc_jax.data.tokenizers import (
@@ -106,6 +106,12 @@ def publish(server: Files, monkeypatch: pytest.MonkeyPatch, name: str, contents:
 
 
 @pytest.mark.parametrize("row", DATASETS.values(), ids=DATASETS)
+def test_another_sample_is_another_folder() -> None:
+    edu = sampled(DATASETS["fineweb-edu"], "100BT")
+    assert (edu.folder, edu.listed) == ("edu_fineweb100B", "sample/100BT")
+    assert sampled(DATASETS["mmlu"], "100BT") == DATASETS["mmlu"]
+
+
 def test_a_row(row: Dataset) -> None:
     assert row.place is None or (len(row.place[1]) == 40 and int(row.place[1], 16))
     assert len({file.name for file in row.files}) == len(row.files)

@@ -323,28 +323,31 @@ def test_slow_requests_end(server: Server) -> None:
 
 def test_one_answer_at_a_time_and_only_some_wait() -> None:
     gated = Gated()
-    with served(gated, waiting=1) as server, ThreadPoolExecutor(2) as threads:
-        first = threads.submit(all_records, server, tokens=2)
+    with served(gated, waiting=1) as server, ThreadPoolExecutor(1) as thread:
+        first = thread.submit(all_records, server, tokens=2)
         wait_until(lambda: gated.begun == 1)
-        second = threads.submit(all_records, server, tokens=1)
-        wait_until(lambda: server.asked == 2)
-        with answer(server, "POST", "/generate", b"{}") as third:
-            assert third.status == 503 and int(third.headers["Retry-After"]) > 0
-        assert gated.begun == 1
-        gated.gate.release(3)
-        assert second.result()[-1]["tokens"] == 1
+        with asked(server, tokens=1) as second:
+            assert json.loads(second.readline()) == {"waiting": 1}
+            with answer(server, "POST", "/generate", b"{}") as third:
+                assert third.status == 503 and int(third.headers["Retry-After"]) > 0
+            assert gated.begun == 1
+            gated.gate.release(3)
+            assert json.loads(second.readlines()[-1])["tokens"] == 1
         assert first.result()[-1]["tokens"] == 2 and gated.begun == 2
 
 
-def test_who_leaves_stops_the_engine() -> None:
+def test_who_leaves_stops_the_engine_and_gives_up_the_place() -> None:
     gated = Gated()
     with served(gated) as server:
         gated.gate.release()
         with asked(server, tokens=100000) as response:
             response.readline()
+            with asked(server, tokens=100000) as waits:
+                assert json.loads(waits.readline()) == {"waiting": 1}
+            wait_until(lambda: len(server.line) == 1)
         gated.gate.release()
         assert gated.closed.wait(10)
-        wait_until(lambda: not server.asked)
+        wait_until(lambda: not server.line)
     assert gated.begun == 1
 
 
@@ -495,7 +498,7 @@ def check_that_it_stops(tab: chromium.Tab, server: Server) -> None:
     tab.until(f"asking !== null && {TOKENS}.length > 3")
     tab.press("Escape", 27)
     tab.until("asking === null && $('status').textContent === 'Stopped.'")
-    wait_until(lambda: not server.asked)
+    wait_until(lambda: not server.line)
 
 
 def check_errors_and_settings(tab: chromium.Tab) -> None:
