@@ -26,6 +26,7 @@ MARKS = {  # of Bokeh, and what they look like in a legend
     "star": "M0-5L1.3-1.7L4.8-1.5L2.1.7L3 4.1L0 2.2L-3 4.1L-2.1.7L-4.8-1.5L-1.3-1.7z",
     "hex": "M0-4.5L3.9-2.2V2.2L0 4.5L-3.9 2.2V-2.2z",
 }  # fmt: skip
+LONG = 8  # characters: names drop no shorter beginning
 PICTURES = {c: 0x2400 + c for c in (*range(9), *range(11, 32))} | {127: 0x2421}  # of control characters
 
 
@@ -107,16 +108,25 @@ def swatch(index: int, line: bool = True, mark: bool = True) -> Html:
     return tag("svg", *parts, class_="swatch", viewBox="0 0 34 12", aria_hidden="true")
 
 
+def short_names(names: Sequence[str]) -> list[str]:
+    """Return names without a long beginning that all have, cut where a word begins, so that their ends are seen."""
+    first, last = min(names, default=""), max(names, default="")  # what these two share, all do
+    common = next((first[:end] for end in range(len(first), 0, -1) if last.startswith(first[:end])), "")
+    common = re.sub(r"[^-_./ ]*$", "", common) if len(names) > 1 else ""
+    return [f"…{name[len(common) :]}" for name in names] if len(common) >= LONG else list(names)
+
+
 class Page:
     """The parts of one page."""
 
     def __init__(self, content: Content) -> None:
         self.content, self.runs, self.several = content, content.runs, len(content.runs) > 1
+        self.names = short_names([run.name for run in content.runs])
 
     def named(self, index: int) -> Html:
         """Return a run's look and name."""
         run = self.runs[index]
-        name = tag("span", run.name, class_="cut", title=f"{run.name}\n{run.path}")
+        name = tag("span", self.names[index], class_="cut", title=f"{run.name}\n{run.path}")
         return tag("span", swatch(index), name, class_="row named")
 
     def parts(self) -> dict[str, str]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from llmc_jax.base.files import plain
 from llmc_jax.report.content import Content
-from llmc_jax.report.html import Page, look, signs
+from llmc_jax.report.html import Page, look, short_names, signs
 
 HERE = Path(__file__).parent
 BOKEH = HERE / "bokeh"  # its README.md says what these files are
@@ -40,11 +40,11 @@ def drawn(content: Content) -> dict[str, Any]:
     """Return what page.js draws, as JSON can hold it."""
     runs = [
         {
-            "name": run.name,
+            "name": name,
             "curves": plain(run.curves),
             "events": [plain(event) | sign for event, sign in zip(run.events, signs(run.events), strict=True)],
         }
-        for run in content.runs
+        for name, run in zip(short_names([run.name for run in content.runs]), content.runs, strict=True)
     ]
     looks = max([len(runs), *(len(panel.curves) for panel in content.panels)])
     known = {run.baseline for run in content.runs if run.baseline is not None}

@@ -105,13 +105,13 @@ def publish(server: Files, monkeypatch: pytest.MonkeyPatch, name: str, contents:
 # ----- the table -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("row", DATASETS.values(), ids=DATASETS)
 def test_another_sample_is_another_folder() -> None:
     edu = sampled(DATASETS["fineweb-edu"], "100BT")
     assert (edu.folder, edu.listed) == ("edu_fineweb100B", "sample/100BT")
     assert sampled(DATASETS["mmlu"], "100BT") == DATASETS["mmlu"]
 
 
+@pytest.mark.parametrize("row", DATASETS.values(), ids=DATASETS)
 def test_a_row(row: Dataset) -> None:
     assert row.place is None or (len(row.place[1]) == 40 and int(row.place[1], 16))
     assert len({file.name for file in row.files}) == len(row.files)

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from llmc_jax.report.content import Content, Event, Figure, Run, Sample, Status, X, panels_of
 from llmc_jax.report.gather import content_of, read_runs
+from llmc_jax.report.html import short_names
 from llmc_jax.report.page import BOKEH, embedded, page
 from tests import chromium
 from tests.report.runs import BEGAN, end, run_folder, start, train, usual
@@ -103,6 +104,12 @@ def test_bokeh_s_files_are_those_of_its_release_and_the_wheel_has_them() -> None
     assert "Bokeh Contributors" in (BOKEH / "LICENSE.txt").read_text()
     data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["llmc_jax"]
     assert {f"report/{name}" for name in ("page.html", "page.js", "bokeh/*")} <= set(data)
+
+
+def test_names_drop_a_long_beginning_where_a_word_begins() -> None:
+    assert short_names(["demo-2026-11-28-cosine", "demo-2026-11-28-constant"]) == ["…cosine", "…constant"]
+    assert short_names(["run-1", "run-12"]) == ["run-1", "run-12"]
+    assert short_names(["alone-with-a-long-name"]) == ["alone-with-a-long-name"]
 
 
 # ----- in a browser ---------------------------------------------------------------------------------------------------
