@@ -250,6 +250,17 @@ def _write(source: Source, target: str, dtype: str, args: argparse.Namespace) ->
     return conversion.to_llmc_state(source, args.out, args.processes, zero, args.force)
 
 
+def debug_state(args: argparse.Namespace) -> None:
+    """Write the debug state of a model and a batch, computed here."""
+    from llmc_jax.checkpoint.debug_state import make_debug_state  # here, because the others do without its rooms
+
+    source = open_source(args.model)
+    loss, warnings = make_debug_state(source, args.out, args.tokens, args.batch_size, args.sequence_length, args.force)
+    print(f"read    {_headline(source)}")
+    print(f"wrote   {args.out}: debug state of B={args.batch_size} T={args.sequence_length}, loss {loss:.6f}")
+    _print_warnings((*source.warnings, *warnings), sys.stderr)
+
+
 # ----- the command line ---------------------------------------------------------------------------------------------
 
 
@@ -269,6 +280,16 @@ OF_CONVERT = (
 )  # fmt: skip
 
 
+OF_DEBUG_STATE = (
+    own("model", "CHECKPOINT", None, ""),
+    own("out", "OUT", None, ""),
+    own("--tokens", "FILE", None, "take the batch from here (default: random tokens)", type=Path),
+    own("-b --batch-size", "B", 4, "rows of the batch (default 4)"),
+    own("-t --sequence-length", "T", 64, "their length (default 64)"),
+    FORCE,
+)
+
+
 def make_parser() -> Parser:
     """Return the parser of its commands."""
     parser = Parser(
@@ -284,6 +305,9 @@ def make_parser() -> Parser:
     turn = commands.add_parser("convert", help="turn one checkpoint into another")
     turn.set_defaults(run=convert)
     turn.add(OF_CONVERT)
+    debug = commands.add_parser("debug-state", help="write what llm.c's test compares with: logits, loss, gradients")
+    debug.set_defaults(run=debug_state)
+    debug.add(OF_DEBUG_STATE)
     return parser
 
 

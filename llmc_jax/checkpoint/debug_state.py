@@ -1,4 +1,4 @@
-"""llm.c's debug states (magic 20240327), versions 1 and 2, read.
+"""llm.c's debug states (magic 20240327): read in versions 1 and 2, made of any model and batch in version 2.
 
 Leaves out comparing them with anything.
 
@@ -12,19 +12,24 @@ on zero, in version 1 with V. Neither V nor the model's shape is in the file, so
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from llmc_jax.base import magics
-from llmc_jax.base.errors import FormatError
-from llmc_jax.base.files import opened, stamp_of
+from llmc_jax.base.errors import FormatError, InputError
+from llmc_jax.base.files import opened, refuse_existing, stamp_of
 from llmc_jax.checkpoint import llmc
-from llmc_jax.checkpoint.reading import HEADER_BYTES, Stored, check_size, read_at, read_header_ints
+from llmc_jax.checkpoint.reading import HEADER_BYTES, HEADER_INTS, Stored, Summed, check_size, read_at, read_header_ints
+from llmc_jax.checkpoint.source import Source
+from llmc_jax.checkpoint.sources import flat_parameters
 from llmc_jax.config.model import ModelConfig
-from llmc_jax.models.gpt2.tensors import num_parameters
+from llmc_jax.data.tokenfile import open_token_file
+from llmc_jax.models.gpt2.tensors import num_parameters, views
 
 WHAT = "a debug state of llm.c"
 VERSIONS = (1, 2)
+SEED = 1337  # of the tokens of a debug state that was given none
 
 
 @dataclass(frozen=True)
@@ -89,3 +94,82 @@ def _check_header(path: Path, version: int, B: int, T: int, config: ModelConfig)
         raise FormatError(f"{path}: B={B}, T={T} (header ints 2 and 3); both must be at least 1")
     if config.max_seq_len < T:
         raise FormatError(f"{path}: T={T}, but the model has {config.max_seq_len} positions; it is another model's")
+
+
+# --- writing ---
+
+
+def computed(flat: Any, x: np.ndarray, y: np.ndarray, config: ModelConfig, execution: Any) -> list[np.ndarray]:
+    """Return logits (B, T, V), loss and gradient (flat_size,) of a batch, as our forward and backward make them.
+
+    They compute in the dtype of the flat buffer, as an Execution says; logits and gradient are float32.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    from llmc_jax.models.gpt2.model import forward, loss_fn
+
+    @jax.jit
+    def compiled(flat: Any, x: Any, y: Any) -> Any:
+        loss, gradient = jax.value_and_grad(loss_fn)(flat, x, y, config, execution)
+        logits, _ = forward(views(flat, config), x, config, execution)
+        return logits[..., : config.vocab_size].astype(jnp.float32), loss, gradient.astype(jnp.float32)
+
+    return [np.asarray(each) for each in compiled(flat, x, y)]
+
+
+def make_debug_state(
+    source: Source, out: Path, tokens: Path | None, B: int, T: int, force: bool = False
+) -> tuple[float, tuple[str, ...]]:
+    """Write the debug state of a model and one batch, computed here in fp32; return the loss and warnings.
+
+    tokens: a token file whose first B T + 1 tokens are the batch; None: random tokens, always the same. llm.c's
+    test_gpt2.c reads it as gpt2_124M_debug_state.bin beside a version 3 model named gpt2_124M.bin. The gradient's rows
+    of wte from V on are written as zeros, as by llm.c's train_gpt2.py, `write_state`.
+
+    Raises InputError if an input cannot be read or does not fit, or if `out` is there already (without force) or cannot
+    be written.
+    """
+    config, V, C = source.config, source.config.vocab_size, source.config.channels
+    if B < 1 or not 1 <= T <= config.max_seq_len:
+        raise InputError(f"batch size {B}, length {T}: B must be at least 1, and T from 1 to {config.max_seq_len}")
+    refuse_existing(out, force)
+    ids = _batch(tokens, V, B * T + 1)
+    x, y = ids[:-1].reshape(B, T), ids[1:].reshape(B, T)
+    header = np.zeros(HEADER_INTS, np.int32)
+    header[:4] = (magics.DEBUG_STATE, 2, B, T)
+    with llmc.new_file(out) as temporary:  # first: whether it can be written should be known before the work
+        temporary.touch()
+        logits, loss, gradient = _in_fp32(config, flat_parameters(source), x, y)
+        gradient[V * C : config.padded_vocab_size * C] = 0
+        with temporary.open("wb") as file:
+            summed = Summed(file)
+            for ids in (header, x, y):
+                summed.write(np.ascontiguousarray(ids, "<i4").data)
+            for values in (logits, loss, gradient[: num_parameters(config)]):
+                summed.write(np.ascontiguousarray(values, "<f4").data)
+            summed.check(out)
+        made = read_debug_state(temporary, config)
+        return made.loss, (*made.stored_logits.warnings(), *made.stored_gradient.warnings())
+
+
+def _in_fp32(config: ModelConfig, flat: np.ndarray, x: np.ndarray, y: np.ndarray) -> list[np.ndarray]:
+    import jax
+
+    from llmc_jax.models.gpt2.model import PLAIN
+
+    with jax.default_matmul_precision("highest"):  # no TF32
+        return [each.copy() for each in computed(flat, x, y, config, PLAIN)]
+
+
+def _batch(tokens: Path | None, V: int, count: int) -> np.ndarray:
+    """Return `count` tokens, int32."""
+    if tokens is None:
+        return np.random.default_rng(SEED).integers(0, V, count, np.int32)
+    with open_token_file(tokens) as file:
+        if file.num_tokens < count:
+            raise InputError(f"{tokens}: holds {file.num_tokens:,} tokens; the batch takes {count:,}")
+        ids = file.read(0, count)
+        if foreign := file.foreign_id(0, ids, V):
+            raise InputError(f"{tokens}: {foreign}; take a file of the model's tokenizer")
+    return ids.astype(np.int32)

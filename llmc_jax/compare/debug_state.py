@@ -14,7 +14,7 @@ import numpy as np
 from llmc_jax.base.numbers import small
 from llmc_jax.base.options import own
 from llmc_jax.base.text import table
-from llmc_jax.checkpoint.debug_state import DebugState, read_debug_state
+from llmc_jax.checkpoint.debug_state import DebugState, computed, read_debug_state
 from llmc_jax.checkpoint.source import Source
 from llmc_jax.checkpoint.sources import flat_parameters, open_source
 from llmc_jax.compare.tensors import Difference, Limit, Show, as_json, cells, difference, index_text
@@ -24,8 +24,7 @@ from llmc_jax.machine import jax_setup
 from llmc_jax.machine.device import first_device
 from llmc_jax.models.gpt2.tensors import TENSORS, Params, views
 
-if TYPE_CHECKING:  # they bring JAX in
-    from llmc_jax.models.gpt2.model import Execution
+if TYPE_CHECKING:  # it brings JAX in
     from llmc_jax.plan.plan import Plan
 
 DESCRIPTION = """\
@@ -139,25 +138,6 @@ def _plan(args: argparse.Namespace, dtype: str, config: ModelConfig, state: Debu
 
 def _tensors(config: ModelConfig, logits: np.ndarray, loss: Any, gradient: np.ndarray) -> Tensors:
     return {"logits": logits, "loss": np.float64(loss), **views(gradient, config)._asdict()}
-
-
-def computed(flat: Any, x: np.ndarray, y: np.ndarray, config: ModelConfig, execution: "Execution") -> list[np.ndarray]:
-    """Return logits (B, T, V), loss and gradient (flat_size,) of a batch, as our forward and backward make them.
-
-    They compute in the dtype of the flat buffer; logits and gradient are float32.
-    """
-    import jax
-    import jax.numpy as jnp
-
-    from llmc_jax.models.gpt2.model import forward, loss_fn
-
-    @jax.jit
-    def compiled(flat: Any, x: Any, y: Any) -> Any:
-        loss, gradient = jax.value_and_grad(loss_fn)(flat, x, y, config, execution)
-        logits, _ = forward(views(flat, config), x, config, execution)
-        return logits[..., : config.vocab_size].astype(jnp.float32), loss, gradient.astype(jnp.float32)
-
-    return [np.asarray(each) for each in compiled(flat, x, y)]
 
 
 def places(num_layers: int) -> Iterator[tuple[int | None, str]]:
