@@ -5,8 +5,6 @@ touched.
 """
 
 import io
-import os
-from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,6 @@ from llmc_jax.base.streams import escaped
 PALETTE = ("#0072b2", "#d55e00", "#000000", "#e69f00", "#cc79a7", "#56b4e9", "#009e73")
 # What a picture's file may end in, and what of its metadata must not be the time: the same picture has the same bytes.
 SUFFIXES: dict[str, dict[str, None]] = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
-LONGEST_NAME = 48  # of a file, in a legend
 
 
 def drawable(text: str) -> str:
@@ -56,14 +53,3 @@ def save_figure(figure: Any, path: Path) -> None:
     with salted:
         figure.savefig(picture, format=suffix[1:], metadata=SUFFIXES[suffix])
     write_atomic(path, picture.getvalue())
-
-
-def short_names(paths: Sequence[str]) -> list[str]:
-    """Return paths without the folders that they share, cut to the end; without characters that begin a formula."""
-    try:
-        shared = os.path.commonpath([os.path.dirname(path) for path in paths])
-    except ValueError:  # some absolute, some not
-        shared = ""
-    names = [escaped(path, instead="?").replace("$", "?") for path in paths]
-    names = [name[len(shared) :].lstrip("/") if shared else name for name in names]
-    return [name if len(name) <= LONGEST_NAME else f"…{name[1 - LONGEST_NAME :]}" for name in names]

@@ -1,13 +1,12 @@
 """Several logs beside each other: losses by step, differences to the first log, where they part, speed.
 
-Reading them is in logs/reading.py. Knows no JAX, and imports matplotlib when a picture is drawn.
+Reading them is in logs/reading.py, drawing them in report/. Knows no JAX.
 """
 
 import argparse
 import math
 from collections.abc import Iterable, Sequence
-from functools import partial
-from pathlib import Path
+from string import ascii_uppercase
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,11 +14,9 @@ import numpy as np
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.numbers import number, plural, small
 from llmc_jax.base.options import own
-from llmc_jax.base.pictures import PALETTE, short_names
 from llmc_jax.base.text import table, wrapped
 from llmc_jax.compare.tensors import Show
-from llmc_jax.logs.curves import Curve, LossRange, finite, loss_range, median, moving_mean, spread, window_of
-from llmc_jax.logs.picture import FAINT, LETTERS, draw_curves, draw_line, draw_steps, look_of, plain_panel, show_range
+from llmc_jax.logs.curves import Curve, median, moving_mean, spread, window_of
 from llmc_jax.logs.reading import BATCHES, SPEED, Log, read_log
 
 TOLERANCE = 0.01  # nats per token; what llm.c's own tests allow a loss
@@ -92,7 +89,7 @@ def difference(first: Curve, other: Curve) -> Curve:
 def differences(logs: Sequence[Log], tolerance: float = TOLERANCE, window: int = 0) -> list[Difference]:
     """Compare every log but the first with the first. window: of training losses, 0 for one part in 50 of the steps."""
     found = []
-    for letter, log in zip(LETTERS[1:], logs[1:], strict=False):
+    for letter, log in zip(ascii_uppercase[1:], logs[1:], strict=False):
         rounding = sum(0.5 * 10.0**-each.decimals for each in (logs[0], log) if each.decimals is not None)
         for name, field in CURVES.items():
             both = difference(getattr(logs[0], field), getattr(log, field))
@@ -179,7 +176,7 @@ def at_step(c: Curve, step: int) -> float | None:
 
 def steps_table(logs: Sequence[Log], steps: Sequence[int]) -> str:
     """Return a table of the losses at some steps, and what each log's is more than the first's."""
-    names = LETTERS[: len(logs)]
+    names = ascii_uppercase[: len(logs)]
     digits = min([6, *(log.decimals for log in logs if log.decimals is not None)])
     columns = [("step", [str(step) for step in steps])]
     for field in CURVES.values():
@@ -208,7 +205,7 @@ def signed(value: float) -> str:
 def logs_table(logs: Sequence[Log]) -> str:
     """Return what each log is, and how its run went."""
     rows = []
-    for letter, log in zip(LETTERS, logs, strict=False):
+    for letter, log in zip(ascii_uppercase, logs, strict=False):
         *losses, ms, per_second, tokens_per_second = figures_of(log).values()
         rows.append([
             letter, log.path, log.kind, _range(log.train), str(len(log.val.steps) or ""), *map(number, losses),
@@ -255,7 +252,7 @@ def _step(step: int | None) -> str:
 
 def as_text(logs: Sequence[Log], found: Sequence[Difference], rows: int) -> str:
     """Return everything for the screen."""
-    notes = [f"{letter}: {note}" for letter, log in zip(LETTERS, logs, strict=False) for note in log.notes]
+    notes = [f"{letter}: {note}" for letter, log in zip(ascii_uppercase, logs, strict=False) for note in log.notes]
     parts = [
         logs_table(logs),
         *(["\n".join(notes)] if notes else []),
@@ -280,64 +277,6 @@ def as_json(logs: Sequence[Log], found: Sequence[Difference], rows: int) -> dict
     }
 
 
-# ----- the picture --------------------------------------------------------------------------------------------------
-
-
-def draw_logs(logs: Sequence[Log], found: Sequence[Difference], out_png: Path) -> None:
-    """Draw logs over each other, and below what each differs from the first, into a PNG, complete or not at all.
-
-    Raises InputError if it cannot be written.
-    """
-    names = short_names([log.path for log in logs])
-    named = [log._replace(path=name) for log, name in zip(logs, names, strict=True)]
-    draw_curves(named, out_png, below=partial(_draw_differences, found=found))
-
-
-def _draw_differences(axes: Any, found: Sequence[Difference]) -> None:
-    """Draw averaged differences of training, single ones of validation; the tolerance as a band, partings as lines."""
-    axes.set_ylabel("difference to A")
-    plain_panel(axes)
-    axes.axhline(0, color=PALETTE[0], linewidth=0.8)
-    reach, marked = (
-        [0.0],
-        set[str](),
-    )  # of what is drawn; logs with a line where they part: training's, else validation's
-    for each in found:
-        look, half = look_of(LETTERS.index(each.log)), each.window // 2
-        mean = finite(Curve(each.steps, each.averaged).at(slice(half, max(half, len(each.steps) - half))))
-        if not len(mean.steps):
-            continue
-        reach += np.quantile(mean.values, [0.005, 0.995]).tolist()
-        if each.curve == VAL:
-            axes.plot(*mean[:2], look.mark, color=look.color, markersize=4, markeredgecolor="white", zorder=4)
-        else:
-            if each.window > 1:
-                draw_steps(axes, finite(Curve(each.steps, each.values)), look.color, **FAINT)
-            draw_line(axes, mean, look)
-        if each.parts is not None and each.log not in marked:
-            _mark_parting(axes, each, look.color, row=len(marked))
-            marked.add(each.log)
-    tolerance = found[0].tolerance if found else 0.0
-    if max(map(abs, reach)) > 0.1 * tolerance:  # else the band would be all there is to see
-        axes.axhspan(-tolerance, tolerance, color="#888888", alpha=0.15, linewidth=0)
-        reach += [-tolerance, tolerance]
-    show_range(axes, loss_range([], [np.array(reach)]) or LossRange(-1, 1, log=False))
-    axes.ticklabel_format(axis="y", style="sci", scilimits=(-3, 3))
-    if all(each.largest is None for each in found):
-        axes.text(0.5, 0.6, "no common step", transform=axes.transAxes, ha="center")
-
-
-def _mark_parting(axes: Any, each: Difference, color: str, row: int) -> None:
-    """Draw a line at the step where a log parts from the first, and its words in a row of their own."""
-    assert each.parts is not None
-    left = each.parts > (each.steps[0] + each.steps[-1]) / 2
-    axes.axvline(each.parts, color=color, linewidth=1, linestyle=(0, (4, 3)))
-    axes.text(
-        each.parts, 0.97 - 0.1 * (row % 9), f" {each.log} parts at {each.parts} ({each.curve}) ", fontsize=8,
-        transform=axes.get_xaxis_transform(), ha="right" if left else "left", va="top", color=color,
-    )  # fmt: skip
-
-
 # ----- the command --------------------------------------------------------------------------------------------------
 
 DESCRIPTION = """\
@@ -355,20 +294,16 @@ OPTIONS = (
         "first step whose averaged difference is larger, if it is at most of the steps behind it too", 0),
     own("--window", "N", 0, "training losses: average the differences over N steps, an odd number [1 = do not; 0, the "
         "default: one part in 50 of the steps]", 0),
-    own("--picture", "FILE", None, "draw the curves and differences (*.png)", type=Path, writes=".png"),
     own("--rows", "N", ROWS, f"steps in the table [{ROWS}]"),
 )  # fmt: skip
 
 
 def run(args: argparse.Namespace, show: Show) -> tuple[bool, dict[str, Any]]:
     """Read, compare and print; return whether they stay together, and the result for JSON. Raises InputError."""
-    if not 2 <= len(args.logs) <= len(LETTERS):
-        raise InputError(f"{len(args.logs)} log given; two to {len(LETTERS)} are compared with each other")
+    if not 2 <= len(args.logs) <= len(ascii_uppercase):
+        raise InputError(f"{len(args.logs)} log given; two to {len(ascii_uppercase)} are compared with each other")
     logs = [read_log(path) for path in args.logs]
     found = differences(logs, args.tolerance, args.window)
     show(as_text(logs, found, args.rows))
-    if args.picture is not None:
-        draw_logs(logs, found, args.picture)
-        show(f"\npicture: {args.picture}")
     together = all(each.parts is None for each in found)
     return together, {"comparison": "logs", **as_json(logs, found, args.rows)}

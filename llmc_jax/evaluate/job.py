@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from string import ascii_uppercase
 from typing import Any, NamedTuple
 
 from rich.progress import BarColumn, Task, TextColumn, TimeRemainingColumn
@@ -24,7 +25,6 @@ from llmc_jax.generate.answer import until_ctrl_c
 from llmc_jax.generate.command import model_facts, say_model
 from llmc_jax.generate.model import open_model
 from llmc_jax.generate.scorer import Scorer, scorer_of
-from llmc_jax.logs.picture import LETTERS
 from llmc_jax.machine.device import describe_device, refusing_full_memory
 
 FULL_MEMORY = "compute fewer rows at a time (-b 1 is the least), lower -t, or write --dtype bf16"
@@ -117,7 +117,7 @@ def show(flags: argparse.Namespace, asked: Job, found: Evaluated) -> None:
         return
     if len(found.models) > 1:
         print(
-            *(f"{letter}  {path}" for letter, path in zip(LETTERS, flags.checkpoints, strict=False)),
+            *(f"{letter}  {path}" for letter, path in zip(ascii_uppercase, flags.checkpoints, strict=False)),
             sep="\n",
             end="\n\n",
         )

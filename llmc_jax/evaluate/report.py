@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Sequence
+from string import ascii_uppercase
 from typing import Any, NamedTuple
 
 from llmc_jax.base import text
 from llmc_jax.evaluate.figures import Mean, difference
 from llmc_jax.evaluate.subjects import Result
-from llmc_jax.logs.picture import LETTERS
 
 DECIMALS = 4  # of a figure; perplexities, which may be anything, are shown with five digits
 
@@ -33,7 +33,7 @@ class Subject(NamedTuple):
 def table(subjects: Sequence[Subject], positions: int, *, width: int | None = None) -> str:
     """Return the figures of all subjects as a table: a column for each model, and their differences to the first."""
     models = len(subjects[0].results)
-    letters = LETTERS[:models]
+    letters = ascii_uppercase[:models]
     values = list(letters) if models > 1 else ["value"]
     differences = [f"{letter} - A" for letter in letters[1:]]
     rows: list[list[str]] = []

@@ -1,13 +1,13 @@
-"""The picture of any number of runs: their losses over each other, and below what else is known of a single one.
+"""The picture of a run: its losses, and below what else is known of it.
 
 matplotlib is imported when a picture is drawn, and used without pyplot, so that no global state and no display is
 touched.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -16,134 +16,79 @@ from llmc_jax.base.pictures import PALETTE, fitting, save_figure
 from llmc_jax.logs.curves import BINS, Bins, Curve, LossRange, binned, finite, loss_range, smoothed, window_of
 from llmc_jax.logs.reading import HELLASWAG, Log
 
-LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 TRAIN, VAL, BASELINE, RATE, NORM, SKIPPED = PALETTE[0], PALETTE[1], "#555555", PALETTE[6], "#8a5fbf", PALETTE[4]
 ACCURACY = PALETTE[3]
-STYLES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (6, 1.5, 1, 1.5)), (0, (1.5, 1)), (0, (6, 1.5, 1, 1.5, 1, 1.5)))
-MARKS = ("o", "s", "^", "D", "v", "P")
 FAINT: dict[str, Any] = {"linewidth": 0.7, "alpha": 0.35}  # of each step, where a smooth curve follows
-WIDE: dict[str, Any] = {"linewidth": 4.0, "alpha": 0.4}  # of the first of several: others on top do not hide it
 FRAME: dict[str, Any] = {"edgecolor": "none", "framealpha": 0.9}  # of a legend
-LEGEND_POINTS = 9.0  # of its words; less where there are many runs
+LEGEND_POINTS = 9.0  # of its words
 
 
-class Look(NamedTuple):
-    """How a run is drawn: what one person cannot tell by colour differs in its dashes and dots too."""
+def draw_curves(log: Log, out: Path, baselines: Mapping[str, float] | None = None) -> None:
+    """Draw a run, titled as its `path` says, into a PNG, SVG or PDF.
 
-    color: str
-    style: Any  # of its line
-    mark: str  # of its validations
-    val: str  # colour of these
-
-
-def look_of(index: int) -> Look:
-    """Return the look of a run by its place; of 26 no two have the same."""
-    style = STYLES[(index - 1) % len(STYLES)] if index else STYLES[0]
-    color = PALETTE[index % len(PALETTE)]
-    return Look(color, style, MARKS[index % len(MARKS)], color)
-
-
-def draw_curves(
-    logs: Sequence[Log],
-    out: Path,
-    baselines: Mapping[str, float] | None = None,
-    below: Callable[[Any], None] | None = None,
-) -> None:
-    """Draw one run, or several over each other, under the names that their `path` has, into a PNG, SVG or PDF.
-
-    baselines: losses to compare with, in nats per token, drawn as horizontal lines under their names. below: draws the
-    lower panel of several runs. Words that are too long are cut: no text leaves the page. The file appears complete or
-    not at all. Steps count from 0, as in the log. Raises InputError if it cannot be written.
+    baselines: losses to compare with, in nats per token, drawn as horizontal lines under their names. Words that are
+    too long are cut: no text leaves the page. The file appears complete or not at all. Steps count from 0, as in the
+    log. Raises InputError if it cannot be written.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    alone = len(logs) == 1
-    heights = [3.4, 0.8, 1] if alone and len(logs[0].of(HELLASWAG).steps) else [3.4, 1 if alone else 1.3]
-    right, top = (0.91, 0.865) if alone else (0.975, 0.97)
-    margins = {"left": 0.1, "right": right, "top": top, "bottom": 0.085, "hspace": 0.1}  # a layout engine is slower
-    figure = Figure(figsize=(9, 6 if alone else 6.5), dpi=110)
+    heights = [3.4, 0.8, 1] if len(log.of(HELLASWAG).steps) else [3.4, 1]
+    margins = {"left": 0.1, "right": 0.91, "top": 0.865, "bottom": 0.085, "hspace": 0.1}  # a layout engine is slower
+    figure = Figure(figsize=(9, 6), dpi=110)
     FigureCanvasAgg(figure)  # measures words
     upper, *middle, lower = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights, gridspec_kw=margins)
-    _draw_losses(upper, logs, baselines or {})
+    _draw_losses(upper, log, baselines or {})
     for axes in middle:
-        _draw_accuracy(axes, logs[0].of(HELLASWAG))
-    if alone:
-        _draw_rate_and_norm(lower, logs[0])
-        _token_axis(upper, logs[0])
-        font = {"fontsize": 12, "fontweight": "bold"}
-        title = fitting(figure, logs[0].path, 0.98 * figure.bbox.width, _ended(logs[0]), **font)
-        figure.suptitle(title, y=0.985, parse_math=False, **font)
-    elif below is not None:
-        below(lower)
-    _limit_steps(lower, logs)
+        _draw_accuracy(axes, log.of(HELLASWAG))
+    _draw_rate_and_norm(lower, log)
+    _token_axis(upper, log)
+    font = {"fontsize": 12, "fontweight": "bold"}
+    ended = "" if log.diverged is None else f" (diverged after {log.diverged} steps)"
+    title = fitting(figure, log.path, 0.98 * figure.bbox.width, ended, **font)
+    figure.suptitle(title, y=0.985, parse_math=False, **font)
+    _limit_steps(lower, log)
     lower.set_xlabel("step")
     save_figure(figure, out)
 
 
-def _ended(log: Log) -> str:
-    return "" if log.diverged is None else f" (diverged after {log.diverged} steps)"
-
-
-def _draw_losses(axes: Any, logs: Sequence[Log], baselines: Mapping[str, float]) -> None:
-    alone = len(logs) == 1
-    looks = [look_of(index)._replace(val=VAL) if alone else look_of(index) for index in range(len(logs))]
-    room = 0.35 * axes.get_window_extent().width
-    for index, (log, look) in enumerate(zip(logs, looks, strict=True)):
-        name = "" if alone else fitting(axes.figure, log.path, room, fontsize=LEGEND_POINTS)
-        name = "training" if alone else f"{LETTERS[index]}  {name}{_ended(log)}"
-        _draw_run(axes, log, name, look, wide=not (alone or index), alone=alone)
+def _draw_losses(axes: Any, log: Log, baselines: Mapping[str, float]) -> None:
+    _draw_run(axes, log)
     fixed = np.array(list(baselines.values()), np.float64)
-    chosen = loss_range([log.train for log in logs], [*(log.val.values for log in logs), fixed])
+    chosen = loss_range([log.train], [log.val.values, fixed])
     if chosen is not None:
         show_range(axes, chosen)
-    for letter, log, look in zip(LETTERS, logs, looks, strict=False):
-        who = "" if alone else f"{letter}, "
-        mark_outside(axes, log.train, chosen, look.color, f"{who}training")
-        mark_outside(axes, log.val, chosen, look.val, f"{who}validation")
-    if alone and len(skipped := logs[0].of("skipped").steps):
+    mark_outside(axes, log.train, chosen, TRAIN, "training")
+    mark_outside(axes, log.val, chosen, VAL, "validation")
+    if len(skipped := log.of("skipped").steps):
         _mark(axes, skipped, 0.0, "|", f"skipped updates: {len(skipped):,}", SKIPPED)
     _draw_baselines(axes, baselines)
     axes.set_ylabel(f"loss (nats per token{', log scale' if axes.get_yscale() == 'log' else ''})")
     plain_panel(axes)
-    rows = len(axes.get_legend_handles_labels()[0])
-    if rows:
-        height = axes.get_window_extent().height * 72 / axes.figure.dpi  # which all rows and a title must not exceed
-        points = min(LEGEND_POINTS, height / (1.6 * (rows + 2)))
-        title = None if alone else "dots: validation"
-        legend = axes.legend(loc="best", fontsize=points, title=title, title_fontsize=points, **FRAME)
-        for words in legend.get_texts():
-            words.set_parse_math(False)
+    labelled = bool(axes.get_legend_handles_labels()[0])
+    if labelled:
+        axes.legend(loc="best", fontsize=LEGEND_POINTS, **FRAME)
     if chosen is None:
-        words = "no finite loss" if rows else "no steps yet"
+        words = "no finite loss" if labelled else "no steps yet"
         axes.text(0.5, 0.5, words, transform=axes.transAxes, ha="center", color=BASELINE)
 
 
-def _draw_run(axes: Any, log: Log, name: str, look: Look, *, wide: bool, alone: bool) -> None:
-    """Draw a run's losses. wide: the first of several is a wide, light line, which others on top of it do not hide."""
+def _draw_run(axes: Any, log: Log) -> None:
+    """Draw a run's losses."""
     train, val = finite(log.train), finite(log.val)
-    window = window_of(len(train.steps))
+    window, name = window_of(len(train.steps)), "training, each step"
     if window > 1:
-        draw_steps(axes, train, look.color, band=alone, label=f"{name}, each step" if alone else None, **FAINT)
-        name = f"{name}, mean of {window} steps"
-    elif alone:
-        name = f"{name}, each step"
+        draw_steps(axes, train, TRAIN, band=True, label=name, **FAINT)
+        name = f"training, mean of {window} steps"
     if len(train.steps):
-        draw_line(axes, smoothed(train, window), look, label=name, zorder=2 if wide else 3, **(WIDE if wide else {}))
+        shape: dict[str, Any] = {"marker": "."} if len(train.steps) == 1 else {}
+        draw_steps(axes, smoothed(train, window), TRAIN, label=name, linewidth=1.4, zorder=3, **shape)
     if len(log.val.steps):
-        label = None if len(train.steps) else f"{name}, validation only"
         axes.plot(
-            val.steps, val.values, f"{look.mark}{'-' if alone else ':'}", color=look.val, linewidth=0.9,
-            markersize=(6 if wide else 4.5) / (1 if len(val.steps) <= 60 else 2), zorder=3.5 if wide else 4,
-            markeredgecolor="white", markeredgewidth=0.4,
-            label=f"validation (last {log.val.values[-1]:.4f})" if alone else label,
+            val.steps, val.values, "o-", color=VAL, linewidth=0.9, markersize=4.5 / (1 if len(val.steps) <= 60 else 2),
+            zorder=4, markeredgecolor="white", markeredgewidth=0.4,
+            label=f"validation (last {log.val.values[-1]:.4f})",
         )  # fmt: skip
-
-
-def draw_line(axes: Any, c: Curve, look: Look, **more: Any) -> None:
-    """Draw a curve in the look of its run; a single point as a dot."""
-    shape = {"marker": "."} if len(c.steps) == 1 else {"linestyle": look.style}
-    draw_steps(axes, c, look.color, **{"linewidth": 1.4, **shape, **more})
 
 
 def draw_steps(axes: Any, c: Curve, color: str, *, band: bool = False, **look: Any) -> Bins:
@@ -219,10 +164,10 @@ def show_range(axes: Any, chosen: LossRange) -> None:
     axes.set_ylim(chosen.low, chosen.high)
 
 
-def _limit_steps(axes: Any, logs: Sequence[Log]) -> None:
+def _limit_steps(axes: Any, log: Log) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    last = max((int(each.steps[-1]) for log in logs for each in (log.train, log.val) if len(each.steps)), default=0)
+    last = max((int(each.steps[-1]) for each in (log.train, log.val) if len(each.steps)), default=0)
     margin = 0.015 * max(1, last)
     axes.set_xlim(-margin, max(1, last) + margin)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=9, integer=True))

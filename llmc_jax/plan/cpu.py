@@ -71,7 +71,7 @@ class Calibration(NamedTuple):
     def roof(self) -> Roof:
         """Return the best rates that were measured, as floors are computed with them."""
         bandwidth = 2 * ELEMENT[self.dtype] * max(self.rates["copy"].rates)
-        return Roof(2 * max(self.rates["linear forward"].rates), bandwidth, bandwidth, None)
+        return Roof(2 * max(self.rates["linear forward"].rates), bandwidth)
 
 
 # ----- a step, made of what was measured ------------------------------------------------------------------------------

@@ -19,7 +19,6 @@ from llmc_jax.models.gpt2.work import Work
 PRODUCTS, ATTENTION, ATTENTION_BACKWARD, MATRIX, MEMORY, COPY = (
     "products", "attention forward", "attention backward", "attention's matrix", "memory", "copy",
 )  # fmt: skip
-CACHE = "cache"
 
 
 class Efficiency(NamedTuple):
@@ -63,7 +62,7 @@ class Hardware(NamedTuple):
     @property
     def roof(self) -> "Roof":
         """Return what floors are computed with. A GeForce card may run faster than the clock of its peak."""
-        return Roof(self.flops * max(1.0, self.shares[PRODUCTS].high), self.bandwidth, self.bandwidth, None)
+        return Roof(self.flops * max(1.0, self.shares[PRODUCTS].high), self.bandwidth)
 
 
 # ----- floors ---------------------------------------------------------------------------------------------------------
@@ -74,23 +73,13 @@ class Roof(NamedTuple):
 
     flops: float  # FLOP/s of products
     bandwidth: float  # bytes per second, to and from memory
-    reading: float  # the same where nothing is written
-    cache: int | None  # bytes that may lie in the caches; None: not known, and none are counted
 
 
 def roofline(work: Work, roof: Roof) -> tuple[float, str]:
-    """Return the seconds that work takes at least, and what says so: products, memory, or CACHE for no floor.
-
-    What it reads may lie in the caches when it begins, and what it writes may still lie there when it ends. Only the
-    bytes beyond that must come from memory or go to it.
-    """
+    """Return the seconds that work takes at least, and what says so: products or memory, "" for no floor."""
     if not work.flops and not work.bytes:
         return 0.0, ""
-    spared = (2 if work.writes else 1) * work.times * (roof.cache or 0)
-    by_memory = max(0, work.bytes - spared) / (roof.bandwidth if work.writes else roof.reading)
-    by_products = work.flops / roof.flops
-    if not by_memory and not by_products:
-        return 0.0, CACHE
+    by_products, by_memory = work.flops / roof.flops, work.bytes / roof.bandwidth
     return max(by_products, by_memory), "products" if by_products > by_memory else "memory"
 
 

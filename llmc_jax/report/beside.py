@@ -44,7 +44,7 @@ def write(name: str, request: Request) -> None:
         from llmc_jax.logs.reading import log_of
 
         log = log_of(read_events(folder / METRICS), request.title)
-        draw_curves([log], folder / CURVES, request.baselines)
+        draw_curves(log, folder / CURVES, request.baselines)
     else:
         from llmc_jax.report import command
 

@@ -174,9 +174,9 @@ def two(tmp_path: Path) -> list[str]:
     return [str(a), str(b)]
 
 
-def test_the_command_prints_and_draws(two: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    picture, result = tmp_path / "p.png", tmp_path / "r.json"
-    words = ["logs", *two, "--window", "1", "--picture", str(picture), "--json", str(result)]
+def test_the_command_prints_and_writes(two: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = tmp_path / "r.json"
+    words = ["logs", *two, "--window", "1", "--json", str(result)]
     assert main(words) == DIFFERS
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 120 + len(two[0])
@@ -184,7 +184,6 @@ def test_the_command_prints_and_draws(two: list[str], tmp_path: Path, capsys: py
     assert row.split() == ["100", "3.0099", "3.0109", "+0.001", "3.2500", "3.2500", "0"]
     assert "B vs A, training: they part at step 110: from there to step 199" in text
     assert "B vs A, validation: they part at step 200" in text
-    assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     found = json.loads(result.read_text())
     assert found["comparison"] == "logs" and [each["path"] for each in found["logs"]] == two
     train, val = found["differences"]
@@ -201,7 +200,6 @@ REFUSED = {
     "window": (["A", "B", "--window", "-1"], "--window -1: window must be at least 0"),
     "tolerance": (["A", "B", "--tolerance=nan"], "tolerance must be a number"),
     "rows": (["A", "B", "--rows", "0"], "--rows 0: rows must be at least 1"),
-    "picture": (["A", "B", "--picture", "a.jpg"], r"must end in \.png"),
     "json": (["--json", "A", "B", "B"], r"must end in \.json"),
     "folder": (["A", "B", "--json", "nowhere/a.json"], "there is no folder nowhere"),
     "missing": (["A", "nothing.log"], "nothing.log: cannot read it: No such file"),
@@ -219,29 +217,3 @@ def test_what_the_command_refuses(name: str, two: list[str], capsys: pytest.Capt
     assert re.match("llmc-jax compare( logs)?: ", line) and line.count("\n") == 1
     assert re.search(expected, line), line
     assert Path(two[0]).read_bytes() == before
-
-
-def test_no_two_of_26_logs_look_alike() -> None:
-    from llmc_jax.logs.picture import look_of
-
-    looks = [look_of(index) for index in range(1, 26)]  # the first is wide and light
-    assert len({(look.color, str(look.style)) for look in looks}) == 25
-    assert len({(look.color, look.mark) for look in looks}) == 25
-
-
-def test_names_without_what_they_share() -> None:
-    from llmc_jax.base.pictures import short_names
-
-    assert short_names(["/a/b/x.log", "/a/b/y.log"]) == ["x.log", "y.log"]
-    assert short_names(["a/run1/main.log", "a/run2/main.log"]) == ["run1/main.log", "run2/main.log"]
-    assert short_names(["/a/x", "y"]) == ["/a/x", "y"]
-    assert short_names(["x", "$y\n"]) == ["x", "?y?"]
-
-
-def test_logs_of_real_runs(shared: Path) -> None:
-    small, large = (read_log(shared / "data" / name) for name in ("llmc_124M_8xH100_main.log", "llmc_350M_main.log"))
-    assert (len(small.train.steps), len(small.val.steps), len(large.val.steps)) == (19560, 80, 241)
-    assert logs.at_step(small.val, 19560) == 3.2722 and logs.at_step(large.val, 60000) == 2.9282
-    found = logs.differences([small, large])
-    assert not len(found[0].steps) and len(found[1].steps) == 79
-    assert (found[1].largest, found[1].largest_at) == (pytest.approx(5.5887 - 5.3743, abs=1e-9), 500)

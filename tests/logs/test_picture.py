@@ -14,7 +14,6 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
-from llmc_jax.compare.logs import differences, draw_logs
 from llmc_jax.logs import picture
 from llmc_jax.logs.curves import BINS
 from llmc_jax.logs.events import read_events
@@ -41,7 +40,7 @@ def log_with(rows: list[dict[str, Any]], folder: Path, title: str = "") -> Log:
 
 def draw_curves(rows: list[dict[str, Any]], png: Path, title: str = "", *more: Any) -> None:
     """Draw a run that has logged these rows."""
-    picture.draw_curves([log_with(rows, png.parent, title)], png, *more)
+    picture.draw_curves(log_with(rows, png.parent, title), png, *more)
 
 
 def _pixels(png: Path) -> np.ndarray:
@@ -179,7 +178,7 @@ ODD_NAMES = ["W" * 300, "$x^{$_" * 20, "中文" * 40, "a\n\x1b[31m", ""]
 @pytest.mark.parametrize("name", ODD_NAMES, ids=["wide", "formula", "not in the font", "control", "none"])
 @pytest.mark.filterwarnings("error")  # such as one about a character that the font does not have
 def test_no_text_leaves_the_page(name: str, tmp_path: Path, panels: list[Any]) -> None:
-    """One run, with all panels; several, which diverge; as many as there are letters."""
+    """With all panels, of a run that diverges, and of losses as large as they can be."""
     rows: list[dict[str, Any]] = [*metrics_of(), {"event": "eval", "step": 20, "accuracy_norm": 0.25}]
     rows += [
         {"event": "train", "step": 10**9 + step, "loss": 10.0**step, "lr": 1e-9, "norm": 1e9} for step in range(30)
@@ -189,21 +188,12 @@ def test_no_text_leaves_the_page(name: str, tmp_path: Path, panels: list[Any]) -
         {"event": "end", "step": 10**9, "outcome": "diverged"},
     ]
     bad = log_with(rows, tmp_path, name)
-    calm = log_with(metrics_of(1000), tmp_path, name)
-    cases = [[bad], [calm, bad]]
-    if name == ODD_NAMES[0]:
-        cases += [[calm], [bad, calm] * 13, [log_of_losses([1e30, -1e30])._replace(path=name)]]
-    for logs in cases:
-        if len(logs) > 1:
-            draw_logs(logs, differences(logs), tmp_path / "a.png")
-        else:
-            picture.draw_curves(logs, tmp_path / "a.png", {name: 3.0, "goal": 2.9})
+    for log in (bad, log_with(metrics_of(1000), tmp_path, name), log_of_losses([1e30, -1e30])._replace(path=name)):
+        picture.draw_curves(log, tmp_path / "a.png", {name: 3.0, "goal": 2.9})
         figure = panels[0].figure
         box, (width, height) = figure.get_tightbbox(FigureCanvasAgg(figure).get_renderer()), figure.get_size_inches()
         assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height, box
-        words = [figure.get_suptitle(), *(each.get_text() for each in panels[0].get_legend().get_texts())]
-        says = any("diverged after 1000000000 steps" in each for each in words)
-        assert says == any(log.diverged for log in logs)
+        assert ("diverged after 1000000000 steps" in figure.get_suptitle()) == (log is bad)
 
 
 @pytest.mark.parametrize(
@@ -235,7 +225,7 @@ def test_no_pyplot_and_no_changed_settings(tmp_path: Path) -> None:
         "from llmc_jax.logs.picture import draw_curves; from llmc_jax.logs.reading import log_of\n"
         "def settings(): return {k: matplotlib.rcParams[k] for k in matplotlib.rcParams if k != 'backend'}\n"
         "before = settings()\n"
-        f"draw_curves([log_of(read_events(Path({str(log)!r})))], Path({str(tmp_path / 'a.png')!r}))\n"
+        f"draw_curves(log_of(read_events(Path({str(log)!r}))), Path({str(tmp_path / 'a.png')!r}))\n"
         "print('matplotlib.pyplot' in sys.modules, before == settings())"
     )
     root = Path(__file__).resolve().parents[2]

@@ -166,9 +166,9 @@ def test_a_picture_of_a_long_run_is_drawn_in_little_memory(tmp_path: Path, monke
     steps, drawn = 10_000, []
     (tmp_path / METRICS).write_text("".join(json.dumps(row) + "\n" for row in metrics_of(steps)))
 
-    def draw(logs: list[Log], path: Path, baselines: dict[str, float]) -> None:
-        assert logs[0].path == "a title" and path == tmp_path / CURVES
-        drawn.append((len(logs[0].train.steps), baselines))
+    def draw(log: Log, path: Path, baselines: dict[str, float]) -> None:
+        assert log.path == "a title" and path == tmp_path / CURVES
+        drawn.append((len(log.train.steps), baselines))
 
     monkeypatch.setattr(picture, "draw_curves", draw)
     tracemalloc.start()

@@ -113,7 +113,6 @@ class Work(NamedTuple):
     flops: int  # of its matrix products
     bytes: int  # that it must read and write
     times: int = 1  # how often it runs, each time on arrays of its own: flops and bytes are of all times together
-    writes: bool = True  # something large; False: it only reads
 
 
 # ----- work of a step -----------------------------------------------------------------------------------------------
@@ -208,7 +207,7 @@ def _update(config: ModelConfig, shape: Shape) -> Iterator[Work]:
     gradient = shape.element if shape.micro_batches == 1 else 4
     masters = 4 if shape.master_weights else shape.element
     copy = shape.element if has_copy(shape) else 0
-    yield Work("update", "norm", None, 0, gradient * N, writes=False)
+    yield Work("update", "norm", None, 0, gradient * N)
     yield Work("update", shape.optimizer, None, 0, (gradient + 2 * masters + 2 * 4 * shape.buffers + copy) * N)
 
 
