@@ -267,12 +267,15 @@ def record(folder: Path, name: str, start: Copy | None = None, until: str = "", 
         over = over or bool(until and point.which.startswith(until))
         return not over
 
-    def finish(beside: Beside) -> None:
+    requests: list[str] = []
+
+    def finish(_: Beside) -> None:
         """Draw the picture in this process, whose points are recorded, and not in one beside it."""
-        writer.write(CURVES, writer.Request(*json.loads(beside._request)))
+        writer.write(CURVES, writer.Request(*json.loads(requests[0])))
 
     recorder = Recorder(base, run, folder / name / "aside", wanted)
     with pytest.MonkeyPatch.context() as patch, recorder.recording():
+        patch.setattr(Beside, "_begun", lambda _, request: requests.append(request))
         patch.setattr(Beside, "finish", finish)
         ended = trained([*words(folder, run), *more])
     assert ended.status == 0, ended

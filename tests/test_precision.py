@@ -288,6 +288,7 @@ def test_how_the_scale_moves(clean: int, finite: bool, factor: float, expected: 
     assert (moved.scale.dtype, moved.clean.dtype) == (jnp.float32, jnp.int32)
 
 
+@pytest.mark.slow
 def test_loss_norm_and_update_are_unscaled() -> None:
     """A power of two in front of a loss changes no digit of a gradient that fp16 can hold with and without it."""
     results = []

@@ -69,6 +69,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_every_operation_of_the_model_is_in_the_table(measured: Path) -> None:
     plain: dict[str, Any] = json.loads((measured / "out.json").read_text())
     found = {(each["phase"], each["operation"]) for each in plain["operations"]}

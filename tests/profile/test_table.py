@@ -1,6 +1,5 @@
 """The table adds up: times to the step, floors to the machine's rates, work to the operations."""
 
-
 import pytest
 
 from llmc_jax.models.gpt2.work import Work

@@ -324,7 +324,7 @@ def test_a_whole_log_of_llmc(shared: Path, tmp_path: Path) -> None:
     assert last > 10_000
     cut_logs(tmp_path, last + 1)
     assert path.read_bytes() == whole
-    cut_logs(tmp_path, 10_000)
+    cut_logs(tmp_path, 10_000, counters_at(10_000, True, True, True))
     assert whole.startswith(path.read_bytes())
     after = whole[len(path.read_bytes()) :].split(b"\n")[0]
     assert after.startswith(b"s:10000 trl:")

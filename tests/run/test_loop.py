@@ -551,6 +551,7 @@ def test_a_reader_of_both_streams_that_goes_away(tokens: Any, tmp_path: Path) ->
     assert (tmp_path / "status").read_text() == "130\n"
 
 
+@pytest.mark.slow
 def test_every_program_of_a_run_is_compiled_with_its_options(
     train: Train, full_run: Result, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -139,6 +139,7 @@ def test_every_export_carries_it_that_can(trained: Trained, say: Say) -> None:
     assert not list(Path("llmc").glob("*tokenizer*"))
 
 
+@pytest.mark.slow
 @of_full_size
 def test_training_goes_on_with_it_from_a_folder_a_state_and_after_a_break(trained: Trained, say: Say) -> None:
     ids = trained.tokenizer.encode(TEXT).tolist()
@@ -334,6 +335,7 @@ def exported(folder: Path) -> Path:
     return folder / "hf"
 
 
+@pytest.mark.slow
 def test_transformers_reads_a_run_as_it_was_trained(tmp_path: Path) -> None:
     """Its ids and logits of these very files, tests/golden/own_run.json."""
     golden = json.loads((Path(__file__).parents[1] / "golden" / "own_run.json").read_text())

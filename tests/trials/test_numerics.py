@@ -77,6 +77,7 @@ def test_numerics_of_the_last_row_of_attention(third: str, monkeypatch: pytest.M
     assert verdict.startswith("WRONG: output 1")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "function, sizes", [("gelu_backward", [3, 300]), ("global_norm", [2**13]), ("layernorm_backward", [2, 4224])]
 )
@@ -84,6 +85,7 @@ def test_numerics_of_kernels_in_interpret_mode(function: str, sizes: list[int]) 
     assert measured.measure(function, "bf16", sizes, interpret=True)["verdict"] == "right"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("left_out, right", [(0, True), (1, False)])
 def test_a_sum_may_be_of_rounded_terms_but_of_all(left_out: int, right: bool) -> None:
     """A row too long to add up while it is held is summed as it was rounded; one of 4,000 rows is still missed."""
@@ -142,6 +144,7 @@ def test_who_promises_bits() -> None:
 # ----- the answer, in parts: errors of a whole are those of its parts together ---------------------------------------
 
 
+@pytest.mark.slow
 def test_attention_by_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a few rows at a time: values and gradients in float64 as with the whole matrix."""
     monkeypatch.setattr(problems, "SCORES", 2 * 2 * 12 * 3)  # three rows at a time

@@ -178,6 +178,7 @@ def test_positions_beyond_t_and_the_padding_of_the_buffer_have_no_gradient() -> 
     assert not np.asarray(gradient)[sum(tensor.size for tensor in views(gradient, SMALL)) :].any()
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 9), min_size=1), st.sampled_from([jnp.float32, jnp.bfloat16]))
 @settings(max_examples=20)
 def test_pieces_of_any_size_stand_one_after_the_other(sizes: list[int], dtype: Any) -> None:

@@ -79,6 +79,7 @@ SHAPES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_products_are_those_of_the_program(shape: Shape) -> None:
     """Before XLA's optimisations; loops count as often as they run."""
