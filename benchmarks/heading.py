@@ -3,8 +3,7 @@
 import os
 import platform
 
-from llmc_jax.machine.device import cpu_name
-from llmc_jax.machine.versions import versions
+from llmc_jax.machine.device import cpu_name, versions
 
 
 def machine_line() -> str:

@@ -1,8 +1,5 @@
 """Counts what a reader has to carry: lines, rooms, arrows between them. `--commit C` counts another commit's files.
 
-`--save` prints instead how deep the package's own functions call each other while a checkpoint is saved: on the main
-thread or on the saver's, and of those that read and write in parallel each by itself.
-
 A room is a folder or a file at the top of the package or of the checkout, tests apart, that holds Python. An arrow is a
 pair of rooms of which the first imports from the second, in functions too. It points upward where the second stands
 behind the first in the table of docs/architecture.md; rooms outside that table have no height.
@@ -12,13 +9,9 @@ import argparse
 import ast
 import re
 import subprocess
-import sys
 import tempfile
-import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAMS = ("llmc_jax", "pallas_kernels", "train.py", "convert_checkpoint.py")
@@ -88,52 +81,11 @@ def lines(files: list[Path]) -> int:
     return sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files)
 
 
-def save_deeply() -> list[str]:
-    """Save a small training state; return the deepest of the calls, from the outermost in."""
-    sys.path.insert(0, str(ROOT))
-    import jax.numpy as jnp
-
-    from llmc_jax.checkpoint.contents import Identity, Metadata
-    from llmc_jax.config.model import parse_descriptor
-    from llmc_jax.models.gpt2.tensors import flat_size
-    from llmc_jax.run.saver import Saver
-    from llmc_jax.training.state import initial_state
-
-    deepest: list[str] = []
-
-    def look(frame: FrameType | None, *_: Any) -> None:
-        calls = []
-        while frame is not None:
-            if frame.f_code.co_filename.startswith(str(ROOT / "llmc_jax")):
-                calls.append(frame.f_code.co_qualname)
-            frame = frame.f_back
-        if len(calls) > len(deepest):
-            deepest[:] = calls[::-1]
-
-    model = parse_descriptor("L6-NH4-C128-V257-T64")  # whose buffers are worth several threads
-    state = initial_state(jnp.zeros(flat_size(model)), jnp.float32, master_weights=True)
-    with tempfile.TemporaryDirectory() as folder:
-        saver = Saver(Path(folder), model, 0, 0)
-        threading.setprofile(look)
-        sys.setprofile(look)
-        saver.save(state, Metadata(1, Identity(model, "fp32", True)), 1 << 30, None, last=True)
-        (saved,) = saver.wait()
-        sys.setprofile(None)
-        threading.setprofile(None)
-    assert saved.problem is None, saved
-    return deepest
-
-
 def main() -> None:
     """Print what is counted, a line each."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--commit", help="count its files, not those of the working tree")
-    parser.add_argument("--save", action="store_true", help="the deepest calls of a save")
-    commit, save = (options := parser.parse_args()).commit, options.save
-    if save:
-        deepest = save_deeply()
-        print(f"{len(deepest)} frames: {' > '.join(deepest)}")
-        return
+    commit = parser.parse_args().commit
     with tempfile.TemporaryDirectory() as folder:
         if commit:
             archive = subprocess.run(["git", "archive", commit], cwd=ROOT, check=True, capture_output=True).stdout

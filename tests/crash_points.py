@@ -32,7 +32,7 @@ from llmc_jax.base.streams import Output
 from llmc_jax.checkpoint.manifest import MANIFEST
 from llmc_jax.config.checks import validate
 from llmc_jax.config.flags import parse_args
-from llmc_jax.machine.versions import git_state
+from llmc_jax.machine.device import git_state
 from llmc_jax.run import loop
 from llmc_jax.run.command import main
 from tests.same_run import OF_THE_RUN, WALL_CLOCK, leftovers, steps_of

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from llmc_jax.data.evalfile import write_eval_file
-from llmc_jax.data.items import Item
+from llmc_jax.data.evalfile import Item, write_eval_file
 
 
 def questions(count: int, vocab_size: int, positions: int) -> list[Item]:

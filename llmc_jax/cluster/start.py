@@ -12,7 +12,7 @@ from llmc_jax.base.errors import InputError
 from llmc_jax.base.options import show_value
 from llmc_jax.config.checks import devices_of_each
 from llmc_jax.config.train import BY_NAME, OPTIONS, PROCESSES, TrainConfig
-from llmc_jax.machine.versions import git_state, installed, versions
+from llmc_jax.machine.device import git_state, installed, versions
 
 # Packages beside JAX's whose versions must agree on GPUs: the plugin, and what the processes talk through.
 GPU_PACKAGES = ("jax-cuda12-plugin", "jax-cuda13-plugin", "nvidia-nccl-cu12", "nvidia-nccl-cu13")

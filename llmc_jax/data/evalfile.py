@@ -4,7 +4,7 @@
     example   uint16: 65535, its bytes, its number from 0, the right completion, 4, then five times a count and as many
               ids: the context, and the completions
 
-All little-endian. Leaves out where questions come from (tasks.py), and whether they fit a model (items.py).
+All little-endian. Leaves out where questions come from (tasks.py).
 Source: `write_evalfile` of llm.c's dev/data/data_common.py, and the EvalLoader of its llmc/dataloader.h.
 """
 
@@ -14,13 +14,13 @@ import stat
 import struct
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from llmc_jax.base import magics
 from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.base.files import refusing, write_atomic
-from llmc_jax.data.items import Item
 
 VERSION = 1
 HEADER_BYTES = 1024
@@ -29,6 +29,37 @@ COMPLETIONS = 4
 MOST = 65535  # examples, and bytes of one
 SHORTEST = 30  # bytes of an example whose context and completions have one id each
 AGAIN = "copy or write the file again"
+
+
+class Item(NamedTuple):
+    """One question: a context, and completions of which one is right.
+
+    name: what its file calls it, or its number as text. context: at least one id. completions: one or more, each of at
+    least one id; a single one (LAMBADA's last word) is right if the model would have written it. label: the right one.
+    """
+
+    name: str
+    context: tuple[int, ...]
+    completions: tuple[tuple[int, ...], ...]
+    label: int
+
+    @property
+    def longest(self) -> int:
+        """Return the ids of context and longest completion together. The last one is a target alone."""
+        return len(self.context) + max(map(len, self.completions))
+
+
+def check_fit(items: Sequence[Item], positions: int, what: str) -> None:
+    """Check that each item fits T positions: its ids without the last, which is a target alone.
+
+    what: the items' file, for the message. Raises InputError. llm.c's trainers stop at an assert two ids earlier.
+    """
+    long = [item for item in items if item.longest - 1 > positions]
+    if long:
+        raise InputError(
+            f"{what}: item {long[0].name} has {long[0].longest} tokens and {len(long)} of {len(items)} items have too "
+            f"many: T={positions} takes {positions + 1}; take a model of a larger T"
+        )
 
 
 # ----- reading ------------------------------------------------------------------------------------------------------

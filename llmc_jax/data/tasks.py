@@ -18,8 +18,7 @@ from llmc_jax.base.commands import typed
 from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.base.files import refusing
 from llmc_jax.data.documents import json_object, open_parquet, parquet_rows, text_lines
-from llmc_jax.data.evalfile import is_eval_file, read_eval_file
-from llmc_jax.data.items import Item
+from llmc_jax.data.evalfile import Item, is_eval_file, read_eval_file
 from llmc_jax.data.tokenizers import Tokenizer
 
 FOLDER = Path("dev/data")

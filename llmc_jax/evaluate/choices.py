@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from llmc_jax.data.items import Item
+from llmc_jax.data.evalfile import Item
 from llmc_jax.generate.scorer import Row, Scored
 
 

@@ -19,7 +19,7 @@ from llmc_jax.checkpoint.sources import open_source
 from llmc_jax.checkpoint.tokenizer import choose_tokenizer
 from llmc_jax.data import tables
 from llmc_jax.data.documents import read_text
-from llmc_jax.data.items import Item, check_fit
+from llmc_jax.data.evalfile import Item, check_fit
 from llmc_jax.data.tasks import TASKS, read_items
 from llmc_jax.data.tokenizers import Tokenizer
 from llmc_jax.evaluate import choices, texts

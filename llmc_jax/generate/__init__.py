@@ -6,8 +6,7 @@ engine.py       prefill, decode, and what happens at the model's last position
 text.py         tokens to text that can be printed: whole characters, stop strings
 llmc.py         llm.c's samplers, as a training run draws
 scorer.py       the loss of each token of many rows, on one device or several
-look.py         the probabilities that the model gives to a text
-probabilities.py  how these are shown: a table, plain data
+look.py         the probabilities that the model gives to a text; shown as a table, as plain data
 heads.py        the weights of attention, and their picture
 serve.py        a page on this machine to ask the model with (page.html); page.py: what it asks and is told
 answer.py       a request answered: samples collected, timed, ended by Ctrl-C

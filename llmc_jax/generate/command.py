@@ -221,9 +221,8 @@ def answer_facts(model: "Model", request: "Request", answer: "Answer") -> dict[s
 def show_probabilities(model: "Model", ids: tuple[int, ...], asked: argparse.Namespace) -> int:
     """Show what the model thinks of each token of the prompt and of what it adds: `--probs`."""
     from llmc_jax.data.tokenizers import sample_text
-    from llmc_jax.generate import probabilities
     from llmc_jax.generate.answer import ask, until_ctrl_c
-    from llmc_jax.generate.look import look
+    from llmc_jax.generate.look import look, plain_data, probability_table
 
     if asked.probs > model.config.vocab_size:
         raise InputError(f"--probs {asked.probs}: it must be from 0 to V={model.config.vocab_size}")
@@ -234,10 +233,10 @@ def show_probabilities(model: "Model", ids: tuple[int, ...], asked: argparse.Nam
     seen = look(model, ids[:1], asked.probs)  # as the beginning of a text; the others as the model was asked
     seen += look(model, [*ids[1:], *added], asked.probs, before=ids[0] if ids else None)
     if asked.json:
-        tokens = probabilities.plain_data(model.tokenizer, seen)
+        tokens = plain_data(model.tokenizer, seen)
         print_json(plain({**answer_facts(model, request, answer), "tokens": tokens}))
     else:
-        table = probabilities.probability_table(model.tokenizer, seen)
+        table = probability_table(model.tokenizer, seen)
         print(sample_text(model.tokenizer, [*ids, *added]), table, sep="\n\n")
     say_end(model, request, answer)
     return ExitCode.STOPPED if stop.is_set() else ExitCode.DONE

@@ -18,9 +18,8 @@ from llmc_jax.base.errors import InputError
 from llmc_jax.base.pictures import drawable, save_figure
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.generate.engine import prompt_size
-from llmc_jax.generate.look import check_ids
+from llmc_jax.generate.look import check_ids, label
 from llmc_jax.generate.model import Model
-from llmc_jax.generate.probabilities import label
 from llmc_jax.models.gpt2.model import BlockActivations, Execution, forward_stream
 from llmc_jax.models.gpt2.tensors import Params
 from llmc_jax.ops.attention import relu_attention_weights

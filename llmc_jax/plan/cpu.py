@@ -28,9 +28,8 @@ from llmc_jax.base.files import cache_folder, digest_of_files
 from llmc_jax.base.numbers import Interval
 from llmc_jax.base.plain import from_json, to_json
 from llmc_jax.config.model import ModelConfig
-from llmc_jax.machine.device import cpu_name, usable_cores
+from llmc_jax.machine.device import cpu_name, usable_cores, versions
 from llmc_jax.machine.jax_setup import child_environment
-from llmc_jax.machine.versions import versions
 from llmc_jax.models.gpt2.operations import row_of
 from llmc_jax.models.gpt2.tensors import flat_size, letters
 from llmc_jax.models.gpt2.work import COMPUTE_BYTES as ELEMENT

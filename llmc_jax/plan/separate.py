@@ -25,8 +25,8 @@ from llmc_jax.base.files import cache_folder, digest_of_files, write_bytes
 from llmc_jax.base.plain import from_json, to_json
 from llmc_jax.config.train import OPTIONS, TrainConfig
 from llmc_jax.machine import gpus
+from llmc_jax.machine.device import installed
 from llmc_jax.machine.jax_setup import child_environment
-from llmc_jax.machine.versions import installed
 from llmc_jax.plan.memory import CPU, Memory
 
 Say = Callable[[str], None]

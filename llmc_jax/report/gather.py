@@ -21,7 +21,7 @@ from llmc_jax.logs.files import KERNELS, LARGEST, METRICS, rank_of, step_of, tim
 from llmc_jax.logs.reading import Log, log_of, read_log
 from llmc_jax.logs.state import DIED, UNKNOWN, RunState, read_state
 from llmc_jax.logs.words import event_words, state_words
-from llmc_jax.machine.versions import installed
+from llmc_jax.machine.device import installed
 from llmc_jax.report import facts
 from llmc_jax.report.content import FACTORS, KEYS, Content, Event, Run, Sample, Status, panels_of
 from llmc_jax.report.series import Axes, Figures, axes_of, drawn

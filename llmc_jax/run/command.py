@@ -159,7 +159,7 @@ def _as_flags(preset: str) -> str:
 
 
 def _versions() -> str:
-    from llmc_jax.machine.versions import versions
+    from llmc_jax.machine.device import versions
 
     found = versions()
     return ", ".join(f"{name} {found[name]}" for name in ("llmc-jax", "python", "jax", "jaxlib", "numpy"))

@@ -35,7 +35,7 @@ from llmc_jax.logs.files import (
     rank_log,
     read_bytes,
 )
-from llmc_jax.machine.versions import environment, git_state, versions
+from llmc_jax.machine.device import environment, git_state, versions
 from llmc_jax.run.figures import StepFigures
 
 

@@ -25,7 +25,7 @@ from llmc_jax.config.model import ModelConfig, described, parse_descriptor
 from llmc_jax.config.train import BY_NAME, TrainConfig, of_test
 from llmc_jax.data import tables
 from llmc_jax.data.corpora import Corpus, stdlib_corpus
-from llmc_jax.data.items import Item, check_fit
+from llmc_jax.data.evalfile import Item, check_fit
 from llmc_jax.data.loader import TokenLoader, continued, of_processes
 from llmc_jax.data.tasks import read_items
 from llmc_jax.data.tokenizers import Choice, Tokenizer, bytes_tokenizer, fitted, load_tokenizer

@@ -26,7 +26,7 @@ from llmc_jax.base.files import digest_of_files, sync, write_bytes
 from llmc_jax.base.plain import to_json
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.kernels import record
-from llmc_jax.machine import versions
+from llmc_jax.machine.device import environment as variables
 from llmc_jax.plan.plan import Plan
 from llmc_jax.training.step import Metrics, StepOptions, train_step
 from llmc_jax.trials.card import driver_version
@@ -169,7 +169,7 @@ def shared_of(plan: Plan, arrays: Any, environment: Mapping[str, Any]) -> Path:
     facts = {
         "package": digest_of_files(path for folder in PACKAGES for path in folder.rglob("*.py")),
         "environment": {name: value for name, value in environment.items() if name != "source"},
-        "variables": versions.environment(), "flags": plan.xla_flags, "driver": driver_version(), "jax": settings,
+        "variables": variables(), "flags": plan.xla_flags, "driver": driver_version(), "jax": settings,
         "model": asdict(plan.model), "kernels": kernels, "step": step,
         "arrays": [f"{each.shape} {each.dtype} {each.sharding}" for each in jax.tree.leaves(arrays)],
         "tree": str(jax.tree.structure(arrays)),

@@ -26,8 +26,7 @@ from llmc_jax.config.train import ATTENTIONS, AUTO_BATCH, BY_NAME, OPTIONS, Trai
 from llmc_jax.kernels import record
 from llmc_jax.logs.files import KERNELS, LARGEST, MAIN_LOG, METRICS, config_file
 from llmc_jax.logs.state import read_state
-from llmc_jax.machine.device import Device
-from llmc_jax.machine.versions import git_state, versions
+from llmc_jax.machine.device import Device, git_state, versions
 from llmc_jax.plan.plan import Plan, Repeat, parallel_of
 from llmc_jax.training.parallel.stage import Parallel
 

@@ -10,7 +10,7 @@ from llmc_jax.checkpoint.contents import Counters, Metadata
 from llmc_jax.checkpoint.store import Checkpoint
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.config.train import TrainConfig
-from llmc_jax.data.items import Item
+from llmc_jax.data.evalfile import Item
 from llmc_jax.data.tokenizers import Choice
 from llmc_jax.machine.device import Device
 from llmc_jax.machine.nvml import GpuMonitor

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from llmc_jax.base.files import cache_folder, digest_of_files, reason, try_lock, write_bytes
 from llmc_jax.base.plain import from_json, to_json
 from llmc_jax.kernels import Findings
-from llmc_jax.machine.versions import installed
+from llmc_jax.machine.device import installed
 from llmc_jax.trials.candidates import Case
 from llmc_jax.trials.card import Card
 

@@ -9,8 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from llmc_jax.base.errors import FormatError, InputError
-from llmc_jax.data.evalfile import is_eval_file, read_eval_file, write_eval_file
-from llmc_jax.data.items import Item
+from llmc_jax.data.evalfile import Item, is_eval_file, read_eval_file, write_eval_file
 
 ITEMS = [
     Item("first", (5, 6, 7), ((1,), (2, 3), (4,), (65534,)), 3),

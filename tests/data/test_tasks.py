@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc_jax.base.errors import InputError
-from llmc_jax.data.evalfile import write_eval_file
-from llmc_jax.data.items import Item
+from llmc_jax.data.evalfile import Item, write_eval_file
 from llmc_jax.data.tasks import TASKS, Question, read_items
 from llmc_jax.data.tokenizers import bin_tokenizer, bytes_tokenizer
 

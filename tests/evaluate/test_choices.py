@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from llmc_jax.config.model import ModelConfig
-from llmc_jax.data.items import Item
+from llmc_jax.data.evalfile import Item
 from llmc_jax.evaluate import subjects
 from llmc_jax.evaluate.choices import Answer, answers, rows_of_items
 from llmc_jax.generate.scorer import Scored, ScoreOptions, Scorer, score

@@ -17,7 +17,7 @@ from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import plain as plain_json
 from llmc_jax.config.model import parse_descriptor
 from llmc_jax.data.tokenizers import Tokenizer, bytes_tokenizer
-from llmc_jax.generate import heads, look, probabilities, scorer
+from llmc_jax.generate import heads, look, scorer
 from llmc_jax.generate.engine import kept_after_drop
 from llmc_jax.generate.look import Seen
 from llmc_jax.generate.model import Model
@@ -206,16 +206,16 @@ def test_tokens_are_visible(data: bytes, shown: str) -> None:
 def test_table_and_plain_data() -> None:
     tokenizer = bytes_tokenizer()
     seen = seen_of(b"a\x07", [1, 30])
-    head, _, first, second = probabilities.probability_table(tokenizer, seen, width=200).splitlines()
+    head, _, first, second = look.probability_table(tokenizer, seen, width=200).splitlines()
     assert head.split() == ["position", "token", "probability", "rank", "bits", "entropy", "rank", "0", "rank", "1"]
     assert first.split() == ["0", '"a"', "50.00%", "3", "1.00", "2.00", '"a"', "50.00%", '"\\n"', "<0.01%"]
     assert second.split()[:6] == ["1", '"\\x07"', "<0.01%", "3", "30.00", "2.00"]
-    assert "rank 1" in probabilities.probability_table(tokenizer, seen, width=65).partition("hidden at this width")[2]
+    assert "rank 1" in look.probability_table(tokenizer, seen, width=65).partition("hidden at this width")[2]
 
-    rows = probabilities.plain_data(tokenizer, seen)
+    rows = look.plain_data(tokenizer, seen)
     assert json.loads(json.dumps(plain_json(rows), allow_nan=False)) == rows
     assert rows[1] == {
         "position": 1, "piece": "\\x07", "token": 7, "logprob": seen[1].logprob, "rank": 3, "entropy": math.log(4),
         "candidates": [[97, "a", math.log(0.5)], [10, "\\n", math.log(1e-6)]],
     }  # fmt: skip
-    assert [row["piece"] for row in probabilities.plain_data(None, seen)] == ["97", "7"]
+    assert [row["piece"] for row in look.plain_data(None, seen)] == ["97", "7"]

@@ -7,7 +7,7 @@ imports neither triton nor jax-triton; its modules (layernorm, softmax, classifi
 
 import re
 
-from llmc_jax.machine.versions import installed
+from llmc_jax.machine.device import installed
 
 # The versions of the extra in pyproject.toml, from and below. jax-triton before 0.4.1 needs a GPU to lower, and 0.4.1 a
 # class that Triton 3.6 lacks. Its rule for dead code takes two arguments, where jax 0.12 gives three.
