@@ -25,9 +25,11 @@ from llmc_jax.machine.device import Device, memory_stats
 from llmc_jax.machine.gpus import peak_flops
 from llmc_jax.models.gpt2.tensors import flat_size, num_parameters
 from llmc_jax.plan.asked import checked_model
+from llmc_jax.plan.cpu import calibration
 from llmc_jax.plan.efficiency import Roof, gpu
 from llmc_jax.plan.fits import check_fits
 from llmc_jax.plan.plan import Plan, step_numbers
+from llmc_jax.plan.separate import Say
 from llmc_jax.run.record import slice_trace
 from llmc_jax.run.resume import repeated
 from llmc_jax.run.weights import first_state
@@ -144,9 +146,14 @@ def summary(seconds: Sequence[float]) -> Times:
 # ----- the machine's own rates --------------------------------------------------------------------------------------
 
 
-def roof_of(bench: Bench) -> Roof | None:
-    """Return the peaks of a GPU from the table of GPUs; None of anything else, which has no official ones."""
+def roof_of(bench: Bench, say: Say) -> Roof | None:
+    """Return the peaks of a GPU from the table of GPUs, or the best rates of this CPU; None: not known.
+
+    say: is told before a CPU is measured, which happens once.
+    """
     device, precision = bench.device, bench.plan.product_precision
+    if device.platform == "cpu":
+        return calibration(bench.plan.dtype, say).roof
     known = device.platform == "gpu" and peak_flops(device.kind, precision) is not None
     return gpu(device.kind, precision).roof if known else None
 

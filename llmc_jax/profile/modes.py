@@ -93,7 +93,7 @@ def measure(config: TrainConfig, own: SimpleNamespace) -> int:
         print(note)
     times = measure.summary(bench.steps(own.steps, 2))
     used = measure.memory_used(bench)
-    roof = measure.roof_of(bench)
+    roof = measure.roof_of(bench, print_error)
     place: Any = nullcontext(own.trace) if own.trace else tempfile.TemporaryDirectory()
     with place as folder:
         bench.record(Path(folder), own.traced)
@@ -125,11 +125,13 @@ def _summary(bench: Any, times: Any, used: Any, roof: Roof | None) -> str:
         ("tok/s", f"{per_second:,.0f}"),
     ]  # fmt: skip
     if roof is not None:
-        for definition, name in (("llm.c", "MFU (llm.c)"), ("palm", "MFU (PaLM)")):
+        on_gpu = bench.device.platform == "gpu"
+        for definition, name in (("llm.c", "MFU (llm.c)"), ("palm", "MFU (PaLM)")) if on_gpu else ():
             each: Any = definition
             flops = flops_per_token(model, shape.sequence, definition=each) * per_second
             step.append((name, f"{100 * flops / roof.flops:.1f}% of {roof.flops / 1e12:,.1f} TFLOP/s"))
-        step.append(("memory", f"{roof.bandwidth / 1e9:,.1f} GB/s, from the table of GPUs"))
+        source = "from the table of GPUs" if on_gpu else "the best that was measured here"
+        step.append(("rates", f"{roof.flops / 1e9:,.0f} GFLOP/s, {roof.bandwidth / 1e9:,.1f} GB/s, {source}"))
     memory = [
         *memory_rows(model, shape),
         ("program's arguments", f"{gib(used.arguments)}, {gib(used.overwritten)} of it overwritten"),

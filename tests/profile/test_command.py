@@ -2,14 +2,18 @@
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from llmc_jax.plan.efficiency import Roof
 from llmc_jax.profile import measure, modes, trace
 from llmc_jax.profile.command import OWN, main
 
+RATES = Roof(1e11, 1e10)
 MODEL = ["-e", "L2-NH2-C32-V300-T16", "-b", "2", "-t", "16"]
 
 
@@ -60,6 +64,14 @@ def test_one_line_says_what_is_wrong(
     assert said in error and error.startswith("llmc-jax profile: ") and len(error.splitlines()) == 1
 
 
+@pytest.fixture(scope="module", autouse=True)
+def known_rates() -> Iterator[None]:
+    """This CPU was measured before."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measure, "calibration", lambda *_: SimpleNamespace(roof=RATES))
+        yield
+
+
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What one run writes."""
@@ -85,7 +97,7 @@ def test_times_add_up_to_the_step(measured: Path) -> None:
     rest = plain["unknown_seconds"] + plain["idle_seconds"]
     assert total + rest == pytest.approx(plain["step_seconds"], rel=0.01)
     assert plain["unknown_seconds"] < 0.02 * plain["step_seconds"]
-    assert plain["roof"] is None  # a CPU has no official peaks
+    assert plain["roof"] == RATES._asdict() and any(each["floor"] for each in plain["operations"])
     assert plain["tokens"] == 32 and plain["memory_used"]["overwritten"] > 0
 
 
