@@ -1,7 +1,6 @@
 """GPT-2 124M on the CPU: a training step beside its matrix products alone, and beside PyTorch's, all in turns.
 
     python benchmarks/cpu_step.py [--torch-python PATH] [--model d12] [--shapes 4x64,4x256] [--rounds 5]
-                                  [--libraries Eigen,oneDNN]
 
 Each program is a process of its own that has compiled its step and waits, using no core, until it is its turn. In
 each round every one has a block of steps; the first of a block, which finds caches and memory as the others left them,
@@ -12,8 +11,7 @@ The products are those of the step: n rows times a weight forward, for the gradi
 attention's, batched over sequences and heads. Each layer has its own operands, which fit in no cache, and results are
 written over old ones, so that no memory is mapped meanwhile. What they leave is everything that is not a product:
 layernorm, softmax, GELU, classifier, AdamW, and moving data. PyTorch runs in its own interpreter (torch_peer.py), as
-one would write it, and through torch.compile; the better one is the one with the lower median. --libraries adds the
-step with what else XLA can be told to use for its products.
+one would write it, and through torch.compile; the better one is the one with the lower median.
 """
 
 import argparse
@@ -54,10 +52,6 @@ from llmc_jax.training.state import initial_state  # noqa: E402
 from llmc_jax.training.step import StepNumbers, StepOptions, train_step  # noqa: E402
 
 Once = Callable[[], float]
-LIBRARIES = {  # XLA's flags for matrix libraries that it does not use by itself
-    "Eigen": "--xla_cpu_experimental_ynn_fusion_type=",
-    "oneDNN": "--xla_cpu_use_onednn=true --xla_cpu_experimental_onednn_fusion_type=dot",
-}
 
 
 class Product(NamedTuple):
@@ -149,9 +143,6 @@ def peers(args: argparse.Namespace, B: int, T: int) -> dict[str, Peer]:
     """Start the programs that take part, one after the other: compilations would disturb each other."""
     ours = [sys.executable, __file__, "--model", args.model, "--shapes", f"{B}x{T}", "--recompute", str(args.recompute)]
     found = {"step": Peer([*ours, "--serve", "step"]).wait_ready()}
-    for name in args.libraries.split(",") if args.libraries else []:
-        flags = f"{os.environ.get('XLA_FLAGS', '')} {LIBRARIES[name]}".strip()
-        found[f"step, {name}"] = Peer([*ours, "--serve", "step"], os.environ | {"XLA_FLAGS": flags}).wait_ready()
     if not args.no_products:
         found["products alone"] = Peer([*ours, "--serve", "products"]).wait_ready()
     if args.torch_python:
@@ -186,7 +177,6 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2, help="counted steps of a block, after one that is not")
     parser.add_argument("--recompute", type=int, default=1, help="as -r of train.py")
     parser.add_argument("--torch-python", help="a Python with torch; without it PyTorch is left out")
-    parser.add_argument("--libraries", help=f"the step with other matrix libraries too: {', '.join(LIBRARIES)}")
     parser.add_argument("--no-products", action="store_true", help="leave out the products alone")
     parser.add_argument("--serve", choices=("step", "products"), help=argparse.SUPPRESS)
     args = parser.parse_args()

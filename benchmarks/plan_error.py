@@ -1,4 +1,4 @@
-"""The plan's predicted times beside measured ones: steps on this CPU, llm.c's published runs, GPUs as they come.
+"""The plan's predicted times beside measured ones: steps on this CPU, llm.c's published runs.
 
     python benchmarks/plan_error.py              the page again, from what was measured before
     python benchmarks/plan_error.py --measure calibration    calibrate this CPU once more, for some seconds
@@ -286,34 +286,6 @@ def llmc_table() -> str:
     return "\n".join(lines)
 
 
-def gpu_tables() -> str:
-    """Return what GPUs have measured of this project's own steps."""
-    from benchmarks.gpu.results import result_files
-
-    found = result_files(ROOT / "benchmarks/results")
-    if not found:
-        return "None yet."
-    return "\n\n".join(map(gpu_table, found))
-
-
-def gpu_table(path: Path) -> str:
-    """Return the steps of one card, as gpu_check.sh keeps them, beside the plan's."""
-    from llmc_jax.machine.gpus import TARGETS
-    from llmc_jax.plan.compiled import plan_for
-    from llmc_jax.plan.time import step_time
-
-    content = json.loads(path.read_text())
-    kind = content["machine"]["device"]
-    short = next((name for name, each in TARGETS.items() if each.device_kind == kind), None)
-    lines = [f"### {kind}", "", "| flags | planned, ms | measured, ms | error |", "|---|---:|---:|---:|"]
-    for part, _, status, step, *_ in content["records"] if short else ():
-        if part == "step" and status == "done" and {"flags", "ms"} <= set(step):
-            predicted = step_time(plan_for(short, step["flags"])).seconds.typical  # type: ignore[arg-type]
-            error = 1e3 * predicted / step["ms"] - 1
-            lines.append(f"| `{step['flags']}` | {1e3 * predicted:.1f} | {step['ms']:.1f} | {100 * error:+.1f} % |")
-    return "\n".join(lines)
-
-
 def page(figures: dict[str, Any]) -> str:
     """Return benchmarks/results/plan_error.md."""
     method = (__doc__ or "").partition("once more; 2, 3\n\n")[2].strip()
@@ -323,8 +295,7 @@ def page(figures: dict[str, Any]) -> str:
         f"## Steps on a CPU\n\n{blocks_line(figures)} The prediction, written before: {PREDICTION}.",
         f"{cpu_table(figures)} {HISTORY}.",
         f"## llm.c's published runs\n\n{llmc_table()}",
-        "## This project on GPUs\n\nThe plan's rates for Hopper were taken from these steps and the kernels in them: "
-        f"this is how well they fit, not how well another step is predicted.\n\n{gpu_tables()}",
+        "This project's own steps on GPUs stand beside the plan in [performance.md](../../docs/performance.md).",
     ]) + "\n"  # fmt: skip
 
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks.gpu import calls, clock, times, work
+from benchmarks.gpu import calls, clock, times
 from llmc_jax.trials import problems
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -21,14 +21,14 @@ def test_what_is_overwritten_goes_on_from_its_outputs(function: str) -> None:
     wanted = list(given.arrays)
     for _ in range(3):
         found = jax.jit(bound)(*wanted)
-        for at, output in work.in_place(given).items():
+        for at, output in calls.in_place(given).items():
             wanted[at] = found[output]
     run = calls.InPlace(bound, [given])
     for _ in range(2):
         run.prepare()
         run.run_calls(3)
-        assert list(run.changed[0]) == list(work.in_place(given))
-        assert all(jnp.array_equal(run.changed[0][at], wanted[at]) for at in work.in_place(given))
+        assert list(run.changed[0]) == list(calls.in_place(given))
+        assert all(jnp.array_equal(run.changed[0][at], wanted[at]) for at in calls.in_place(given))
 
 
 def test_time_of_one_set(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,8 +52,8 @@ def test_compulsory_bytes() -> None:
     """Of 6 x 64 logits in bf16 read and written, and three arrays of 4 bytes a row; AdamW's copy is only written."""
     classifier = problems.problem("classifier", "bf16", [6, 60, 64], seed=1)
     adamw = problems.problem("adamw_update", "bf16", [4096], seed=1)
-    assert work.bytes_of(classifier) == 2 * 2 * 6 * 64 + 12 * 6
-    assert work.bytes_of(adamw) == 4096 * (6 * 4 + 2 + 2)
+    assert times.bytes_of(classifier) == 2 * 2 * 6 * 64 + 12 * 6
+    assert times.bytes_of(adamw) == 4096 * (6 * 4 + 2 + 2)
 
 
 # ----- the clock, with a device and a time that are made up -----------------------------------------------------------
