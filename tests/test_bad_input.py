@@ -240,6 +240,7 @@ def kept_at(step: int) -> dict[str, np.ndarray]:
     return arrays
 
 
+@pytest.mark.slow
 def test_a_bad_id_in_the_middle_keeps_what_was_learned(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inputs, "CHECKED_TOKENS", 0)  # stands for data of more than a million tokens
     ids = np.arange(3000) % 256

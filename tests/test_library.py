@@ -90,6 +90,7 @@ def test_loss_is_that_of_the_logits(model: Model, rows: np.ndarray) -> None:
     assert llmc_jax.loss(model, rows) == pytest.approx(plain, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_the_gradient_says_how_the_loss_changes(model: Model, rows: np.ndarray) -> None:
     loss, gradient = llmc_jax.loss_and_gradient(model, rows)
     assert loss == pytest.approx(llmc_jax.loss(model, rows), rel=1e-6)

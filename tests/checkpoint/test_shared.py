@@ -324,6 +324,7 @@ def test_arrays_tensors_and_parts_of_them_are_read(either: Path) -> None:
             checkpoint.read(name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "k"), [("params", 0), ("m", 17), ("copy", 63)])
 def test_a_flipped_bit_is_found_and_named_wherever_it_is_read(either: Path, name: str, k: int) -> None:
     length, start = ARRAYS[name].itemsize * BLOCK, 0
@@ -351,6 +352,7 @@ def test_a_flipped_bit_is_found_and_named_wherever_it_is_read(either: Path, name
         checkpoint.read("step")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("layout", "processes"), [("shared", 3), ("alone", 3), ("shared", 70)])
 def test_processes_share_the_checking(
     shared: Path, alone: Path, tmp_path: Path, processes: int, layout: str, monkeypatch: pytest.MonkeyPatch

@@ -139,6 +139,7 @@ MISTAKES: dict[str, tuple[Spoil, str, int | None]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_fails_where_it_shows_first(
     mistake: str, theirs: dict[str, np.ndarray], monkeypatch: Patch, op_by_op: None
@@ -197,6 +198,7 @@ def test_a_right_debug_state(
     assert "Logits, loss and all 16 gradients agree" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_bf16_by_its_own_tolerances(tmp_path: Path, theirs: dict[str, np.ndarray]) -> None:
     """Which a model in bf16 is compared by without a word, as llm.c's test of it does."""
     state = write_state(tmp_path / "state.bin", theirs, batch_of())
@@ -233,6 +235,7 @@ def test_a_wrong_gradient_is_placed(
     assert "3 of 18 fail" in out and "the gradient of ln1b of layer 2" in out and "worst at [1]" in out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "index"), [("logits", (1, 2, 5)), ("loss", ()), ("qkvb", (0, 2))])
 def test_nan_is_a_failure(
     name: str, index: Any, tmp_path: Path, model_file: Path, theirs: dict[str, np.ndarray], op_by_op: None

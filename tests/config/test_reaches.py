@@ -91,6 +91,7 @@ def test_the_data_is_reached_only_by_options_that_say_so(tmp_path: Path) -> None
     check("data", replace(TINY, train_data=str(path), val_data=str(path)), data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["schedule", "recompute", "total_batch_size", "decay", "master_weights", "rounding"])
 def test_an_option_that_does_not_say_so_is_named(name: str) -> None:
     silent = BY_NAME[name]._replace(reaches=frozenset())

@@ -194,6 +194,7 @@ def test_json_with_unknown_or_wrong_fields_is_refused_as_a_whole() -> None:
     assert "'batchsize'" in lines[1] and "batch_size is '4'" in lines[2] and "learning_rate is None" in lines[3]
 
 
+@pytest.mark.slow
 @UNHURRIED
 @given(configs)
 def test_any_configuration_passes_through_json_and_is_accepted_or_refused(config: TrainConfig) -> None:

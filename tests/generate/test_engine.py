@@ -48,6 +48,7 @@ def tokens_of(events: Iterator[Drawn | Dropped], sample: int = 0) -> list[int]:
     return [each.token for each in events if isinstance(each, Drawn) and each.sample == sample]
 
 
+@pytest.mark.slow
 def test_greedy_is_the_whole_model_on_what_it_sees_past_its_last_position_too(model: Model) -> None:
     prompt, seen, expected, drops = (5, 6, 7), [5, 6, 7], [], []
     for position in range(70):
@@ -85,6 +86,7 @@ def test_what_is_seen_of_a_text_loses_its_oldest_half_whenever_it_is_too_long(mo
 SAMPLING = Sampling(temperature=0.9, top_k=50, top_p=0.95, seed=5)
 
 
+@pytest.mark.slow
 def test_samples_do_not_depend_on_how_many_there_are(model: Model) -> None:
     request = Request((1, 2), 40, samples=3, sampling=SAMPLING, ignore_end=True)
     together = list(generate(model, request))

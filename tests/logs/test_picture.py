@@ -175,6 +175,7 @@ def test_a_long_run_of_nan_is_a_thousand_marks_and_not_a_million(tmp_path: Path,
 ODD_NAMES = ["W" * 300, "$x^{$_" * 20, "中文" * 40, "a\n\x1b[31m", ""]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ODD_NAMES, ids=["wide", "formula", "not in the font", "control", "none"])
 @pytest.mark.filterwarnings("error")  # such as one about a character that the font does not have
 def test_no_text_leaves_the_page(name: str, tmp_path: Path, panels: list[Any]) -> None:

@@ -81,6 +81,7 @@ def test_tokens_may_be_a_constant_of_the_program(rng: np.random.Generator) -> No
     np.testing.assert_allclose(found[0], expected_gradients(dout, tokens, dwte)[0], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_dtypes_and_float32_sums(dtype: jnp.dtype) -> None:
     """In bfloat16 a sum of ones stops growing at 256."""

@@ -176,6 +176,7 @@ def test_float16_holds_gradients_of_scores_that_only_their_scale_makes_small() -
     check(run(case, qkv, dout)[2][0], expected(case, qkv, dout)[2], case)
 
 
+@pytest.mark.slow
 def test_the_future_reaches_nothing() -> None:
     """To the bit, within a tile and across its edge."""
     case = Case(1, 66, 1, 32, jnp.bfloat16, "mma")

@@ -67,13 +67,16 @@ SHAPES = {
 }
 
 
+slow = partial(pytest.param, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
     ("shape", "form"),
     [
-        *[(shape, "shared") for shape in SHAPES],
+        *[(shape, "shared") if place % 4 == 0 else slow(shape, "shared") for place, shape in enumerate(SHAPES)],
         # Both forms compute the same.
-        *[(shape, "sweeps") for shape, (_, Vp, _, _) in SHAPES.items() if 1000 < Vp < 4500],
-        pytest.param(D12, "sweeps", marks=pytest.mark.slow),
+        *[slow(shape, "sweeps") for shape, (_, Vp, _, _) in SHAPES.items() if 1000 < Vp < 4500],
+        slow(D12, "sweeps"),
     ],
 )
 def test_against_float64(shape: str, form: str) -> None:
@@ -81,17 +84,20 @@ def test_against_float64(shape: str, form: str) -> None:
     check(*inputs(n, Vp, V, dtype), V, form=form)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("padding", [0.0, 60_000.0, np.inf, -np.inf])
 def test_padded_columns_take_no_part(padding: float) -> None:
     check(*inputs(3, 1280, 1100, "bf16", padding=padding), 1100)
 
 
+@pytest.mark.slow
 def test_targets_at_the_borders_of_slabs_and_rounds() -> None:
     targets = jnp.array([0, 1023, 1024, 7167, 7168, 8191, 8192, 8447, 8448, 8499], jnp.int32)
     logits, _, dlosses = inputs(len(targets), 8576, 8500, "bf16")
     check(logits, targets, dlosses, 8500)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounding", ["every product", "as the GPU does"])
 def test_large_logits_do_not_overflow(rounding: str, monkeypatch: pytest.MonkeyPatch) -> None:
     logits = np.zeros((4, 384), np.float32)
@@ -120,6 +126,7 @@ def rounded_once(logits: jax.Array, base: Any, interpret: bool) -> jax.Array:
     return (product - base).astype(jnp.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("direction", ["up", "either"])
 def test_the_hardware_s_exponential_is_exact_enough(direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """ex2.approx is off by up to 2 units in the last place, 2^-22: up, or as the argument's last bit says.

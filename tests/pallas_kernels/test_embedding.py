@@ -50,11 +50,16 @@ PATTERNS = {
 }
 
 
-@pytest.mark.parametrize("pattern", PATTERNS)
+QUICK = ("random", "every run crosses a border", "fewer tokens than are loaded at a time")
+
+
+@pytest.mark.parametrize("pattern", [each if each in QUICK else pytest.param(each, marks=pytest.mark.slow)
+                                     for each in PATTERNS])  # fmt: skip
 def test_patterns_of_tokens(pattern: str) -> None:
     check(PATTERNS[pattern], 128)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("C", "dtypes"),
     [
@@ -70,6 +75,7 @@ def test_channels_and_dtypes(C: int, dtypes: Any) -> None:
     check(random.integers(0, 9, (5, 15)), C, *dtypes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("B", [8, 19])
 def test_positions_of_batches_around_eight_rows(B: int) -> None:
     check(random.integers(0, Vp, (B, 3)), 128)
@@ -97,6 +103,7 @@ def test_tokens_do_not_touch_one_another() -> None:
     np.testing.assert_array_equal(np.delete(found, 2, 0), np.delete(wanted, 2, 0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", [-1, Vp])
 def test_unknown_ids_add_nothing(wrong: int) -> None:
     tokens = random.integers(0, Vp, (4, 25)).astype(np.int32)

@@ -115,6 +115,7 @@ def test_backward(rows: tuple[int, ...], C: int, dtype: jnp.dtype, of_w: jnp.dty
         check(got, expected, ROUNDING[got.dtype.type])
 
 
+@pytest.mark.slow
 @every(BACKWARD[::2])
 def test_backward_with_the_residual(rows: tuple[int, ...], C: int, dtype: jnp.dtype, of_w: jnp.dtype) -> None:
     x, _, dresidual, dout, w, _ = arrays(rows, C, dtype, of_w)
@@ -127,6 +128,7 @@ def test_backward_with_the_residual(rows: tuple[int, ...], C: int, dtype: jnp.dt
         check(got, expected, ROUNDING[got.dtype.type])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rows", "C"),
     [(22, 64), pytest.param(9, 1088, marks=pytest.mark.slow), pytest.param(5, 2176, marks=pytest.mark.slow), (3, 5120)],

@@ -54,6 +54,7 @@ def test_forward(shape: tuple[int, ...], dtype: jnp.dtype) -> None:
     check(interpreted(softmax.softmax_forward, "scale")(scores, 0.3), att_of(scores, 0.3), dtype)
 
 
+@pytest.mark.slow
 @every_shape
 def test_backward(shape: tuple[int, ...], dtype: jnp.dtype) -> None:
     datt, att = matrices(shape, dtype, 1.0), jnp.asarray(att_of(matrices(shape, dtype, 8.0), 0.3), dtype)
@@ -86,6 +87,7 @@ def test_backward_is_the_gradient_of_the_forward() -> None:
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6 * np.abs(expected).max())
 
 
+@pytest.mark.slow
 def test_far_from_zero_nothing_overflows() -> None:
     """The maximum comes in the last visible column of one row and in the first of the other; blocks of 32."""
     scores = np.zeros((1, 96, 96), np.float32)
@@ -96,6 +98,7 @@ def test_far_from_zero_nothing_overflows() -> None:
     assert np.count_nonzero(att[90:92]) == 2
 
 
+@pytest.mark.slow
 def test_rows_with_many_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of 32 where there would be one of 128: the running maximum grows and falls from block to block."""
     sizes = tuning.sizes("sm_90")._replace(softmax_block=32)

@@ -55,6 +55,7 @@ def log_of(case: Case) -> Log:
     return log
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case", [*CASES.values(), *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW.values())],
     ids=[*CASES, *SLOW],

@@ -140,6 +140,7 @@ def test_a_calibration_that_fails_is_an_error_in_one_line(monkeypatch: pytest.Mo
     assert "\n" not in str(caught.value) and not list(tmp_path.rglob("*.json"))
 
 
+@pytest.mark.slow
 def test_every_case_runs_and_its_turns_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """With one size of each, the smallest, and as few runs as there can be."""
     cases = {

@@ -221,6 +221,7 @@ def logged(folder: Path, event: str, field: str) -> dict[int, Any]:
     return {row["step"]: row[field] for row in map(json.loads, lines) if row["event"] == event and field in row}
 
 
+@pytest.mark.slow
 def test_the_figures_hold_the_numbers_of_the_metrics_file_by_each_axis(
     tab: chromium.Tab, folder: Path, tmp_path: Path
 ) -> None:
@@ -289,6 +290,7 @@ def test_the_readings_at_a_step_are_its_values(tab: chromium.Tab, tmp_path: Path
     shown.check_quiet()
 
 
+@pytest.mark.slow
 def test_a_zoom_is_shared_by_all_charts_and_kept_by_its_address(tab: chromium.Tab, tmp_path: Path) -> None:
     shown = Shown(tab, tmp_path / "zoom.html", made_by_hand(run("one", 0.0)))
     whole = shown.figures()
@@ -318,6 +320,7 @@ def test_hostile_texts_stay_texts(tab: chromium.Tab, tmp_path: Path) -> None:
     shown.check_quiet()
 
 
+@pytest.mark.slow
 def test_runs_without_points_with_one_and_with_no_finite_one(tab: chromium.Tab, tmp_path: Path) -> None:
     nan = math.nan
     bad = curve([0, 1, 2, 3, 4], [3.0, nan, math.inf, 2.0, 0.0])

@@ -82,6 +82,7 @@ def test_a_file_is_not_begun_before_its_time(bench: Bench) -> None:
     assert (bench.folder / REPORT).read_text() in ("x", "xx")  # at first, and at the end
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("off", ["minutes", "environment"])
 def test_the_picture_comes_without_the_page_too(bench: Bench, off: str) -> None:
     if off == "environment":
@@ -153,6 +154,7 @@ def test_nothing_is_written_where_nothing_is_wanted(bench: Bench, off: str) -> N
     assert list(bench.folder.iterdir()) == [] and bench.warnings == []
 
 
+@pytest.mark.slow
 def test_a_run_says_where_its_page_is(tokens: object, bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     folder = bench.folder / "run"
     assert main([*map(str, tiny_flags(tokens)), "-o", str(folder)]) == 0

@@ -122,6 +122,7 @@ def kill(folder: Path, step: int) -> None:
             shutil.rmtree(folder / f"state_{later:08d}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "step", [k if k in (5, 11) else pytest.param(k, marks=pytest.mark.slow) for k in range(1, STOPPED)]
 )

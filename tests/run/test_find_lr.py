@@ -192,6 +192,7 @@ def test_what_a_test_leaves(tested: Result) -> None:
     assert (options["max_steps"], options["val_every"], options["save"]) == (7, 3, True)  # as they were asked for
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ahead", [False, True])
 def test_a_killed_test_comes_to_the_same(
     data: list[Any], tested: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: bool

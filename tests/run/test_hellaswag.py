@@ -115,6 +115,7 @@ def test_it_comes_after_the_validation_and_before_the_sample(whole: Whole) -> No
     assert counters is not None and counters.evaluated == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [2, 5])
 def test_a_run_stopped_while_it_evaluates_goes_on_as_without_a_break(
     whole: Whole, train: Train, monkeypatch: pytest.MonkeyPatch, step: int

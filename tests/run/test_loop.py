@@ -305,6 +305,7 @@ def test_validation_is_the_mean_over_the_first_batches(full_run: Result, tokens:
     assert abs(full_run.values("val", "loss")[0] - np.mean(each)) <= 1e-6
 
 
+@pytest.mark.slow
 def test_overfitting_one_batch(train: Train) -> None:
     run = train("-a", 1, "-x", 250, "-l", 3e-2, "-q", 0.1, "-v", 1, "-m", 1)
     # the batch trained on is the first of the validation: its loss before each step is the step's own
@@ -529,6 +530,7 @@ def test_the_folder_alone_goes_on_with_the_run(
     assert options() == after and (run.folder / "kernels.json").read_bytes() == kernels
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_ends_the_run_cleanly(
     program: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
@@ -760,6 +762,7 @@ def test_a_bf16_run_writes_what_a_run_can_start_from(train: Train) -> None:
     assert in_fp32.values("val", "loss") == pytest.approx(again.values("val", "loss"), rel=2e-3)
 
 
+@pytest.mark.slow
 def test_an_fp16_run_logs_its_loss_scale(train: Train) -> None:
     run = train("--dtype", "fp16", "--loss-scale", 64, "--loss-scale-steps", 2, "-x", 5, "--export-llmc")
     assert run.code == 0
@@ -783,6 +786,7 @@ def test_a_loss_scale_that_is_too_large_gives_way_and_is_no_divergence(train: Tr
     assert run.losses[-1] < run.losses[0]
 
 
+@pytest.mark.slow
 def test_relu_attention_is_another_model_that_learns(train: Train, full_run: Result) -> None:
     relu = train("--attention", "relu", "-x", 10, "--no-save")
     assert relu.losses[-1] < relu.losses[0] - 0.5
@@ -823,6 +827,7 @@ def test_running_ahead_a_divergence_ends_the_run(train: Train, tmp_path: Path) -
     assert (run.folder / "model_00000004.bin").read_bytes() == checkpoint.read_bytes()
 
 
+@pytest.mark.slow
 def test_profile_records_the_steps_that_were_named(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are made by a program of their own, on a GPU one without CUDA graphs; the losses stay."""
     options: list[Any] = []
@@ -902,6 +907,7 @@ def test_memory_that_is_not_enough_is_one_line(train: Train, monkeypatch: pytest
     assert run.err.count("\n") == 1 and "Out of memory allocating 123 bytes; lower -b or -t, or" in run.err
 
 
+@pytest.mark.slow
 def test_a_step_that_the_compiler_says_is_too_large_is_refused(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "step_bytes", lambda _: 2**50)
     run = train("-b", 64)

@@ -259,6 +259,7 @@ def test_a_kept_step_makes_the_bits_of_the_usual_one(words: str, tmp_path: Path)
         assert np.asarray(one).tobytes() == np.asarray(another).tobytes()
 
 
+@pytest.mark.slow
 def test_a_step_of_another_shape_or_a_damaged_one_is_lowered_anew(tmp_path: Path) -> None:
     path, plan = tmp_path / "a.step", plan_of("")
     lowered(plan_of("-b 2"), path)
@@ -281,6 +282,7 @@ def test_what_cannot_be_exported_is_lowered_as_usual(
     assert found.result is None and not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_gpus_kept_step_names_the_library_of_its_kernels(tmp_path: Path) -> None:
     """Importing mosaic does it, in a process that lowers no kernel too: XLA finds no symbol of theirs without."""
     path, plan = tmp_path / "a.step", plan_of("")

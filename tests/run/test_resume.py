@@ -230,6 +230,7 @@ def test_stopped_twice(train: Train, flags: tuple[Any, ...]) -> None:
     assert leftovers(run.folder) == []
 
 
+@pytest.mark.slow
 def test_stopped_after_the_last_step(train: Train, unbroken: Path) -> None:
     """What is due after it, the last validation and sample, comes when the run goes on."""
     assert train("-y", 1, stop=12).code == 130
@@ -247,6 +248,7 @@ def test_running_ahead_changes_nothing(train: Train, monkeypatch: pytest.MonkeyP
     check_same(complete(train("-n", 4, "-v", 0, "-s", 0, "-y", 1)).folder, expected.folder)
 
 
+@pytest.mark.slow
 def test_a_longer_run_goes_on_from_a_complete_one(train: Train) -> None:
     flags = ["-k", "constant", "-v", 3, "-s", 0]
     expected = complete(train(*flags, folder="expected"))
@@ -403,6 +405,7 @@ def test_the_same_batch_in_other_words_is_the_same(train: Train, copy: Path) -> 
     complete(train("-y", 1, "-n", 4, "-d", 32, "--shuffle", "llmc", "--seed", 42, "--dtype", "fp32"))
 
 
+@pytest.mark.slow
 def test_what_may_change_is_told(train: Train, copy: Path) -> None:
     run = complete(train("-y", 1, "-l", "2e-2", "-x", 14, "-k", "linear", "-c", 0.1, "-u", 3))
     (note,) = [line for line in run.out.splitlines() if "results differ from here" in line]
@@ -656,6 +659,7 @@ def replace_a_log(run: Path) -> None:
     (run / "main.log").write_text("of somebody else\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("away", [move, shutil.rmtree, replace_by_links, replace_a_log])
 def test_a_run_whose_files_were_taken_away_ends_and_writes_nothing_there(
     train: Train, tmp_path: Path, away: Callable[[Path], None]
@@ -687,6 +691,7 @@ def test_a_run_whose_files_were_taken_away_ends_and_writes_nothing_there(
 # ----- starting from the weights ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["state_00000004", pytest.param("", marks=pytest.mark.slow)])
 def test_a_run_starts_from_the_weights_alone(train: Train, stopped: Path, name: str) -> None:
     """In any precision."""

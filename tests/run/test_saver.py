@@ -249,6 +249,7 @@ def test_a_step_copies_what_somebody_holds() -> None:
 # ---- one after the other
 
 
+@pytest.mark.slow
 def test_one_save_at_a_time_in_order(tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     running: list[int] = []
     order: list[int] = []
@@ -417,6 +418,7 @@ def save_all(saver: Saver, losses: dict[int, float | None]) -> list[Saved]:
     return ended
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("retention", "losses", "removed", "at_the_end"),
     [

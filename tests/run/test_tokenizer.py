@@ -155,6 +155,7 @@ def test_training_goes_on_with_it_from_a_folder_a_state_and_after_a_break(traine
     assert store.open_checkpoint(Path("resumed/state_00000003")).metadata.tokenizer is not None
 
 
+@pytest.mark.slow
 @of_both
 def test_a_table_that_is_gone_is_not_replaced(trained: Trained, say: Say) -> None:
     """Nor one that another was put in the place of. The name of a file overrides it, as long as it fits."""
@@ -194,6 +195,7 @@ def test_data_and_model_of_two_tables_are_refused(trained: Trained, say: Say) ->
     assert store.open_checkpoint(Path("without/state_00000002")).metadata.tokenizer is None
 
 
+@pytest.mark.slow
 @of_full_size
 def test_a_folder_whose_tokenizer_cannot_be_read(trained: Trained, say: Say) -> None:
     """Training does without, and says so; no later export has another table in its place."""
@@ -248,6 +250,7 @@ def test_questions_in_text_are_read_by_it_too(trained: Trained, say: Say) -> Non
     assert "eval:" in Path("asked/main.log").read_text()
 
 
+@pytest.mark.slow
 @of_full_size
 def test_a_resume_with_another_table_leaves_the_states_before_their_own(trained: Trained, say: Say) -> None:
     shutil.copytree(trained.run, "run")

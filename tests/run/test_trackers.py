@@ -231,6 +231,7 @@ def test_names_are_taken(name: str) -> None:
     validate(config)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("nothing_lasts", "quick_compilation")
 def test_the_run_goes_on_and_says_how_each_tracker_went(
     tmp_path: Path,

@@ -46,6 +46,7 @@ def _measure(monkeypatch: pytest.MonkeyPatch, function: str, sizes: list[int], s
         return str(measured.measure(function, "bf16", sizes, interpret=True)["verdict"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", SPOILT)
 def test_numerics_find(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     verdict = _measure(monkeypatch, "layernorm_forward", [64, 256], SPOILT[what])
@@ -190,6 +191,7 @@ def test_parts_give_the_whole(function: str, monkeypatch: pytest.MonkeyPatch) ->
     np.testing.assert_allclose(np.array(rows), np.array(whole), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_what_is_not_a_number_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever it is, in the first part or the last."""
     given = problems.problem("gelu_forward", "bf16", [10, 16], 1)

@@ -311,6 +311,7 @@ print("in order")
 """
 
 
+@pytest.mark.slow
 def test_it_comes_before_jax_has_a_device(tmp_path: Path) -> None:
     """And on a CPU it leaves nothing, not even a folder."""
     environment = dict(os.environ, JAX_PLATFORMS="cpu", LLMC_JAX_CACHE=str(tmp_path), PYTHONPATH=str(ROOT))

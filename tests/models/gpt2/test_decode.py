@@ -61,10 +61,13 @@ def relative(found: Any, expected: np.ndarray) -> float:
     return float(np.abs(np.asarray(found, np.float32) - expected).max() / np.abs(expected).max())
 
 
+slow = partial(pytest.param, marks=pytest.mark.slow)
+
+
 # bf16: the two round each product's result at other places; one unit in the last place is 2^-8
 @pytest.mark.parametrize(
     ("dtype", "attention", "tolerance"),
-    [("fp32", "softmax", 1e-5), ("fp32", "relu", 1e-5), ("bf16", "softmax", 6e-2)],
+    [("fp32", "softmax", 1e-5), slow("fp32", "relu", 1e-5), slow("bf16", "softmax", 6e-2)],
 )
 def test_every_position_has_the_logits_of_the_whole_forward(dtype: str, attention: str, tolerance: float) -> None:
     expected = whole(dtype, attention)

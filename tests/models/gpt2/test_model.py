@@ -37,8 +37,8 @@ CASES = [  # config: maxT, V, Vp, L, NH, C; then A, B, T
     pytest.param(GradientCase(ModelConfig(16, 61, 64, 2, 3, 12), 2, 2, 7), id="T=7 is no power of two; V < Vp"),
     slow(GradientCase(ModelConfig(5, 23, 128, 1, 25, 1600), 1, 1, 3, GELU_AGAIN), id="25 heads of 64, as GPT-2 1558M"),
     slow(GradientCase(ModelConfig(8, 32, 128, 3, 2, 8), 2, 1, 8, BOTH_AGAIN), id="B=1, T=maxT, three layers"),
-    pytest.param(GradientCase(ModelConfig(4, 19, 32, 1, 2, 8), 1, 3, 1), id="T=1: every token sees itself alone"),
-    pytest.param(
+    slow(GradientCase(ModelConfig(4, 19, 32, 1, 2, 8), 1, 3, 1), id="T=1: every token sees itself alone"),
+    slow(
         GradientCase(ModelConfig(8, 32, 128, 3, 2, 8), 2, 1, 8, Execution(recompute_blocks=2, logit_rows=4)),
         id="blocks of two out of three layers again; logits of 4 tokens at a time",
     ),

@@ -102,6 +102,7 @@ def test_every_row_is_on_one_device(config: ModelConfig, devices: int) -> None:
     np.testing.assert_array_equal(where[rows[rows < R]], np.flatnonzero(rows < R))
 
 
+@pytest.mark.slow
 @given(shapes(), st.sampled_from(DEVICES), st.sampled_from([np.float32, np.float16, jnp.bfloat16]))
 @settings(max_examples=12)
 def test_the_host_splits_as_the_devices_do_and_joins_again(config: ModelConfig, devices: int, dtype: Any) -> None:
