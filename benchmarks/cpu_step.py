@@ -15,8 +15,6 @@ one would write it, and through torch.compile; the better one is the one with th
 """
 
 import argparse
-import os
-import platform
 import resource
 import statistics
 import sys
@@ -29,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
+from heading import machine_line  # noqa: E402
 from turns import Peer, blocks_in_turns, ratios, serve, spread  # noqa: E402
 
 from llmc_jax.machine import jax_setup as llmc_platform  # noqa: E402
@@ -43,7 +42,6 @@ import numpy as np  # noqa: E402
 
 from llmc_jax.config.model import ModelConfig, parse_descriptor  # noqa: E402
 from llmc_jax.machine import compiling  # noqa: E402
-from llmc_jax.machine import device as hardware  # noqa: E402
 from llmc_jax.models.gpt2.model import Execution  # noqa: E402
 from llmc_jax.models.gpt2.tensors import flat_size, num_parameters  # noqa: E402
 from llmc_jax.training.adamw import AdamWNumbers  # noqa: E402
@@ -184,8 +182,7 @@ def main() -> None:
         B, T = map(int, args.shapes.split("x"))
         be_peer(args.serve, parse_descriptor(args.model), B, T, args.recompute)
         return
-    print(f"{platform.machine()}, {hardware.cpu_name()}, {os.cpu_count()} cores; ", end="")
-    print(f"Python {platform.python_version()}, jax {jax.__version__}; {args.model} fp32, -r {args.recompute};")
+    print(f"{machine_line()}; {args.model} fp32, -r {args.recompute};")
     print(f"{args.rounds} rounds of {args.steps} steps each: median (least - greatest)\n")
     print("| B x T | program | ms | times the step | peak MiB |\n|---|---|---|---|---|")
     for shape in args.shapes.split(","):
