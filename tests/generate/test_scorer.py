@@ -21,8 +21,6 @@ from llmc_jax.training.parallel.stage import Parallel
 from tests.evaluate.models import CONFIG, TOKENS_PER_BATCH, flat, texts
 from tests.generate import plain
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 ROOT = Path(__file__).resolve().parents[2]
 
 
