@@ -10,6 +10,7 @@ a copy as a start of the program would, `trained` trains, both in this process. 
 import builtins
 import contextlib
 import errno
+import fcntl
 import functools
 import hashlib
 import io
@@ -27,7 +28,6 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 from llmc_jax.base.errors import InputError
-from llmc_jax.base.files import path_of
 from llmc_jax.base.streams import Output
 from llmc_jax.checkpoint.manifest import MANIFEST
 from llmc_jax.config.checks import validate
@@ -41,6 +41,18 @@ WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 INSIDE = re.compile(r"(^|/)\.state_[^/]*/")  # a folder that is being written, or removed
 # The random part of a temporary name.
 RANDOM = re.compile(r"(?<=\.)[0-9a-f]{8}(?=\.)|(?<=/\.probe\.)[a-z0-9_]{8}(?=\.tmp$)")
+
+
+def path_of(descriptor: int) -> str | None:
+    """Return where an open file or folder is now; None where it was removed, or the system does not tell."""
+    try:
+        if hasattr(fcntl, "F_GETPATH"):  # macOS
+            path = os.fsdecode(fcntl.fcntl(descriptor, fcntl.F_GETPATH, bytes(1024)).rstrip(b"\0"))
+        else:
+            path = os.readlink(f"/proc/self/fd/{descriptor}")
+        return path if os.path.samestat(os.stat(path), os.fstat(descriptor)) else None
+    except OSError:
+        return None
 
 
 class Point(NamedTuple):

@@ -144,11 +144,11 @@ def test_all_flags_of_paths_take_a_home_folder() -> None:
     made += [evaluate_command.make_parser(), asking_parser("generate", "", "", (), generate_flags.GROUPS)]
     taken = [action for parser in made for action in parsers(parser)]
     paths = [action for action in taken if action.metavar in PATHS and action.type is not int]
-    assert len(paths) > 40
+    assert len(paths) > 45
     assert [action.metavar for action in paths if action.type not in (Path, "path")] == []
     own = [*plan.OWN, *profile_command.OWN, *kernels.OWN]
     options = [about for about in (*OPTIONS, *own) if about.value in PATHS or about.name in ("model", "tokenizer")]
-    assert len(options) > 8
+    assert len(options) > 10
     assert [about.name for about in options if not about.is_path] == []
 
 

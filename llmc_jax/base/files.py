@@ -260,18 +260,6 @@ def leads_to(path: str | Path, descriptor: int) -> bool:
         return True
 
 
-def path_of(descriptor: int) -> str | None:
-    """Return where an open file or folder is now; None where it was removed, or the system does not tell."""
-    try:
-        if hasattr(fcntl, "F_GETPATH"):  # macOS
-            path = os.fsdecode(fcntl.fcntl(descriptor, fcntl.F_GETPATH, bytes(1024)).rstrip(b"\0"))
-        else:
-            path = os.readlink(f"/proc/self/fd/{descriptor}")
-        return path if os.path.samestat(os.stat(path), os.fstat(descriptor)) else None
-    except OSError:
-        return None
-
-
 def sync(path: Path) -> None:
     """Bring a file's content, or a folder's names, to the disk. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait for somebody to write to it

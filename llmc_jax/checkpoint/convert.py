@@ -258,6 +258,7 @@ def debug_state(args: argparse.Namespace) -> None:
     loss, warnings = make_debug_state(source, args.out, args.tokens, args.batch_size, args.sequence_length, args.force)
     print(f"read    {_headline(source)}")
     print(f"wrote   {args.out}: debug state of B={args.batch_size} T={args.sequence_length}, loss {loss:.6f}")
+    print("checked read back, and equal to what was written")
     _print_warnings((*source.warnings, *warnings), sys.stderr)
 
 

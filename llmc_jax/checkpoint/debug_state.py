@@ -150,7 +150,8 @@ def make_debug_state(
                 summed.write(np.ascontiguousarray(values, "<f4").data)
             summed.check(out)
         made = read_debug_state(temporary, config)
-        return made.loss, (*made.stored_logits.warnings(), *made.stored_gradient.warnings())
+        odd = () if np.isfinite(made.loss) else (f"loss: {made.loss}",)
+        return made.loss, (*made.stored_logits.warnings(), *made.stored_gradient.warnings(), *odd)
 
 
 def _in_fp32(config: ModelConfig, flat: np.ndarray, x: np.ndarray, y: np.ndarray) -> list[np.ndarray]:

@@ -197,7 +197,8 @@ def _guess_v2_order(model: ModelFile) -> str:
     for order, other in (("in-place", "end"), ("end", "in-place")):
         if share[order] >= 0.9 and share[other] <= 0.75:
             return order
-    raise FormatError(f"{model.path}: version 2 has two tensor orders, and its layernorms do not tell which")
+    words = "has two tensor orders, and its layernorms do not tell which; give a file of version 3 or 5"
+    raise FormatError(f"{model.path}: version 2 {words}")
 
 
 def warnings_of(flat: np.ndarray, config: ModelConfig) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Which settings go together: values out of range, contradictions, what is not built, what is worth a note.
+"""Checks of settings together: values out of range, contradictions, what is not built, what is worth a note.
 
 Leaves out the options themselves (train.py) and what only files and devices tell.
 """

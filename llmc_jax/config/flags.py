@@ -1,6 +1,5 @@
 """Words of the command line to values of `TrainConfig`. Leaves out `--help` and what runs (run/command.py)."""
 
-import difflib
 import shlex
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -110,6 +109,8 @@ def _unknown(word: str) -> str:
     if not word.startswith("-"):
         pattern = "; quote a pattern, as in -i 'train_*.bin'" if word.endswith(".bin") else ""
         return f"{show_value(word)}: a value without a flag; write every value after its flag, as in -b 4{pattern}"
+    import difflib  # here, because only mistakes need it
+
     flag = word.partition("=")[0]
     known = [each for about in (*OPTIONS, *SHOW_ALONE) for each in about.flags]
     near = difflib.get_close_matches(flag.replace("_", "-"), known, n=1, cutoff=LIKENESS)

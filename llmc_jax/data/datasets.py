@@ -34,7 +34,7 @@ HubPlace = tuple[str, str]  # repository and revision
 
 
 class Recipe(NamedTuple):
-    """How a corpus becomes token files. name: of those. settings: for a number of tokens per file, None: the usual.
+    """The way of a corpus to token files. name: of those. settings: for a number of tokens per file, None: the usual.
 
     pattern: of the files in an archive.
     """

@@ -18,7 +18,7 @@ SHOWN_TOKENS = 64
 
 
 class Inspection(NamedTuple):
-    """What is in a token file. size: in bytes. vocab: the V of the tokenizer, or that the ids suggest.
+    """The contents of a token file. size: in bytes. vocab: the V of the tokenizer, or that the ids suggest.
 
     lowest, highest: ids, -1 if there is none. documents: how often the end-of-text id `eot` occurs. first: the first
     ids; text: what they stand for (the ids themselves without a tokenizer); note: where the tokenizer comes from, or

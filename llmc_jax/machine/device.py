@@ -1,10 +1,9 @@
-"""What this machine can do: its device, cores and memory; the versions of what computes there.
+"""This machine: its device, cores and memory; the versions of what computes there.
 
 Leaves out measuring (benchmarks/), what GPUs are sold with (gpus.py), and whether a step fits (plan/fits.py).
 Importing it does not import JAX.
 """
 
-import importlib.metadata
 import os
 import platform
 import subprocess
@@ -239,6 +238,8 @@ VARIABLES = (
 
 def installed(*packages: str) -> dict[str, str]:
     """Return the versions of those packages that are installed. Imports none of them."""
+    import importlib.metadata  # here, because it takes 20 ms
+
     found = {}
     for package in packages:
         with suppress(importlib.metadata.PackageNotFoundError):

@@ -1,4 +1,4 @@
-"""What the profiler prints and writes: of a measured step, and of several in turns.
+"""The profiler's output: of a measured step, and of several in turns.
 
 Leaves out its command line (command.py).
 """
@@ -126,10 +126,11 @@ def _summary(bench: Any, times: Any, used: Any, roof: Roof | None) -> str:
     ]  # fmt: skip
     if roof is not None:
         on_gpu = bench.device.platform == "gpu"
-        for definition, name in (("llm.c", "MFU (llm.c)"), ("palm", "MFU (PaLM)")) if on_gpu else ():
-            each: Any = definition
-            flops = flops_per_token(model, shape.sequence, definition=each) * per_second
-            step.append((name, f"{100 * flops / roof.flops:.1f}% of {roof.flops / 1e12:,.1f} TFLOP/s"))
+        if on_gpu:
+            for definition, name in (("llm.c", "MFU (llm.c)"), ("palm", "MFU (PaLM)")):
+                each: Any = definition
+                flops = flops_per_token(model, shape.sequence, definition=each) * per_second
+                step.append((name, f"{100 * flops / roof.flops:.1f}% of {roof.flops / 1e12:,.1f} TFLOP/s"))
         source = "from the table of GPUs" if on_gpu else "the best that was measured here"
         step.append(("rates", f"{roof.flops / 1e9:,.0f} GFLOP/s, {roof.bandwidth / 1e9:,.1f} GB/s, {source}"))
     memory = [

@@ -77,7 +77,7 @@ def automatic_every(total_steps: int) -> int:
 
 
 class Pace(NamedTuple):
-    """What the time left is reckoned from: when the first step ended, which compiles, and the last; in seconds."""
+    """When the first step ended, which compiles, and the last, in seconds: the time left follows from them."""
 
     steps: int = 0
     first: float = 0.0

@@ -1,4 +1,4 @@
-"""Which settings go together: contradictions, what is not built, what is noted, what does not fit the model."""
+"""Settings together: contradictions, what is not built, what is noted, what does not fit the model."""
 
 from dataclasses import replace
 from typing import Any

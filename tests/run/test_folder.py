@@ -263,7 +263,7 @@ def write_run(
 
 
 def counters_at(step: int, validated: bool, sampled: bool, evaluated: bool) -> Counters:
-    """What a checkpoint says was done at its step."""
+    """Return what a checkpoint says was done at its step."""
     return Counters(
         *(0, 0, None), *(step if done else -1 for done in (validated, sampled)), 0, step if evaluated else -1
     )
