@@ -85,9 +85,11 @@ def main() -> None:
     run.register(0, select.POLLIN)
     while not ended:
         ended = bool(run.poll(1000 * max(0.0, min(due.values()) - time.monotonic())))
-        if (ended and not sys.stdin.readline()) or not leads_to(request.folder, folder):
+        if ended and not sys.stdin.readline():
             return
         for name in [name for name in every if ended or time.monotonic() >= due[name]]:
+            if not leads_to(request.folder, folder):
+                return
             began = time.monotonic()
             problem = problem_of(name, request)
             now = time.monotonic()
