@@ -19,16 +19,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from llmc_jax.machine import gpus  # noqa: E402
-from llmc_jax.plan.efficiency import (  # noqa: E402
-    ATTENTION,
-    ATTENTION_BACKWARD,
-    COPY,
-    MEMORY,
-    PRODUCTS,
-    Efficiency,
-    Hardware,
-    gpu,
-)
+from llmc_jax.plan import efficiency  # noqa: E402
+from llmc_jax.plan.efficiency import Efficiency, Hardware  # noqa: E402
 
 RESULTS = ROOT / "benchmarks/results"
 # Kernels that wait for memory, and the operations that they run in a step.
@@ -67,14 +59,14 @@ def shares_in(content: Mapping[str, Any], hardware: Hardware, source: str) -> di
         what, *shape = name.split(" ")
         if part == "machine" and what == "product" and "TFLOP/s" in figures and shape[:1] == ["bf16"]:
             rows, _, columns = map(int, shape[1].split("x"))  # whose tiles' share a step's products have by themselves
-            keep(PRODUCTS, name, figures["TFLOP/s"] / flops / hardware.filled(rows, columns))
+            keep(efficiency.PRODUCTS, name, figures["TFLOP/s"] / flops / hardware.filled(rows, columns))
         if part == "machine" and what == "copy" and "GB/s" in figures:
-            keep(COPY, "", figures["GB/s"] / bandwidth)
+            keep(efficiency.COPY, "", figures["GB/s"] / bandwidth)
         if part == "kernels" and what == "attention" and "forward TFLOP/s" in figures:
-            keep(ATTENTION, " ".join(shape[:2]), figures["forward TFLOP/s"] / flops)
-            keep(ATTENTION_BACKWARD, " ".join(shape[:2]), figures["backward TFLOP/s"] / flops)
+            keep(efficiency.ATTENTION, " ".join(shape[:2]), figures["forward TFLOP/s"] / flops)
+            keep(efficiency.ATTENTION_BACKWARD, " ".join(shape[:2]), figures["backward TFLOP/s"] / flops)
         if part == "kernels" and what in KERNELS and "GB/s" in figures:
-            for kind in (MEMORY, *KERNELS[what]):
+            for kind in (efficiency.MEMORY, *KERNELS[what]):
                 keep(kind, name, figures["GB/s"] / bandwidth)
     return {kind: _efficiency(list(found.values()), hardware.kind, source) for kind, found in best.items()}
 
@@ -89,7 +81,7 @@ def main() -> None:
     kind = sys.argv[1] if len(sys.argv) == 2 else ""
     if kind not in gpus.GPUS or not (path := file_of(kind)).exists():
         raise SystemExit(f'expected the name of a GPU whose gpu_check.sh has run, as in "NVIDIA H200", not {kind!r}')
-    for name, share in shares_in(json.loads(path.read_text()), gpu(kind, "bf16"), path.name).items():
+    for name, share in shares_in(json.loads(path.read_text()), efficiency.gpu(kind, "bf16"), path.name).items():
         low, typical, high = (f"{value:.3f}" for value in share[:3])
         print(f'    "{name}": Efficiency({low}, {typical}, {high}, "{kind}", "{share.source}"),')
 

@@ -23,10 +23,8 @@ FLAGS = ["-e", "d12", "-b", "4", "-t", "64"]
 
 def with_block(page: str, block: str) -> str:
     """Return the page with another text between the marks. Raises ValueError if they are not there once each."""
-    if page.count(BEGIN) != 1 or page.count(END) != 1:
-        raise ValueError(f"the page must have each of {BEGIN!r} and {END!r} once")
-    before, _, rest = page.partition(BEGIN)
-    return f"{before}{BEGIN}{block}{END}{rest.partition(END)[2]}"
+    (before, _), (_, after) = page.split(BEGIN), page.split(END)
+    return f"{before}{BEGIN}{block}{END}{after}"
 
 
 def block_of(table: str, facts: dict[str, Any], flags: list[str]) -> str:
