@@ -6,18 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc_jax.base.errors import InputError
-from llmc_jax.base.options import RATES, SLICE, Option, value_problem
+from llmc_jax.base.options import Option
 from llmc_jax.config.flags import parse_args, step_config, take_own
 from llmc_jax.config.train import AUTO_BATCH, OPTIONS, TrainConfig
 from llmc_jax.profile.command import OWN
+from tests.config.test_train import valid_values
 
 DEMO = parse_args(["--preset", "demo"])
 FLAGS = [flag for about in OPTIONS for flag in about.flags]
-UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # however busy the machine is
 
 
 def parse(line: str) -> TrainConfig:
@@ -55,15 +55,12 @@ def test_flags_have_the_last_word_over_a_preset(line: str) -> None:
     [
         ("-x -1", "max_steps", -1),
         ("-ge -1", "gelu_fusion", -1),
-        ("-g 2", "sample_tokens", 2),
-        ("-n 3", "checkpoint_every", 3),
         ("-nk 3", "keep_checkpoints", 3),
         ("-l 6E-4", "learning_rate", 6e-4),
         ("-l .5", "learning_rate", 0.5),
         ("-l 1.", "learning_rate", 1.0),
         ("-l +1", "learning_rate", 1.0),
         ("-x 007", "max_steps", 7),
-        ("--max-steps=-1", "max_steps", -1),
         ("-x=5", "max_steps", 5),
         ("-b 2 --batch-size 3", "batch_size", 3),
         ("-b auto", "batch_size", AUTO_BATCH),
@@ -73,12 +70,10 @@ def test_flags_have_the_last_word_over_a_preset(line: str) -> None:
         ("-o 'a b=c'", "output_dir", "a b=c"),
         ("-o ''", "output_dir", ""),
         ("-o --", "output_dir", "--"),
-        ("-pp /tmp", "fs_path", "/tmp"),
         ("--no-save", "save", False),
         ("--no-save=1", "save", False),
         ("--no-save=0", "save", True),
         ("--export-llmc --export-llmc=0", "export_llmc", False),
-        ("--loss-scale 65536", "loss_scale", 65536.0),
         ("-h 1", "hellaswag", True),
         ("-f 0", "tf32", False),
     ],
@@ -90,25 +85,8 @@ def test_values(line: str, name: str, value: object) -> None:
 
 def values(about: Option) -> st.SearchStrategy[str]:
     """Words that the option takes as values."""
-    if about.choices:
-        return st.sampled_from(about.choices).map(str)
-    if about.check is SLICE:
-        return st.sampled_from(["", "0:1", "10:15", "00:007"])
-    if about.check is RATES:
-        return st.sampled_from(["1e-6:1", "0.001:0.1", "1e-12:1000"])
-    kinds: dict[type, st.SearchStrategy] = {
-        bool: st.booleans().map(int),
-        int: st.integers(-1, 2**31 - 1) | st.integers(10, 999),
-        float: st.floats(0, 1) | st.floats(0, 1e30),
-        str: st.text(),
-    }
-    read: dict[type, Callable[[str], object]] = {bool: lambda word: bool(int(word)), int: int, float: float, str: str}
-
-    def is_valid(word: str) -> bool:
-        return value_problem(about, read[about.type](word)) is None
-
-    numbers = kinds[about.type].map(str).filter(is_valid)
-    return numbers if about.auto is None else numbers | st.just("auto")
+    words = valid_values(about).map(lambda value: str(int(value) if isinstance(value, bool) else value))
+    return words if about.auto is None else words | st.just("auto")
 
 
 @st.composite
@@ -119,7 +97,6 @@ def command_lines(draw: st.DrawFn) -> list[tuple[Option, str, str]]:
     return [(about, draw(st.sampled_from(about.flags)), draw(values(about))) for about in chosen]
 
 
-@UNHURRIED
 @given(command_lines(), st.booleans())
 def test_any_flags_with_valid_values_are_read_back(line: list[tuple[Option, str, str]], joined: bool) -> None:
     words: list[str] = []
@@ -139,7 +116,6 @@ def test_any_flags_with_valid_values_are_read_back(line: list[tuple[Option, str,
             assert found == float(expected[about.name]) and type(found) is about.type
 
 
-@UNHURRIED
 @given(st.lists(st.sampled_from(FLAGS) | st.text() | st.sampled_from(["-1", "0", "1", "1e-4", "nan", "-", "--", "="])))
 def test_any_words_give_a_configuration_or_an_input_error(words: list[str]) -> None:
     try:
@@ -167,20 +143,16 @@ def test_unknown_flags_are_errors_that_name_the_nearest(word: str, near: str) ->
     ("line", "problem"),
     [
         ("-b 0", "-b 0: batch size must be at least 1, or auto"),
-        ("-b -1", "-b -1: batch size must be at least 1, or auto"),
         ("--batch-size 0", "--batch-size 0: batch size must be at least 1, or auto"),
         ("-b most", "-b most: batch size must be a whole number or auto"),
         ("-t auto", "-t auto: sequence length must be a whole number"),
         ("-t 1e3", "-t 1e3: sequence length must be a whole number"),
-        ("-t 64.5", "-t 64.5: sequence length must be a whole number"),
         ("-t 1_000", "-t 1_000: sequence length must be a whole number"),
         ("-t ''", "-t '': sequence length must be a whole number"),
         ("-x 4294967296", "-x 4294967296: max steps must be at most 2147483647"),
         ("-x 99999999999999999999999", "-x 99999999999999999999999: max steps must be a whole number"),
-        ("-l e-4", "-l e-4: learning rate must be a number"),
         ("-l nan", "-l nan: learning rate must be a number"),
         ("-l 1e999", "-l 1e999: learning rate must be finite"),
-        ("-a true", "-a true: overfit single batch must be 0 or 1"),
         ("-k cosin", "-k cosin: schedule must be one of cosine, linear, constant, wsd, step"),
         ("-b -t 64", "-b: its value must follow, but -t does; write -b N|auto"),
         ("-h", "-h: its value must follow, but nothing does; write -h 0|1, or --help for help"),
@@ -219,11 +191,8 @@ def test_its_own_flags_and_train_pys() -> None:
     ("words", "expected"),
     [
         ([], {"model": "d12", "batch_size": 4, "recompute": 1}),
-        (
-            ["--preset", "demo"],
-            {"model": parse_args(["--preset", "demo"]).model, "total_batch_size": 2048, "recompute": 0},
-        ),
-        (["--preset", "demo", "-d", "512"], {"model": parse_args(["--preset", "demo"]).model, "total_batch_size": 512}),
+        (["--preset", "demo"], {"model": DEMO.model, "total_batch_size": 2048, "recompute": 0}),
+        (["--preset", "demo", "-d", "512"], {"model": DEMO.model, "total_batch_size": 512}),
         (["-e", "d24", "--preset=demo"], {"model": "d24", "total_batch_size": 2048}),
         (["--preset=gpt2-350M"], {"model": "d24", "batch_size": 64}),
         (["--preset", "llmc-cpu"], {"model": "d12", "sequence_length": 64}),  # gpt2_124M.bin is not here

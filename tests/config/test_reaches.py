@@ -76,13 +76,11 @@ def check(
 
 
 @pytest.mark.parametrize("base", BASES, ids=lambda base: base.dtype)
-def test_the_program_is_reached_only_by_options_that_say_so(base: TrainConfig) -> None:
-    check("program", base, program)
-
-
-@pytest.mark.parametrize("base", BASES, ids=lambda base: base.dtype)
-def test_the_numbers_are_reached_only_by_options_that_say_so(base: TrainConfig) -> None:
-    check("numbers", base, numbers)
+@pytest.mark.parametrize(("reach", "made"), [("program", program), ("numbers", numbers)])
+def test_a_step_is_reached_only_by_options_that_say_so(
+    reach: Reach, made: Callable[[TrainConfig], Any], base: TrainConfig
+) -> None:
+    check(reach, base, made)
 
 
 def test_the_data_is_reached_only_by_options_that_say_so(tmp_path: Path) -> None:

@@ -55,21 +55,7 @@ LLMC = {
     "-pf": ("fs_path", ""),
     "-pp": ("fs_path", ""),
 }
-# What its code holds fixed: AdamW's numbers, the clipping, the data order and its seed.
-FIXED = {
-    "beta1": 0.9,
-    "beta2": 0.95,
-    "eps": 1e-8,
-    "grad_clip": 1.0,
-    "decay": "matrices",
-    "shuffle": "llmc",
-    "seed": 42,
-}
 BY_NAME = {about.name: about for about in OPTIONS}
-# One field's odd value rejects a whole example; and no test may fail because the machine is busy.
-UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
-
-
 slices = st.tuples(st.integers(0, 999), st.integers(1, 999)).map(lambda pair: f"{pair[0]}:{sum(pair)}")
 
 
@@ -78,7 +64,7 @@ def valid_values(about: Option) -> st.SearchStrategy:
     if about.choices:
         return st.sampled_from(about.choices)
     if about.check is SLICE:
-        return st.just("") | slices
+        return st.sampled_from(["", "00:007"]) | slices
     if about.check is RATES:
         return st.sampled_from(["1e-6:1", "0.001:0.1", "1e-12:1000"])
     kinds: dict[type, st.SearchStrategy] = {
@@ -103,7 +89,9 @@ def test_every_llmc_flag_has_its_name_and_default() -> None:
 
 
 def test_what_llmc_holds_fixed_is_the_default() -> None:
-    assert {name: getattr(TrainConfig(), name) for name in FIXED} == FIXED
+    """AdamW's numbers, the clipping, the data order and its seed."""
+    fixed = TrainConfig(beta1=0.9, beta2=0.95, eps=1e-8, grad_clip=1.0, decay="matrices", shuffle="llmc", seed=42)
+    assert fixed == TrainConfig()
 
 
 def test_every_flag_stands_once_and_has_a_readable_name() -> None:
@@ -195,7 +183,7 @@ def test_json_with_unknown_or_wrong_fields_is_refused_as_a_whole() -> None:
 
 
 @pytest.mark.slow
-@UNHURRIED
+@settings(suppress_health_check=[HealthCheck.filter_too_much])  # one field's odd value rejects a whole example
 @given(configs)
 def test_any_configuration_passes_through_json_and_is_accepted_or_refused(config: TrainConfig) -> None:
     """One draw for both: to draw 50 options a hundred times takes most of the time."""
