@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from llmc_jax.base.errors import InputError
-from llmc_jax.data.tokenizers import printable
+from llmc_jax.data.tokenizers import printable, write_tokenizer_bin
 from llmc_jax.generate import answer
 from llmc_jax.generate.command import main
 from llmc_jax.generate.flags import parse
@@ -39,19 +39,17 @@ Ask = Callable[..., Done]
 def ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Ask:
     """Run the command line with words, after the model's name, and with something on standard input."""
 
-    def ask(*words: str, stdin: bytes = b"", model: str = MODEL) -> Done:
+    def ask(*words: str, stdin: bytes = b"") -> Done:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        status = main([model, *words])
-        return Done(status, *capsys.readouterr())
+        return Done(main([MODEL, *words]), *capsys.readouterr())
 
     return ask
 
 
 def test_json_says_all_and_the_screen_shows_the_same_text(ask: Ask) -> None:
     done = ask("--prompt", "ab", "-n", "9", "--json", "--top-k", "90", "--seed", "3")
-    assert done.status == 0
     found = done.json
-    assert found["prompt"] == {"text": "ab", "ids": [97, 98]}
+    assert (done.status, found["prompt"]) == (0, {"text": "ab", "ids": [97, 98]})
     assert (found["settings"]["top_k"], found["settings"]["seed"], found["settings"]["tokens"]) == (90, 3, 9)
     assert (found["model"]["kind"], found["model"]["dtype"], found["model"]["end_of_text"]) == ("random", "fp32", 256)
     (sample,) = found["samples"]
@@ -148,7 +146,6 @@ def test_ctrl_c_keeps_the_text_so_far(ask: Ask, monkeypatch: pytest.MonkeyPatch)
         (["--prompt", ""], "--prompt: "),
         (["--prompt-file", "/none"], "--prompt-file /none: "),
         (["-n", "0"], "--tokens 0: "),
-        (["--top-p", "nan"], "--top-p nan: "),
         (["--samples", "1000000000"], "--samples 1000000000: "),
         (["--stop", ""], "--stop: "),
         (["--step", "3"], f"{MODEL}: "),
@@ -156,7 +153,6 @@ def test_ctrl_c_keeps_the_text_so_far(ask: Ask, monkeypatch: pytest.MonkeyPatch)
         (["--attention", "a.png"], "--attention: "),
         (["--serve", "99999"], "--serve 99999: "),
         (["--unknown"], "--unknown: unknown flag; --help"),
-        (["--promt", "x"], "--promt: unknown flag"),
         (["-t=0.5"], "-t: unknown flag"),
         (["def read"], "'def read': a value without a flag; --help"),
     ],
@@ -175,8 +171,6 @@ def test_a_prompt_that_is_not_utf_8_names_its_file_and_byte(ask: Ask, tmp_path: 
     done = ask("--prompt-file", str(file), "-n", "1", "--json")
     assert done.json["prompt"]["ids"] == [97, 98, 255]  # the bytes tokenizer takes any
     table = tmp_path / "table.bin"
-    from llmc_jax.data.tokenizers import write_tokenizer_bin
-
     write_tokenizer_bin(table, (*(bytes([value]) for value in range(256)), b"<|end|>"), 256)
     done = ask("--prompt-file", str(file), "--tokenizer", str(table))
     assert done.status == 2 and f"{file}: " in done.err and "byte 2" in done.err

@@ -2,7 +2,7 @@
 
 import io
 import signal
-from collections.abc import Callable, Iterator
+from unittest.mock import Mock
 
 import pytest
 
@@ -21,30 +21,17 @@ def model() -> Model:
     return open_model("L2-NH2-C16-V257-T32")
 
 
-@pytest.fixture
-def notes() -> list[str]:
-    return []
-
-
 def added(model: Model, prompt: list[int]) -> list[int]:
     return [each.token for each in generate(model, REQUEST._replace(prompt=tuple(prompt)))]  # type: ignore[union-attr]
 
 
-def typed(*lines: str | type[BaseException]) -> Callable[[str], str]:
+def typed(*lines: str | type[BaseException]) -> Mock:
     """A reader that gives these lines, or raises, and then is at its end."""
-    waiting: Iterator[str | type[BaseException]] = iter(lines)
-
-    def read(mark: str) -> str:
-        line = next(waiting, EOFError)
-        if isinstance(line, str):
-            return line
-        raise line
-
-    return read
+    return Mock(side_effect=[*lines, EOFError])
 
 
-def test_what_is_typed_and_what_comes_stays_in_the_text(model: Model, notes: list[str]) -> None:
-    out = io.StringIO()
+def test_what_is_typed_and_what_comes_stays_in_the_text(model: Model) -> None:
+    out, notes = io.StringIO(), list[str]()
     found = talk(model, REQUEST, out, notes.append, typed(KeyboardInterrupt, "a\\", "b", ""))
     first = [*b"a\nb", *added(model, [*b"a\nb"])]
     assert found == [*first, *added(model, first)]
@@ -57,9 +44,9 @@ def test_a_stop_string_is_no_part_of_the_text(model: Model, monkeypatch: pytest.
     assert talk(model, REQUEST, io.StringIO(), print, typed("ab")) == [*b"abc"]
 
 
-def test_ctrl_c_stops_the_model_and_keeps_what_came(
-    model: Model, notes: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_stops_the_model_and_keeps_what_came(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    notes: list[str] = []
+
     class Screen(interactive.Screen):
         def add(self, drawn: object) -> None:
             super().add(drawn)  # type: ignore[arg-type]

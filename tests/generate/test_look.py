@@ -166,9 +166,6 @@ def test_attention_of_what_is_not_there_is_refused() -> None:
             heads.attention_weights(model(), ids, 0)
 
 
-LABELS = ["␣the", "$x", "中", "x" * 200]
-
-
 def test_picture_shows_the_weights_and_leaves_the_future_white(tmp_path: Path) -> None:
     from matplotlib.image import imread
 

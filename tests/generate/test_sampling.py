@@ -37,13 +37,10 @@ left = jax.jit(filtered, static_argnames="steps")
 
 
 @settings(max_examples=60)
-@given(
-    st.floats(0.2, 3), st.integers(0, V + 3), st.floats(0.05, 0.999),
-)  # fmt: skip
+@given(st.floats(0.2, 3), st.integers(0, V + 3), st.floats(0.05, 0.999))
 def test_what_is_left_is_what_sorting_leaves(temperature: float, top_k: int, top_p: float) -> None:
     sampling = Sampling(temperature, top_k or V, top_p)
-    numbers = numbers_of(sampling)
-    weights = np.asarray(left(jnp.array(LOGITS), numbers, ALL_STEPS))
+    weights = np.asarray(left(jnp.array(LOGITS), numbers_of(sampling), ALL_STEPS))
     for row, logits in zip(weights, LOGITS, strict=True):
         expected = plain(logits, sampling)
         # at an edge, where float32 and float64 may differ, one token more or less; it is the least likely one
@@ -54,11 +51,10 @@ def test_what_is_left_is_what_sorting_leaves(temperature: float, top_k: int, top
         assert row[np.argmax(logits)] == 1
 
 
-def drawn(logits: np.ndarray, sampling: Sampling, **more: Any) -> Draws:
-    rows = len(logits)
-    given = {"samples": np.arange(rows, dtype=np.int32), "position": np.int32(0), "candidates": 0} | more
-    steps = steps_of(sampling, given.pop("candidates"))
-    return draw(jnp.array(logits), given["samples"], given["position"], numbers_of(sampling), steps)
+def drawn(logits: np.ndarray, sampling: Sampling, first: int = 0, position: int = 0, candidates: int = 0) -> Draws:
+    samples = np.arange(first, first + len(logits), dtype=np.int32)
+    steps = steps_of(sampling, candidates)
+    return draw(jnp.array(logits), samples, np.int32(position), numbers_of(sampling), steps)
 
 
 def test_frequencies_are_the_filtered_probabilities() -> None:
@@ -76,19 +72,15 @@ def test_a_draw_depends_on_seed_sample_and_position_alone() -> None:
     tokens = np.asarray(drawn(flat, Sampling()).tokens)
     assert len(set(tokens.tolist())) >= 7  # samples differ
     for sample in (0, 5):
-        alone = drawn(flat[:1], Sampling(), samples=np.array([sample], np.int32)).tokens
-        assert int(alone[0]) == tokens[sample]
-    others = [drawn(flat, Sampling(), position=np.int32(1)).tokens, drawn(flat, Sampling(seed=1)).tokens]
-    others.append(drawn(flat, Sampling(seed=1337 + (1 << 32))).tokens)
-    assert all((np.asarray(each) != tokens).sum() >= 7 for each in others)
+        assert int(drawn(flat[:1], Sampling(), first=sample).tokens[0]) == tokens[sample]
+    others = [drawn(flat, Sampling(seed=seed)) for seed in (1, 1337 + (1 << 32))]
+    for other in (*others, drawn(flat, Sampling(), position=1)):
+        assert (np.asarray(other.tokens) != tokens).sum() >= 7
 
 
 def test_the_numbers_are_the_same_on_every_version_of_jax() -> None:
     tokens = drawn(np.zeros((4, 1000), np.float32), Sampling(seed=1337)).tokens
-    assert np.asarray(tokens).tolist() == FIRST_TOKENS
-
-
-FIRST_TOKENS = [461, 178, 20, 348]
+    assert np.asarray(tokens).tolist() == [461, 178, 20, 348]
 
 
 def test_greedy_takes_the_largest_and_reports_the_models_own_probabilities() -> None:
