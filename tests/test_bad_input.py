@@ -5,7 +5,6 @@ What breaks before a run begins leaves no trace; what breaks while it runs leave
 
 import errno
 import os
-import re
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +23,7 @@ from llmc_jax.models.gpt2.init import random_parameters
 from llmc_jax.run import begin, inputs
 from llmc_jax.run.command import main
 from tests.metrics import read_metrics
+from tests.same_run import arrays
 
 TINY = "L1-NH1-C16-V257-T16"
 
@@ -50,11 +50,7 @@ def model_bytes(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 @pytest.fixture
 def bench(
-    tmp_path: Path,
-    tokens: Any,
-    model_bytes: bytes,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, tokens: Any, model_bytes: bytes, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Bench:
     monkeypatch.chdir(tmp_path)
     Path("train.bin").write_bytes(tokens.train.read_bytes())
@@ -97,26 +93,16 @@ def header(*ints: int) -> bytes:
     return struct.pack("<256i", *ints, *[0] * (256 - len(ints)))
 
 
-@pytest.mark.slow
-def test_the_bench_is_sound(bench: Bench) -> None:
-    done = bench.run("-e", "model.bin", "--tokenizer", "table.bin", "-s", 3, "-g", 4)
-    assert (done.code, done.err) == (0, "")
-
-
 # ---- files: one damage of each kind here; the tests of each format have the rest
 
 TOKENS = np.arange(3000) % 256
-GPT2 = header(20240520, 1, 3000)
-
-TOKEN_FILES = {
-    "truncated": (GPT2 + TOKENS[:-1].astype("<u2").tobytes(), "truncated"),
-    "llama-3 ids above V": (header(20240801, 7, 300) + np.full(300, 100000, "<u4").tobytes(), "id 100000"),
-}
 
 
 @pytest.mark.parametrize("flag", ["-i", "-j"])
 def test_token_files(bench: Bench, flag: str) -> None:
-    for content, words in TOKEN_FILES.values():
+    truncated = header(20240520, 1, 3000) + TOKENS[:-1].astype("<u2").tobytes()
+    llama_3 = header(20240801, 7, 300) + np.full(300, 100000, "<u4").tobytes()
+    for content, words in ((truncated, "truncated"), (llama_3, "id 100000")):
         Path("bad.bin").write_bytes(content)
         message = refused(bench, flag, "bad.bin")
         assert message.startswith(f"train.py: {flag} bad.bin: ") and words in message
@@ -127,9 +113,8 @@ def test_files_that_are_not_there(bench: Bench, flag: str) -> None:
     Path("folder").mkdir()
     os.mkfifo("pipe")  # must not wait for a writer
     folder = "without a checkpoint" if flag == "-e" else "is a folder"
-    for name, words in (
-        ("nowhere/bad.bin", "no such file"), ("./folder", folder), ("./pipe", "not a regular file"), ("", "")
-    ):  # fmt: skip
+    found = {"nowhere/bad.bin": "no such file", "./folder": folder, "./pipe": "not a regular file", "": ""}
+    for name, words in found.items():
         message = refused(bench, flag, name)
         assert message.startswith(f"train.py: {flag} ") and name.removeprefix("./") in message and words in message
 
@@ -140,10 +125,7 @@ def test_overfitting_names_the_validation_data(bench: Bench) -> None:
 
 
 def test_checkpoints(bench: Bench, model_bytes: bytes) -> None:
-    for content, words in (
-        (model_bytes[:-4], "cut off"),
-        (header(20240520, 1, 0), "a file of GPT-2 tokens"),
-    ):
+    for content, words in ((model_bytes[:-4], "cut off"), (header(20240520, 1, 0), "a file of GPT-2 tokens")):
         Path("bad.bin").write_bytes(content)
         message = refused(bench, "-e", "bad.bin")
         assert message.startswith("train.py: -e bad.bin: ") and words in message
@@ -163,25 +145,17 @@ def test_tokenizers(bench: Bench, tokenizer: str) -> None:
 # ---- flags, shapes and sizes
 
 FLAGS: dict[str, tuple[list[Any], str]] = {
-    "T above maxT": (["-t", 17], "-t 17: the model knows 16 positions"),
-    "samples above maxT": (["-s", 5, "-g", 17], "-g 17: the model knows 16 positions"),
-    "total batch not divisible": (["-d", 100], "-d 100: "),
     "an epoch of no update": (["-x", -1, "-d", 64 * 1000], "lower -d, give more data"),
     "unknown descriptor": (["-e", "d13"], "-e d13: no such model. Known: d6, d12"),
-    "unknown gpt3 descriptor": (["-e", "gpt3:c769"], "no such model"),
     "no heads": (["-e", "L1-NH0-C16"], "'NH0' is not understood"),
-    "no layers": (["-e", "L0-NH1-C16-T0"], "'L0' is not understood"),
     "heads that do not divide": (["-e", "L1-NH3-C16"], "write NH4, or C18"),
     "no name on Hugging Face": (["-e", "hf:gpt2"], "-e hf:gpt2: expected hf:OWNER/NAME"),
     "the default model, which nobody asked for": (["-e", "gpt2_124M_bf16.bin"], "--preset demo"),
-    "a run that is not there": (
-        ["-e", "gpt2_124M_bf16.bin", "-y", 1, "-o", "nothere"],
-        "-y 1 -o nothere: there is no run",
-    ),
-    "no number and no path": (["-y", 2, "-o", "run"], "-y 2: resume must be 0 or 1"),
+    "a run that is not there": (["-e", "gpt2_124M_bf16.bin", "-y", 1, "-o", "a"], "-y 1 -o a: there is no run"),
     "an incomplete shape": (["-e", "L1-C16"], "NH missing"),
     "too large for any memory": (["-e", "gpt3:c12288", "-b", 1, "-t", 1024], "needs at least 3,"),
     "a batch too large for any memory": (["-b", 10**9, "-x", 0, "-v", 0], "; lower -b or -t, or take "),
+    "a file in the way": (["-o", "train.bin/below"], "-o train.bin/below: a file is in the way"),
     "unknown flag": (["--lerning-rate", "1"], "--learning-rate"),
 }
 
@@ -202,15 +176,6 @@ def test_all_problems_of_one_kind_come_at_once(bench: Bench) -> None:
 # ---- the output
 
 
-def test_output_that_cannot_be_written(bench: Bench) -> None:
-    for name in ("file", "runs", "full/notes.txt"):
-        Path(name).parent.mkdir(exist_ok=True)
-        Path(name).write_text("keep me")
-    for flags in (["-o", "file"], ["-o", "file/below"], ["-o", "file/far/below"], []):
-        assert f"-o {flags[-1] if flags else 'runs'}: a file is in the way" in refused(bench, *flags)
-    assert "not empty" in refused(bench, "-o", "full")
-
-
 def test_a_missing_file_is_found_before_the_folder_is_made(bench: Bench) -> None:
     Path("bad.bin").write_bytes(b"")
     for flags in ("-i bad.bin", "-j bad.bin", "-e ./bad.bin", "-s 1 --tokenizer ./bad.bin", "-s 1 -g 99", "-d 3"):
@@ -229,36 +194,16 @@ def broke(bench: Bench, *flags: Any) -> tuple[Done, list[dict[str, Any]]]:
     return done, read_metrics(Path("run/metrics.jsonl"))
 
 
-def kept_at(step: int) -> dict[str, np.ndarray]:
+def kept_at(step: int) -> None:
     """The state that was saved at the end, which must be complete, good and finite."""
-    entries = list(store.entries("run"))
-    assert [(entry.step, entry.problem) for entry in entries] == [(step, None)]
-    checkpoint = store.open_checkpoint(entries[0].folder)
-    arrays = {name: checkpoint.read(name) for name in checkpoint.manifest.tensors}
-    assert arrays["step"] == arrays["updates"] == step
-    assert all(np.isfinite(array).all() for array in arrays.values())
-    return arrays
-
-
-@pytest.mark.slow
-def test_a_bad_id_in_the_middle_keeps_what_was_learned(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inputs, "CHECKED_TOKENS", 0)  # stands for data of more than a million tokens
-    ids = np.arange(3000) % 256
-    ids[700] = 400  # in the 11th batch of 64
-    write_token_file("later.bin", ids)
-    done, events = broke(bench, "-i", "later.bin", "-x", 40)
-    assert "-i later.bin: token 700 (byte 2424) is id 400" in done.err
-    steps = [each["step"] for each in events if each["event"] == "train"]
-    assert steps == list(range(10))
-    # 10 batches of 64
-    assert {"event": "end", "step": 10, "outcome": "bad_input", "skipped": 0}.items() <= events[-1].items()
-    kept_at(10)
-    assert "checkpoint:   run/state_00000010" in done.out.splitlines()
-    assert store.open_checkpoint("run/state_00000010").stored["step"] == 10
+    assert [(entry.step, entry.problem) for entry in store.entries("run")] == [(step, None)]
+    found = arrays(Path("run"), step)
+    assert found["step"] == found["updates"] == step
+    assert all(np.isfinite(array).all() for array in found.values())
 
 
 def test_a_bad_id_in_the_validation_data(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inputs, "CHECKED_TOKENS", 0)
+    monkeypatch.setattr(inputs, "CHECKED_TOKENS", 0)  # stands for data of more than a million tokens
     ids = np.arange(3000) % 256
     ids[100] = 300
     write_token_file("later.bin", ids)
@@ -267,25 +212,10 @@ def test_a_bad_id_in_the_validation_data(bench: Bench, monkeypatch: pytest.Monke
     assert [each["event"] for each in events] == ["start", "end"]
 
 
-def test_a_data_file_that_changes(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    for shard in range(2):
-        write_token_file(f"shard_{shard}.bin", TOKENS[:200])
-    monkeypatch.setattr(inputs, "CHECKED_TOKENS", 0)
-    monkeypatch.setattr(begin, "announce", lambda *_: write_token_file("shard_1.bin", TOKENS[:100]))
-    done, events = broke(bench, "-i", "shard_*.bin", "-x", 10)
-    assert "shard_1.bin: changed during the run" in done.err
-    assert events[-1]["step"] == 3  # 200 tokens make 3 batches
-    kept_at(3)
-
-
-@pytest.mark.parametrize(
-    ("words", "shown"),
-    [("-i \x1b[2J.bin", "\\x1b[2J"), ("-e \x1b[2J.bin", "\\x1b[2J"),
-     ("-o train.bin/\x1b[2J", "\\x1b[2J"), ("--\x1b[2J", "\\x1b[2J")],
-)  # fmt: skip
-def test_what_a_terminal_cannot_show_is_refused_and_not_obeyed(bench: Bench, words: str, shown: str) -> None:
+@pytest.mark.parametrize("words", ["-i \x1b[2J.bin", "-e \x1b[2J.bin", "-o train.bin/\x1b[2J", "--\x1b[2J"])
+def test_what_a_terminal_cannot_show_is_refused_and_not_obeyed(bench: Bench, words: str) -> None:
     message = refused(bench, *words.split(" "))
-    assert shown in message and message[:-1].isprintable()
+    assert "\\x1b[2J" in message and message[:-1].isprintable()
 
 
 @pytest.mark.parametrize("name", ["a\\b", "a\\..\\b", "gs:", "s3://b", os.fsdecode(b"\xff")])
@@ -295,12 +225,13 @@ def test_a_folder_of_any_name_takes_checkpoints(bench: Bench, name: str) -> None
     assert entry.problem is None
 
 
+def full(*_: Any, **__: Any) -> NoReturn:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 def test_a_folder_where_no_checkpoint_can_be_written_is_refused_before_the_first_step(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: Any) -> NoReturn:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     before = sorted(bench.folder.rglob("*"))
     monkeypatch.setattr(store, "write_array", full)
     done = bench.run("-o", "run", "-x", 1)
@@ -310,13 +241,13 @@ def test_a_folder_where_no_checkpoint_can_be_written_is_refused_before_the_first
 
 
 def test_a_full_disk_at_the_start_leaves_the_folder_as_it_was(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any) -> NoReturn:
+    def no_space(*_: Any) -> NoReturn:
         raise InputError("No space left on device")
 
     Path("new/run").mkdir(parents=True)
     Path("new/run/samples.txt").write_text("mine\n")
     before = sorted(bench.folder.rglob("*"))
-    monkeypatch.setattr("llmc_jax.run.folder.complete_file", full)
+    monkeypatch.setattr("llmc_jax.run.folder.complete_file", no_space)
     done = bench.run("-o", "new/run", "-y", 1)
     assert done.code == 2 and "No space left on device" in done.err
     assert sorted(bench.folder.rglob("*")) == before
@@ -335,7 +266,7 @@ def test_a_data_file_that_is_shortened(bench: Bench, monkeypatch: pytest.MonkeyP
         patch.setattr(begin, "announce", lambda *_: os.truncate("train.bin", 1024 + 2 * 700))
         done, events = broke(bench, *flags)
     assert f"train.bin: was shortened while it was being read: it had {len(whole)} bytes and has 2424 now" in done.err
-    # 10 batches of 64
+    assert "checkpoint:   run/state_00000010" in done.out.splitlines()  # 10 batches of 64
     assert {"event": "end", "step": 10, "outcome": "bad_input", "skipped": 0}.items() <= events[-1].items()
     kept_at(10)
     again = bench.run("-o", "run", "-y", 1, *flags)
@@ -343,10 +274,8 @@ def test_a_data_file_that_is_shortened(bench: Bench, monkeypatch: pytest.MonkeyP
     Path("train.bin").write_bytes(whole)
     assert bench.run("-o", "run", "-y", 1, "--shuffle", "none", *flags).code == 0
     assert losses("run") == losses("whole")
-    state, undisturbed = (store.state_folder(Path(folder), 14) for folder in ("run", "whole"))
-    found, expected = store.open_checkpoint(state), store.open_checkpoint(undisturbed)
-    for name in expected.manifest.tensors:
-        assert found.read(name).tobytes() == expected.read(name).tobytes()
+    found, expected = (arrays(Path(folder), 14) for folder in ("run", "whole"))
+    assert all(found[name].tobytes() == array.tobytes() for name, array in expected.items())
 
 
 def test_data_files_that_lose_their_names_are_read_on(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,22 +304,8 @@ def test_a_full_disk_under_the_log(bench: Bench) -> None:
     kept_at(1)  # the step was made, only not logged
 
 
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs Linux's /proc")
-@pytest.mark.parametrize("every", [0, 2])
-def test_a_full_disk_under_the_checkpoints(bench: Bench, monkeypatch: pytest.MonkeyPatch, every: int) -> None:
-    real = os.fsync
-
-    def full(descriptor: int) -> None:
-        if "/.state_" in os.readlink(f"/proc/self/fd/{descriptor}"):
-            raise OSError(28, "No space left on device")
-        real(descriptor)
-
-    monkeypatch.setattr(os, "fsync", full)
-    done, events = broke(bench, "-x", 4, "-n", every, "--export-llmc")
-    assert re.search(r"the checkpoint of step [2-4] cannot be written: .*No space left on device", done.err)
-    assert [path.name for path in Path("run").iterdir() if re.search("model|state|DONE", path.name)] == []
-    failed = {each["step"] for each in events if each["event"] == "save_failed"}
-    steps = sum(each["event"] == "train" for each in events)
-    assert steps == 4 and failed == ({2, 4} if every else {4})
-    assert ("earlier checkpoints are unchanged" in done.out) == (every > 0)
-    assert {"event": "end", "step": steps, "outcome": "bad_input", "skipped": 0}.items() <= events[-1].items()
+def test_saves_that_fail_are_told(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "seal", full)
+    done, events = broke(bench, "-x", 4, "-n", 2)
+    assert [each["step"] for each in events if each["event"] == "save_failed"] == [2, 4]
+    assert "No space left on device; earlier checkpoints are unchanged" in done.out

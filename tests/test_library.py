@@ -16,9 +16,11 @@ import llmc_jax
 from llmc_jax import library
 from llmc_jax.base.errors import InputError
 from llmc_jax.config.train import TrainConfig
-from llmc_jax.generate.model import Model
+from llmc_jax.generate import heads
+from llmc_jax.generate.model import Model, flat_weights
 from llmc_jax.run.inputs import resolve_model
 from llmc_jax.training.state import TrainState
+from tests import plain_model
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -63,12 +65,9 @@ def test_type_checkers_see_the_names_that_are_listed() -> None:
 @pytest.mark.parametrize("name", llmc_jax.__all__)
 def test_each_name_is_there_and_explained(name: str) -> None:
     assert len(getattr(llmc_jax, name).__doc__.splitlines()[0]) > 20
-    page = (ROOT / "docs/library.md").read_text(encoding="utf-8")
-    table = page[: page.index("**What is promised.**")]
-    assert f"`{name}`" in table
 
 
-def test_the_page_s_table_names_nothing_else() -> None:
+def test_the_page_s_table_names_them_and_nothing_else() -> None:
     page = (ROOT / "docs/library.md").read_text(encoding="utf-8")
     first_cells = re.findall(r"^\| (`.*?) \|", page, re.MULTILINE)
     assert sorted(re.findall(r"`(\w+)`", " ".join(first_cells))) == sorted(llmc_jax.__all__)
@@ -91,20 +90,13 @@ def test_loss_is_that_of_the_logits(model: Model, rows: np.ndarray) -> None:
 
 
 @pytest.mark.slow
-def test_the_gradient_says_how_the_loss_changes(model: Model, rows: np.ndarray) -> None:
+def test_the_gradient_is_that_of_the_plain_model(model: Model, rows: np.ndarray) -> None:
     loss, gradient = llmc_jax.loss_and_gradient(model, rows)
     assert loss == pytest.approx(llmc_jax.loss(model, rows), rel=1e-6)
-    for name, slope in gradient._asdict().items():
-        slope, before = np.asarray(slope), getattr(model.weights, name)
-        length = 0.01 / np.sqrt((slope**2).sum())
-
-        def moved(far: float, name: str = name, slope: np.ndarray = slope, before: Any = before) -> float:
-            after = np.stack(before) + far * slope
-            weights = model.weights._replace(**{name: tuple(after) if isinstance(before, tuple) else after})
-            return llmc_jax.loss(model._replace(weights=weights), rows)
-
-        change = moved(length) - moved(-length)
-        assert change == pytest.approx(2 * length * (slope**2).sum(), rel=0.02, abs=2e-6), name
+    flat = flat_weights(model.weights, model.config)
+    expected = jax.jit(jax.grad(plain_model.loss), static_argnums=3)(flat, rows[:, :-1], rows[:, 1:], model.config)
+    for name, tensor in plain_model.unflatten(expected, model.config).items():
+        assert plain_model.relative_error(getattr(gradient, name), tensor) < 1e-5, name
 
 
 def test_a_row_is_a_batch_of_one(model: Model, rows: np.ndarray) -> None:
@@ -138,6 +130,7 @@ def test_the_likeliest_tokens_are_those_of_the_logits(model: Model) -> None:
 def test_a_stream_is_the_completion_in_pieces(model: Model) -> None:
     whole = llmc_jax.complete(model, "ABC", tokens=8, seed=7)
     streamed = list(llmc_jax.stream(model, b"ABC", samples=2, tokens=8, seed=7))
+    assert [(each.position, each.sample) for each in streamed[:4]] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     parts, other = ([each for each in streamed if each.sample == number] for number in (0, 1))
     assert "".join(each.text for each in parts) == whole.text
     assert [each.token for each in parts] == list(whole.ids) != [each.token for each in other]
@@ -147,11 +140,9 @@ def test_a_stream_is_the_completion_in_pieces(model: Model) -> None:
     assert (stopped.end, stopped.text) == ("stop", whole.text.partition(stop)[0])
 
 
-def test_attention_weights_are_shares_of_what_came_before(model: Model, rows: np.ndarray) -> None:
+def test_attention_weights_are_those_of_the_layer(model: Model, rows: np.ndarray) -> None:
     found = llmc_jax.attention_weights(model, rows[0, :9], layer=1)
-    assert found.shape == (2, 9, 9)
-    np.testing.assert_allclose(found.sum(axis=-1), 1, rtol=1e-6)
-    assert not np.triu(found, 1).any() and (found[:, 0, 0] == 1).all()
+    np.testing.assert_array_equal(found, heads.attention_weights(model, rows[0, :9].tolist(), 1))
 
 
 # ----- training -----------------------------------------------------------------------------------------------------
@@ -224,10 +215,8 @@ def test_a_model_in_16_bits_is_trained_with_master_weights(tmp_path: Path) -> No
         ([1, 257], "found 257; this model's are 0 to 256"),
         ([-1, 2], "found -1"),
         ([1.0, 2.0], "found float64"),
-        ("text", "found <U4 of shape"),
         ([[1, 2], [3]], "differ in length"),
         ([[[1, 2]]], r"of shape \(1, 1, 2\)"),
-        (7, r"of shape \(\)"),
         ([], "found 0 in a row"),
         ([1], "found 1 in a row; expected 2 to 33"),
         (list(range(34)), "found 34 in a row; expected 2 to 33"),

@@ -45,14 +45,14 @@ def fake_python(path: Path, kind: str = "good") -> Path:
 
 @pytest.fixture
 def bare(tmp_path: Path) -> dict[str, str]:
-    """The environment of a machine without any Python: a home, and a PATH with the tools that scripts need."""
+    """The environment of a machine without any Python: a home, and a PATH of bin and the tools that scripts need."""
     tools = tmp_path / "tools"
     tools.mkdir()
-    for tool in ("sh", "uname", "cat", "awk", "cksum", "dirname", "mkdir", "rm", "sed", "tail"):
+    for tool in ("sh", "uname", "cat", "awk", "chmod", "cksum", "dirname", "mkdir", "rm", "sed", "tail"):
         found = shutil.which(tool)
         assert found, f"this machine has no {tool}"
         (tools / tool).symlink_to(found)
-    return {"PATH": str(tools), "HOME": str(tmp_path / "home"), "PYTHON_DIRS": ""}
+    return {"PATH": f"{tmp_path}/bin:{tools}", "HOME": str(tmp_path / "home"), "PYTHON_DIRS": ""}
 
 
 def run(script: Path, *args: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
@@ -81,7 +81,6 @@ def test_finds_python_in_every_usual_place(variable: str, place: str, bare: dict
     script = fake_python(tmp_path / place)
     if variable:
         bare[variable] = str(script if variable == "PYTHON" else tmp_path / "x")
-    bare["PATH"] = f"{tmp_path}/bin:{bare['PATH']}"
     bare["PYTHON_DIRS"] = f"{tmp_path}/brew/bin"
     result = find_python(bare)
     assert (result.returncode, result.stderr) == (0, "")
@@ -91,7 +90,6 @@ def test_finds_python_in_every_usual_place(variable: str, place: str, bare: dict
 @pytest.mark.parametrize("kind", ["shim", *PRETEND])
 def test_passes_over_pythons_that_do_not_serve(kind: str, bare: dict[str, str], tmp_path: Path) -> None:
     fake_python(tmp_path / "bin/python3", kind)
-    bare["PATH"] = f"{tmp_path}/bin:{bare['PATH']}"
     result = find_python(bare)
     assert (result.returncode, result.stdout, result.stderr.count("\n")) == (1, "", 1)
     assert (f"apt install python3.{sys.version_info[1]}-venv" in result.stderr) == (kind == "no-venv")
@@ -102,9 +100,8 @@ def test_passes_over_pythons_that_do_not_serve(kind: str, bare: dict[str, str], 
 def test_says_in_one_line_how_to_get_python(bare: dict[str, str], tmp_path: Path) -> None:
     def answer(system: str, machine: str = "x86_64") -> str:
         write_script(tmp_path / "bin/uname", f'[ "$1" = -s ] && echo {system} || echo {machine}')
-        result = find_python(bare | {"PATH": f"{tmp_path}/bin:{bare['PATH']}"})
-        assert (result.returncode, result.stdout) == (1, "")
-        assert result.stderr.count("\n") == 1
+        result = find_python(bare)
+        assert (result.returncode, result.stdout, result.stderr.count("\n")) == (1, "", 1)
         return result.stderr
 
     assert "brew install python" in answer("Darwin", "arm64")
@@ -136,15 +133,13 @@ def test_says_in_one_line_how_to_get_python(bare: dict[str, str], tmp_path: Path
 def test_accelerator_follows_driver_and_gpu(gpus: str, extra: str, bare: dict[str, str], tmp_path: Path) -> None:
     write_script(tmp_path / "bin/nvidia-smi", f"cat <<'EOF'\n{gpus}\nEOF")
     write_script(tmp_path / "bin/uname", "echo Linux")
-    env = bare | {"PATH": f"{tmp_path}/bin:{bare['PATH']}"}
-    result = run(SCRIPTS / "find_accelerator.sh", env=env)
+    result = run(SCRIPTS / "find_accelerator.sh", env=bare)
     assert (result.returncode, result.stdout) == (0, f"{extra}\n")
-    too_old = extra == "cpu" and gpus[:1].isdigit()
-    assert ("too old" in result.stderr) == too_old
+    assert ("too old" in result.stderr) == (extra == "cpu" and gpus[:1].isdigit())
     write_script(tmp_path / "bin/uname", "echo Darwin")
-    assert run(SCRIPTS / "find_accelerator.sh", env=env).stdout == "cpu\n"
-    assert run(SCRIPTS / "find_accelerator.sh", env=env | {"JAX": "cuda12"}).stdout == "cuda12\n"
-    wrong = run(SCRIPTS / "find_accelerator.sh", env=env | {"JAX": "rocm"})
+    assert run(SCRIPTS / "find_accelerator.sh", env=bare).stdout == "cpu\n"
+    assert run(SCRIPTS / "find_accelerator.sh", env=bare | {"JAX": "cuda12"}).stdout == "cuda12\n"
+    wrong = run(SCRIPTS / "find_accelerator.sh", env=bare | {"JAX": "rocm"})
     assert wrong.returncode == 1 and "JAX=rocm" in wrong.stderr
 
 
@@ -160,17 +155,13 @@ esac"""
 
 
 @pytest.fixture
-def clone(bare: dict[str, str], tmp_path: Path) -> Path:
+def clone(tmp_path: Path) -> Path:
     """A clone with the setup's files, on a machine with the fake Python as its only one."""
     clone = tmp_path / "a clone"
     shutil.copytree(SCRIPTS, clone / "scripts")
     for name in ("pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, clone)
     write_script(tmp_path / "bin/python3", FAKE_PYTHON)
-    chmod = shutil.which("chmod")
-    assert chmod
-    (tmp_path / "bin/chmod").symlink_to(chmod)
-    bare["PATH"] = f"{tmp_path}/bin:{bare['PATH']}"
     return clone
 
 
