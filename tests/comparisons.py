@@ -64,30 +64,23 @@ def case_inputs(case: GradientCase) -> tuple[np.ndarray, Batch]:
     return flat, random_batch(case.config.vocab_size, case.A, case.B, case.T)
 
 
-def expected_gradient(case: GradientCase) -> tuple[float, np.ndarray]:
-    """Loss and flat gradient that jax.grad of the plain model gives, float64."""
+def gradient_of(case: GradientCase, loss: Callable[..., jax.Array]) -> tuple[float, np.ndarray]:
+    """A loss of (flat, tokens, targets) and its flat gradient by `jax.grad`, all rows in one batch, float64."""
     flat, batch = case_inputs(case)
     rows = (batch.inputs.reshape(-1, case.T), batch.targets.reshape(-1, case.T))
-
-    def loss(flat: jax.Array, tokens: jax.Array, targets: jax.Array) -> jax.Array:
-        return plain_model.loss(flat, tokens, targets, case.config)
-
     with jax.enable_x64(True):
         value, gradient = jax.jit(jax.value_and_grad(loss), compiler_options=QUICK)(flat, *rows)
         return float(value), np.asarray(gradient)
+
+
+def expected_gradient(case: GradientCase) -> tuple[float, np.ndarray]:
+    """The plain model's."""
+    return gradient_of(case, lambda *given: plain_model.loss(*given, case.config))
 
 
 def loss_fn_gradient(case: GradientCase) -> tuple[float, np.ndarray]:
-    """Ours through `jax.grad(loss_fn)`, all rows in one batch, float64."""
-    flat, batch = case_inputs(case)
-    rows = (batch.inputs.reshape(-1, case.T), batch.targets.reshape(-1, case.T))
-
-    def loss(flat: jax.Array, tokens: jax.Array, targets: jax.Array) -> jax.Array:
-        return gpt2.loss_fn(flat, tokens, targets, case.config, case.execution)
-
-    with jax.enable_x64(True):
-        value, gradient = jax.jit(jax.value_and_grad(loss), compiler_options=QUICK)(flat, *rows)
-        return float(value), np.asarray(gradient)
+    """Ours."""
+    return gradient_of(case, lambda *given: gpt2.loss_fn(*given, case.config, case.execution))
 
 
 def batch_gradient(case: GradientCase) -> tuple[float, np.ndarray]:
@@ -116,11 +109,8 @@ def adamw_errors(decay_rule: str, config: ModelConfig, dtype: Any, updates: int 
     """Relative errors of params, m and v after several updates by random gradients, beside the plain AdamW."""
     rng = np.random.default_rng(3)
     size = flat_size(config)
-    plain = (
-        plain_model.random_flat(config, size, seed=1).astype(dtype).astype(np.float64),
-        np.zeros(size),
-        np.zeros(size),
-    )
+    start = plain_model.random_flat(config, size, seed=1).astype(dtype)
+    plain = (start.astype(np.float64), np.zeros(size), np.zeros(size))
     mask = plain_model.decay_mask(config, decay_rule)
     mask = np.pad(mask, (0, size - mask.size))
     numbers = AdamWNumbers(beta1=0.9, beta2=0.98, eps=1e-6, weight_decay=0.3)

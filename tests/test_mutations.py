@@ -118,24 +118,9 @@ def no_sum_of_gelus_gradient(patch: Patch) -> None:
     with_operations(patch, gelu_backward=wrong)
 
 
-def bias_behind_the_layernorm_alone(patch: Patch) -> None:
-    """The sum is of what comes out of the layernorm, without what goes straight down the stream."""
-    right = layernorm.residual_layernorm_backward
-
-    def wrong(dresidual: jax.Array, *rest: Any) -> Any:
-        return *right(dresidual, *rest)[:3], right(0 * dresidual, *rest)[3]
-
-    with_operations(patch, residual_layernorm_backward=wrong)
-
-
 def head_alone_in_dwte(patch: Patch) -> None:
     right = kernels.XLA.embedding_backward
     with_operations(patch, embedding_backward=lambda dout, tokens, dwte: (dwte, right(dout, tokens, dwte)[1]))
-
-
-def embedding_alone_in_dwte(patch: Patch) -> None:
-    right = kernels.XLA.embedding_backward
-    with_operations(patch, embedding_backward=lambda dout, tokens, dwte: right(dout, tokens, 0 * dwte))
 
 
 def padded_logits_count(patch: Patch) -> None:
@@ -170,12 +155,11 @@ def everything_decays(patch: Patch) -> None:
 
 WRONG_GRADIENTS: list[Mistake] = [
     no_attention_scale, no_mask, no_scale_in_the_backward, exact_gelu, large_eps, no_path_through_the_mean,
-    stream_ends_at_the_layernorm, no_sum_of_gelus_gradient, bias_behind_the_layernorm_alone, head_alone_in_dwte,
-    embedding_alone_in_dwte, padded_logits_count,
+    stream_ends_at_the_layernorm, no_sum_of_gelus_gradient, head_alone_in_dwte, padded_logits_count,
 ]  # fmt: skip
 ONLY_THE_BACKWARD = {
     no_scale_in_the_backward, no_path_through_the_mean, stream_ends_at_the_layernorm, no_sum_of_gelus_gradient,
-    bias_behind_the_layernorm_alone, head_alone_in_dwte, embedding_alone_in_dwte,
+    head_alone_in_dwte,
 }  # fmt: skip
 
 

@@ -22,14 +22,7 @@ from llmc_jax.models.gpt2.tensors import flat_size, views
 from llmc_jax.training.optimizer import LossScale, LossScaleNumbers, next_loss_scale
 from llmc_jax.training.rounding import round_stochastically, rounding_seed
 from llmc_jax.training.state import TrainState, initial_state
-from llmc_jax.training.step import (
-    Metrics,
-    StepNumbers,
-    StepOptions,
-    batch_gradient,
-    evaluate_loss,
-    train_step,
-)
+from llmc_jax.training.step import Metrics, StepNumbers, StepOptions, batch_gradient, evaluate_loss, train_step
 from tests import plain_model
 from tests.comparisons import QUICK, Batch, gradient_errors, random_batch, skewed_tokens, step_numbers
 
@@ -157,10 +150,7 @@ def tiny_state(dtype: Any, **given: Any) -> TrainState:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("dtype", "rounding"),
-    [("bf16", "nearest"), pytest.param("fp16", "nearest", marks=pytest.mark.slow), ("bf16", "stochastic")],
-)
+@pytest.mark.parametrize(("dtype", "rounding"), [("bf16", "nearest"), ("fp16", "nearest"), ("bf16", "stochastic")])
 def test_the_copy_is_the_master_weights_rounded(dtype: str, rounding: str) -> None:
     state = tiny_state(DTYPES[dtype], loss_scale=128.0 if dtype == "fp16" else None)
     assert state.params.dtype == jnp.float32 and state.weights is state.copy
@@ -221,20 +211,6 @@ def test_without_master_weights_only_stochastic_rounding_learns_at_a_small_rate(
     assert learned(jnp.bfloat16, "nearest", master_weights=False) < 0.4 * fp32
 
 
-@pytest.mark.slow
-def test_stochastic_rounding_is_a_function_of_seed_and_step() -> None:
-    def after(steps: int, seed: int) -> TrainState:
-        state = tiny_state(jnp.bfloat16, master_weights=False)
-        return run(state, steps, numbers(1e-3, seed=seed), options("stochastic"), tiny_batch())[0]
-
-    whole = after(4, seed=7)
-    assert same_bits(after(4, seed=7).params, whole.params)
-    assert not same_bits(after(4, seed=8).params, whole.params)
-    halfway = jax.tree.map(lambda array: jnp.array(np.array(array)), after(2, seed=7))  # as from a file
-    rest, _ = run(halfway, 2, numbers(1e-3, seed=7), options("stochastic"), tiny_batch())
-    assert same_bits(rest.params, whole.params)
-
-
 # --- fp16's loss scale -----------------------------------------------------------------------------------------------
 
 
@@ -271,14 +247,12 @@ def test_the_scale_never_reaches_zero() -> None:
 @pytest.mark.parametrize(
     ("clean", "finite", "factor", "expected"),
     [
-        (0, True, 2.0, (64.0, 1)),
         (98, True, 2.0, (64.0, 99)),
         (99, True, 2.0, (128.0, 0)),
         (99, True, 4.0, (256.0, 0)),
         (99, False, 2.0, (32.0, 0)),
         (0, False, 4.0, (16.0, 0)),
         (99, True, 1.0, (64.0, 0)),
-        (5, False, 1.0, (64.0, 0)),
     ],
 )
 def test_how_the_scale_moves(clean: int, finite: bool, factor: float, expected: tuple[float, int]) -> None:
