@@ -1,5 +1,8 @@
 """Times of benchmarks/gpu/calls.py on a CPU: what is timed is what was asked for; no time is asserted."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -40,12 +43,9 @@ def test_time_of_one_set(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("moved, held, sets", [(200e6, 100e6, 8), (500e6, 100e6, 4), (3e9, 100e6, 1), (200e6, 5e9, 2)])
 def test_number_of_sets(moved: float, held: float, sets: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A program moves 2 GB, of no more inputs than the memory of a small card holds."""
-
-    class Array:
-        nbytes = held
-
     monkeypatch.setattr(times, "bytes_of", lambda _: moved)
-    assert times.number_of_sets(problems.Problem("f", (Array(),), lambda f: f)) == sets  # type: ignore[arg-type]
+    array: Any = SimpleNamespace(nbytes=held)
+    assert times.number_of_sets(problems.Problem("f", (array,), lambda f: f)) == sets
 
 
 def test_compulsory_bytes() -> None:
@@ -62,9 +62,10 @@ def test_compulsory_bytes() -> None:
 class Device:
     """Runs what is queued, one after another; the host takes time to queue a call, and to wait for the last."""
 
-    def __init__(self, call: float, *, start: float = 30e-6, wait: float = 300e-6, first: float = 5.0) -> None:
-        self.call, self.start, self.wait, self.first = call, start, wait, first
-        self.now, self.prepared, self.rounds = 0.0, 0, []
+    start, wait, first = 30e-6, 300e-6, 5.0  # seconds
+
+    def __init__(self, call: float) -> None:
+        self.call, self.now, self.prepared, self.rounds = call, 0.0, 0, []
 
     def clock(self) -> float:
         return self.now

@@ -68,33 +68,20 @@ reduce-scatter-start(%param.2), {GROUPS}, to_apply=%region_17.18, {LAYER_2}, {co
 # ----- asynchronous or not ------------------------------------------------------------------------------------------
 
 
-def test_a_pair_has_what_is_scheduled_between_its_start_and_its_done() -> None:
-    found = only(reduce_scatter(ASYNC))
+@pytest.mark.parametrize(
+    ("config", "done_metadata", "between"),
+    [(ASYNC, LAYER_2, BETWEEN), (SYNC, LAYER_2, ()), (ASYNC, f"{LAYER_2}, {SYNC}", BETWEEN)],
+)
+def test_a_pair_has_what_is_scheduled_between_its_start_and_its_done(
+    config: str, done_metadata: str, between: tuple[Operation, ...]
+) -> None:
+    """Where its start is not marked as synchronous: what else is marked so further down does not count."""
+    found = only(reduce_scatter(config, done_metadata))
     assert found == Collective(
-        "reduce-scatter", "reduce-scatter-start.2", ("backward/layer_02/reduce",), 2 * 7088128, 1, 8, True, BETWEEN,
-        "main.0_spmd", 1,
+        "reduce-scatter", "reduce-scatter-start.2", ("backward/layer_02/reduce",), 2 * 7088128, 1, 8, bool(between),
+        between, "main.0_spmd", 1,
     )  # fmt: skip
-    assert found.products == 1
-
-
-def test_a_pair_that_is_marked_as_synchronous_is_no_asynchronous_one() -> None:
-    found = only(reduce_scatter(SYNC))
-    assert (found.asynchronous, found.between, found.products) == (False, (), 0)
-    assert found.bytes == 2 * 7088128
-
-
-def test_what_a_done_or_an_operation_between_is_marked_with_does_not_count() -> None:
-    """Only the start's own mark does: that of another collective stands further down in the same text."""
-    assert only(reduce_scatter(ASYNC, f"{LAYER_2}, {SYNC}")).between == BETWEEN
-
-
-def test_a_single_instruction_is_synchronous() -> None:
-    found = only(
-        entry(f"""  %reduce_scatter.31.2 = bf16[886016]{{0}} reduce-scatter(%param.2), {GROUPS}, \
-to_apply=%region_17.18, {LAYER_2}, {SYNC}
-{WORK}""")
-    )
-    assert (found.kind, found.bytes, found.asynchronous, found.between) == ("reduce-scatter", 14176256, False, ())
+    assert found.products == bool(between)
 
 
 @pytest.mark.parametrize(("config", "asynchronous"), [(ASYNC, True), (SYNC, False)])
@@ -119,8 +106,8 @@ calls=%async_computation.2, {LAYER_2}, {start}
             SUM + inside,
         )
     )
-    assert (found.kind, found.bytes, found.devices) == ("reduce-scatter", 14176256, 8)
-    assert found.scopes == ("backward/layer_02/reduce",)
+    expected = ("reduce-scatter", 14176256, 8, ("backward/layer_02/reduce",))
+    assert (found.kind, found.bytes, found.devices, found.scopes) == expected
     assert (found.asynchronous, found.between) == (asynchronous, BETWEEN if asynchronous else ())
 
 
