@@ -82,17 +82,10 @@ def _hook(event: str, args: tuple[Any, ...]) -> None:
         _told(event, args)
 
 
-class Synced(NamedTuple):
-    """A file or folder that is brought to the disk now."""
-
-    path: str
-    descriptor: int
-
-
 class _Watch:
     """A folder, who hears of the operations in it, and the operations themselves, which are told before they happen."""
 
-    def __init__(self, base: Path, at: Callable[[Point], None], synced: Callable[[Synced], None]) -> None:
+    def __init__(self, base: Path, at: Callable[[Point], None], synced: Callable[[str], None]) -> None:
         self.root, self.lock = os.path.realpath(base) + os.sep, threading.RLock()
         self.at, self.synced = at, synced
         self.real_open, self.real_fsync, self.real_write = io.open, os.fsync, os.write
@@ -139,7 +132,7 @@ class _Watch:
             return self.real_fsync(file)
         self.tell("fsync", path.removeprefix(self.root) if path != self.root[:-1] else ".")
         with self.lock:
-            self.synced(Synced(path, descriptor))
+            self.synced(path)
 
     def write(self, descriptor: int, data: Any) -> int:
         if stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -166,13 +159,11 @@ class _Told(io.FileIO):
 
 
 @contextmanager
-def watched(
-    base: Path, at: Callable[[Point], None], synced: Callable[[Synced], None] = lambda _: None
-) -> Iterator[None]:
+def watched(base: Path, at: Callable[[Point], None], synced: Callable[[str], None] = lambda _: None) -> Iterator[None]:
     """Within the block `at` hears of every operation of this process in the folder `base`, before it happens.
 
-    Whatever `at` raises, the operation raises. synced hears of every fsync there, those inside of `.state_*.tmp` too;
-    none really happens, since no test cuts the power and each takes milliseconds.
+    Whatever `at` raises, the operation raises. synced hears the path of every fsync there, those inside of
+    `.state_*.tmp` too; none really happens, since no test cuts the power and each takes milliseconds.
     """
     global _told, _hooked
     watch = _Watch(base, at, synced)
@@ -320,14 +311,11 @@ class Recorder:
     def _folder(self) -> Path:
         return self.aside / f"{len(self.copies):04d}"
 
-    def synced(self, what: Synced) -> None:
-        self.disk.sync(what.path)
-
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Within the block every point is recorded; at its end the folder as it is then."""
         try:
-            with watched(self.base, self.at, self.synced):
+            with watched(self.base, self.at, self.disk.sync):
                 yield
             self.at(Point("end", ""))
         finally:

@@ -37,7 +37,7 @@ from tests.crash_points import (
     trained,
     watched,
 )
-from tests.same_run import check_same, differences, leftovers, steps_of, write_shards
+from tests.same_run import check_same, differences, healthy, leftovers, steps_of, write_shards
 
 ROOT = Path(__file__).resolve().parents[1]
 TOO_LONG = 300  # seconds, for whatever should happen; so that a mistake fails the test instead of holding it for ever
@@ -56,7 +56,7 @@ FLAGS = shlex.split(
 class Kill(NamedTuple):
     """When a process is killed."""
 
-    when: str  # start-up: of its own; step, save, done: after that many steps, at any time, within a save, at its end
+    when: str  # start-up: of its own; step, save: after that many steps, at any time, within a save
     after: float  # seconds for start-up, else the number of the step that comes first
     delay: float = 0.0  # seconds from then on
     files: int = 1  # of a save: which must be there
@@ -91,10 +91,9 @@ class Life:
     def wait(self) -> int:
         """The exit status."""
         try:
-            code = self.process.wait(TOO_LONG)
+            return self.process.wait(TOO_LONG)
         finally:
             self.end()
-        return code
 
     def end(self) -> None:
         """Ends it at once, if it has not ended, and reads what is left."""
@@ -107,19 +106,12 @@ class Life:
     def comes_to(self, kill: Kill) -> bool:
         """Waits for the moment; False if the process ended before."""
         deadline = time.monotonic() + TOO_LONG
-        complete = set(steps_of(self.run, "DONE")) if self.run.exists() else set()
         while self.process.poll() is None:
             assert time.monotonic() < deadline, "".join(self.said)
             if kill.when == "start-up":
                 come = time.monotonic() - self.began >= kill.after
             else:
-                come = self.step > 0 and self.step >= kill.after
-            if come and kill.when == "save":
-                come = self.saving() >= kill.files
-            elif come and kill.when == "done":
-                come = bool(set(steps_of(self.run, "DONE")) - complete)
-            elif not come:
-                complete = set(steps_of(self.run, "DONE")) if self.run.exists() else set()
+                come = self.step >= kill.after and (kill.when == "step" or self.saving() >= kill.files)
             if come:
                 time.sleep(kill.delay)
                 return self.process.poll() is None
@@ -128,81 +120,14 @@ class Life:
 
     def saving(self) -> int:
         """How many files and folders there are of a checkpoint that is being written."""
-        return sum(
-            len(folders) + len(files) for path in self.run.glob(".state_*.tmp") for _, folders, files in os.walk(path)
-        )
+        return sum(1 for path in self.run.glob(".state_*.tmp") for _ in path.rglob("*"))
 
 
 def where_it_died(life: Life) -> str:
     """What the process was doing when it was killed."""
     if life.step == 0:
         return "start-up"
-    if life.run.exists() and leftovers(life.run):
-        return "save"
-    if set(steps_of(life.run, "state")) - set(steps_of(life.run, "DONE")):
-        return "between state and DONE"
-    return "step"
-
-
-def draw(rng: random.Random, when: str, start_up: float, reached: int, steps: int, lives: int) -> Kill:
-    """A random moment: so far on that the kills to come spread over what is left of the run."""
-    if when == "start-up":
-        return Kill(when, rng.uniform(0.1, start_up))
-    after = rng.randint(reached + 1, reached + max(1, 2 * (steps - reached) // (lives + 2)))
-    return Kill(when, after, rng.uniform(0, 0.03 if when == "done" else 0.1))
-
-
-def kill_and_resume(
-    folder: Path, kinds: list[str], steps: int, start_up: float, seed: int, cache: Path | None = None
-) -> tuple[Counter[str], Life]:
-    """Starts the run anew after each kill, as llm.c's launch loops do, until it completes.
-
-    Returns where the kills fell, and the life that ended by itself.
-    """
-    rng, died = random.Random(seed), Counter[str]()
-    whole = sum(1 for _ in store.state_folder(folder / "reference", steps).rglob("*"))
-    shares = iter(rng.sample(range(1, kinds.count("save") + 1), kinds.count("save")))  # of a checkpoint, each once
-    remains: list[str] = []
-    for lives, when in zip(range(len(kinds), 0, -1), kinds, strict=True):
-        run = folder / "killed"
-        reached = max([0, *steps_of(run, "DONE")]) if run.exists() else 0
-        life = Life(folder, "killed", steps, cache)
-        try:
-            kill = draw(rng, when, start_up, reached, steps, lives)
-            if when == "save":
-                kill = kill._replace(delay=0, files=next(shares) * whole // (kinds.count("save") + 1))
-            come = life.comes_to(kill)
-        finally:
-            life.end()
-        assert come and life.process.returncode == -signal.SIGKILL, f"{kill}: {''.join(life.said)}"
-        died[where_it_died(life)] += 1
-        if life.step:  # it trained, so it has removed what the one before left
-            assert not set(remains) & set(leftovers(run))
-        remains = leftovers(run) if run.exists() else []
-        if run.exists():
-            good = {entry.step: entry.problem for entry in store.entries(run)}
-            assert all(good.get(step, "gone") is None for step in steps_of(run, "DONE")), good
-    life = Life(folder, "killed", steps, cache)
-    assert life.wait() == 0, "".join(life.said)
-    return died, life
-
-
-def check_killed_run(
-    folder: Path, kinds: list[str], steps: int, seed: int, cache: Path | None = None
-) -> tuple[Counter[str], Life]:
-    """The run without disturbance, the one with kills, and that they are the same."""
-    write_shards(folder / "data", SHARDS)
-    reference = Life(folder, "reference", steps)
-    assert reference.wait() == 0, "".join(reference.said)
-    died, last = kill_and_resume(folder, kinds, steps, reference.first_step, seed, cache)
-    print(f"killed {died.total()} times: {dict(died)}")
-    check_same(folder / "killed", folder / "reference")
-    for run in (folder / "killed", folder / "reference"):
-        assert leftovers(run) == []
-        assert steps_of(run, "state") == steps_of(run, "DONE")
-        assert all(entry.problem is None for entry in store.entries(run))
-    assert steps_of(folder / "killed", "state") == steps_of(folder / "reference", "state")
-    return died, last
+    return "save" if leftovers(life.run) else "step"
 
 
 # ----- every point ----------------------------------------------------------------------------------------------------
@@ -290,14 +215,19 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recording:
     return record(folder, "undisturbed")
 
 
+def cloned(folder: Path, copy: Copy) -> Path:
+    """The run in a clone of a copy, in the place of the clone before; its checkpoints are links."""
+    shutil.rmtree(clone := folder / "clone", ignore_errors=True)
+    copy_folder(copy.folder, clone, lambda path, target: target.symlink_to(path))
+    return clone / "new" / "run"
+
+
 def outcomes(folder: Path, copies: Iterable[Copy]) -> dict[Outcome, Copy]:
     """Open every copy; the first one of each distinct outcome. Fails with all that could not go on as they should."""
     found: dict[Outcome, Copy] = {}
-    wrong, clone = [], folder / "clone"
+    wrong = []
     for copy in copies:
-        shutil.rmtree(clone, ignore_errors=True)
-        copy_folder(copy.folder, clone, lambda path, target: target.symlink_to(path))
-        run = clone / "new" / "run"
+        run = cloned(folder, copy)
         outcome = opened(run, words(folder, run))
         if outcome.problem or outcome.left or outcome.step < copy.promised:
             wrong.append(
@@ -321,8 +251,7 @@ def check_continued(folder: Path, copies: Iterable[Copy], reference: Path) -> No
             ended = trained(words(folder, run))
             assert ended.status == 0, f"{copy}: {ended}"
         check_same(run, reference)
-        assert leftovers(run) == []
-        assert all(entry.problem is None for entry in store.entries(run))
+        healthy(run)
 
 
 def test_eleven_points(recorded: Recording) -> None:
@@ -369,10 +298,9 @@ def test_at_every_point_a_start_takes_the_kernels_of_the_run(recorded: Recording
         if state in known:
             continue
         known.add(state)
-        shutil.rmtree(clone := rows.folder / "clone", ignore_errors=True)
-        copy_folder(copy.folder, clone, lambda path, target: target.symlink_to(path))
-        outcome = opened(clone / "new" / "run", [*words(rows.folder, clone / "new" / "run"), "--logit-rows", "-1"])
-        found = json.loads((clone / "new" / "run" / KERNELS).read_bytes())["logit_rows"]
+        run = cloned(rows.folder, copy)
+        outcome = opened(run, [*words(rows.folder, run), "--logit-rows", "-1"])
+        found = json.loads((run / KERNELS).read_bytes())["logit_rows"]
         assert (outcome.problem, found) == ("", 8 if there.exists() else 0), copy
         taken += found == 8
     assert taken >= 4, known
@@ -487,12 +415,59 @@ def test_an_error_inside_a_save(recorded: Recording, calls: str, error: str, ste
 
 # ----- kills at random moments ----------------------------------------------------------------------------------------
 
+LONG = 120  # steps
+
+
+def draw(rng: random.Random, when: str, start_up: float, reached: int, lives: int) -> Kill:
+    """A random moment: so far on that the kills to come spread over what is left of the run."""
+    if when == "start-up":
+        return Kill(when, rng.uniform(0.1, start_up))
+    after = rng.randint(reached + 1, reached + max(1, 2 * (LONG - reached) // (lives + 2)))
+    return Kill(when, after, rng.uniform(0, 0.1))
+
+
+def kill_and_resume(folder: Path, kinds: list[str], start_up: float) -> Counter[str]:
+    """Starts the run anew after each kill, as llm.c's launch loops do, until it completes; returns where they fell."""
+    rng, died = random.Random(2), Counter[str]()
+    run, saves = folder / "killed", kinds.count("save")
+    whole = sum(1 for _ in store.state_folder(folder / "reference", LONG).rglob("*"))
+    shares = iter(rng.sample(range(1, saves + 1), saves))  # of a checkpoint, each once
+    remains: list[str] = []
+    for lives, when in zip(range(len(kinds), 0, -1), kinds, strict=True):
+        reached = max([0, *steps_of(run, "DONE")]) if run.exists() else 0
+        life = Life(folder, "killed", LONG, folder / "cache")
+        try:
+            kill = draw(rng, when, start_up, reached, lives)
+            if when == "save":
+                kill = kill._replace(delay=0, files=next(shares) * whole // (saves + 1))
+            come = life.comes_to(kill)
+        finally:
+            life.end()
+        assert come and life.process.returncode == -signal.SIGKILL, f"{kill}: {''.join(life.said)}"
+        died[where_it_died(life)] += 1
+        if life.step:  # it trained, so it has removed what the one before left
+            assert not set(remains) & set(leftovers(run))
+        remains = leftovers(run) if run.exists() else []
+        if run.exists():
+            good = {entry.step: entry.problem for entry in store.entries(run)}
+            assert all(good.get(step, "gone") is None for step in steps_of(run, "DONE")), good
+    life = Life(folder, "killed", LONG, folder / "cache")
+    assert life.wait() == 0, "".join(life.said)
+    return died
+
 
 @pytest.mark.slow
 def test_a_run_killed_twenty_times(tmp_path: Path) -> None:
     """At ten points of a save, and at random; its cache is its own, which a kill may hit too."""
-    kinds = [*["start-up"] * 5, *["step"] * 3, *["save"] * 10, *["done"] * 2]
+    kinds = [*["start-up"] * 5, *["step"] * 5, *["save"] * 10]
     random.Random(1).shuffle(kinds)
-    died, _ = check_killed_run(tmp_path, kinds, steps=120, seed=2, cache=tmp_path / "cache")
-    assert died.total() == 20
+    write_shards(tmp_path / "data", SHARDS)
+    reference = Life(tmp_path, "reference", LONG)
+    assert reference.wait() == 0, "".join(reference.said)
+    died = kill_and_resume(tmp_path, kinds, reference.first_step)
+    print(f"killed {died.total()} times: {dict(died)}")
     assert died["start-up"] >= 2 and died["save"] >= 10, died
+    check_same(tmp_path / "killed", tmp_path / "reference")
+    for run in (tmp_path / "killed", tmp_path / "reference"):
+        assert healthy(run) == steps_of(run, "state") == steps_of(run, "DONE")
+    assert steps_of(tmp_path / "killed", "state") == steps_of(tmp_path / "reference", "state")
