@@ -13,14 +13,6 @@ from llmc_jax.config.model import ModelConfig, divisors, parse_descriptor
 from llmc_jax.config.train import AUTO_BATCH, TrainConfig
 
 
-@pytest.mark.parametrize(
-    ("total", "advice"), [(5000, "-d 4096 or -d 8192"), (256, "-d 4096, or a smaller -b or -t"), (4097, "-d 8192")]
-)
-def test_the_total_batch_is_a_multiple_of_the_micro_batch(total: int, advice: str) -> None:
-    with pytest.raises(InputError, match=f"^-d {total}: .*4096 .*{advice}"):
-        validate(TrainConfig(total_batch_size=total))
-
-
 def problems_of(**changes: Any) -> list[str]:
     """What validate refuses, a line each."""
     with pytest.raises(InputError) as caught:
@@ -146,16 +138,16 @@ def test_divisors(number: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("total", "choice"),
-    [(4 * UNIT, "-d 32768"), (12 * UNIT, "-d 32768 or -d 65536"), (9 * UNIT + 1, "-d 32768 or -d 65536")],
-)
-@pytest.mark.parametrize("given", [True, False])
-def test_a_total_batch_that_the_devices_do_not_divide(total: int, choice: str, given: bool) -> None:
+    ("devices", "total", "advice"),
+    [(1, 5000, "-d 4096 or -d 8192"), (1, 256, "-d 4096, or a smaller -b or -t"),
+     (8, 4 * UNIT, "-d 32768, or fewer --devices"), (8, 9 * UNIT + 1, "-d 32768 or -d 65536, or fewer --devices")],
+)  # fmt: skip
+def test_the_total_batch_is_a_multiple_of_what_is_taken_at_once(devices: int, total: int, advice: str) -> None:
     """Whether --devices names the number or the machine has it."""
-    with pytest.raises(InputError, match=rf"^-d {total}: .*times 8 devices.*take {choice}, or fewer --devices"):
-        if given:
-            validate(TrainConfig(devices=8, total_batch_size=total))
-        with_devices(TrainConfig(total_batch_size=total), 8, "gpu")
+    with pytest.raises(InputError, match=rf"^-d {total}: .* {devices * UNIT} .*take {advice}"):
+        validate(TrainConfig(devices=devices, total_batch_size=total))
+    with pytest.raises(InputError, match=rf"^-d {total}: .* {devices * UNIT} .*take {advice}"):
+        with_devices(TrainConfig(total_batch_size=total), devices, "gpu")
 
 
 def test_a_resume_keeps_its_total_batch() -> None:
