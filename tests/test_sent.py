@@ -53,16 +53,17 @@ def entry(lines: str, before: str = SUM) -> str:
 """
 
 
-def only(text: str) -> Collective:
-    (found,) = sent.collectives(text)
+def only(lines: str, before: str = SUM) -> Collective:
+    """The one collective of such a program."""
+    (found,) = sent.collectives(entry(lines, before))
     return found
 
 
 def reduce_scatter(config: str, done_metadata: str = LAYER_2) -> str:
-    return entry(f"""  %reduce-scatter-start.2 = ((bf16[7088128]{{0}}), bf16[886016]{{0}}) \
+    return f"""  %reduce-scatter-start.2 = ((bf16[7088128]{{0}}), bf16[886016]{{0}}) \
 reduce-scatter-start(%param.2), {GROUPS}, to_apply=%region_17.18, {LAYER_2}, {config}
 {WORK}  %reduce-scatter-done.2 = bf16[886016]{{0}} reduce-scatter-done(%reduce-scatter-start.2), {done_metadata}
-  %late = bf16[8]{{0}} fusion(%reduce-scatter-done.2), kind=kLoop, calls=%fused""")
+  %late = bf16[8]{{0}} fusion(%reduce-scatter-done.2), kind=kLoop, calls=%fused"""
 
 
 # ----- asynchronous or not ------------------------------------------------------------------------------------------
@@ -97,14 +98,12 @@ def test_a_pair_may_wrap_a_computation_with_the_collective(config: str, asynchro
 
 """
     found = only(
-        entry(
-            f"""  %reduce-scatter-start.2 = ((bf16[7088128]{{0}}), bf16[886016]{{0}}) async-start(%param.2), \
+        f"""  %reduce-scatter-start.2 = ((bf16[7088128]{{0}}), bf16[886016]{{0}}) async-start(%param.2), \
 calls=%async_computation.2, {LAYER_2}, {start}
 {WORK}  %update = ((bf16[7088128]{{0}}), bf16[886016]{{0}}) async-update(%reduce-scatter-start.2)
   %reduce-scatter-done.2 = bf16[886016]{{0}} async-done(%update), {LAYER_2}
   %late = bf16[8]{{0}} fusion(%reduce-scatter-done.2), kind=kLoop, calls=%fused""",
-            SUM + inside,
-        )
+        SUM + inside,
     )
     expected = ("reduce-scatter", 14176256, 8, ("backward/layer_02/reduce",))
     assert (found.kind, found.bytes, found.devices, found.scopes) == expected
@@ -142,24 +141,20 @@ def test_a_pair_whose_done_is_in_another_round_of_a_loop_has_all_that_follows() 
 
 def test_joined_arrays_count_together() -> None:
     name = "jit(step)/shard_map/update/(unit_00/gather/all_gather:unit_01/gather/all_gather)"
-    found = only(
-        entry(f"""  %one = bf16[886016]{{0:S(1)}} fusion(%param.1), kind=kLoop, calls=%fused
+    found = only(f"""  %one = bf16[886016]{{0:S(1)}} fusion(%param.1), kind=kLoop, calls=%fused
   %two = bf16[886016]{{0}} fusion(%param.1), kind=kLoop, calls=%fused
   %all-gather-start.2 = ((bf16[886016]{{0:S(1)}}, bf16[886016]{{0}}), (bf16[7088128]{{0:S(1)}}, bf16[7088128]{{0}})) \
 all-gather-start(%one, %two), {GROUPS}, metadata={{op_name="{name}" scheduling_name="all-gather-start.2"}}, {ASYNC}
   %all-gather-done.2 = (bf16[7088128]{{0:S(1)}}, bf16[7088128]{{0}}) all-gather-done(%all-gather-start.2)""")
-    )
     assert (found.bytes, found.arrays, found.asynchronous, found.between) == (2 * 2 * 7088128, 2, True, ())
     assert found.scopes == ("update/unit_00/gather", "update/unit_01/gather")
 
 
 def test_all_reduces_that_are_copied_together_are_as_many_as_have_named_it() -> None:
     name = "jit(body)/shard_map/backward/(layer_00/reduce/psum:layer_01/reduce/psum)"
-    found = only(
-        entry(f"""  %wrapped_concatenate = bf16[14176256]{{0}} fusion(%param.2, %param.2), kind=kLoop, calls=%wrapped
+    found = only(f"""  %wrapped_concatenate = bf16[14176256]{{0}} fusion(%param.2, %param.2), kind=kLoop, calls=%wrapped
   %psum.3 = bf16[14176256]{{0}} all-reduce(%wrapped_concatenate), channel_id=1, replica_groups=mesh['d'=8] {{'d'}}, \
 use_global_device_ids=true, to_apply=%region_17.18, metadata={{op_name="{name}"}}, {SYNC}""")
-    )
     assert (found.bytes, found.arrays) == (2 * 14176256, 2)
     assert found.scopes == ("backward/layer_00/reduce", "backward/layer_01/reduce")
 
@@ -169,9 +164,9 @@ def test_an_all_to_all_in_pieces_is_one_array() -> None:
     pieces = "\n".join(f"  %piece.{i} = f32[1,128]{{1,0}} slice(%param.1), slice={{[{i}:8]}}" for i in range(8))
     names = ", ".join(f"%piece.{i}" for i in range(8)).replace("%piece.5", "/*index=5*/%piece.5")
     shapes = ", ".join(["f32[1,128]{1,0}"] * 8)
-    found = only(entry(f"{pieces}\n  %all-to-all = ({shapes}) all-to-all({names}), replica_groups=mesh['d'=8] {{'d'}}"))
+    found = only(f"{pieces}\n  %all-to-all = ({shapes}) all-to-all({names}), replica_groups=mesh['d'=8] {{'d'}}")
     assert (found.bytes, found.arrays, found.devices, found.asynchronous) == (8 * 128 * 4, 1, 8, False)
-    whole = only(entry(f"  %both = (bf16[8]{{0}}, bf16[8]{{0}}) all-to-all(%param.2, %param.2), {GROUPS}"))
+    whole = only(f"  %both = (bf16[8]{{0}}, bf16[8]{{0}}) all-to-all(%param.2, %param.2), {GROUPS}")
     assert whole.arrays == 2
 
 
@@ -192,7 +187,7 @@ def test_the_larger_side_counts() -> None:
     sides = {"all-reduce": 16, "reduce-scatter": 16, "all-to-all": 16, "collective-permute": 16, "all-gather": 128}
     for kind, expected in sides.items():
         line = f"  %in = f32[4]{{0}} fusion(%param.1), kind=kLoop, calls=%f\n  %it = f32[1]{{0}} {kind}(%in), {GROUPS}"
-        assert only(entry(line)).bytes == expected, kind
+        assert only(line).bytes == expected, kind
 
 
 @pytest.mark.parametrize(
@@ -210,18 +205,18 @@ def test_the_larger_side_counts() -> None:
     ],
 )
 def test_devices_of_a_group(groups: str, devices: int) -> None:
-    found = only(entry(f"  %psum.1 = bf16[7088128]{{0}} all-reduce(%param.2), {groups}, dimensions={{0}}"))
+    found = only(f"  %psum.1 = bf16[7088128]{{0}} all-reduce(%param.2), {groups}, dimensions={{0}}")
     assert found.devices == devices
 
 
 def test_groups_in_another_spelling_are_refused() -> None:
     with pytest.raises(ValueError, match=r"psum.1.*tiles"):
-        only(entry("  %psum.1 = bf16[7088128]{0} all-reduce(%param.2), replica_groups=tiles(2,4)"))
+        only("  %psum.1 = bf16[7088128]{0} all-reduce(%param.2), replica_groups=tiles(2,4)")
 
 
 def test_devices_that_pass_an_array_on() -> None:
     pairs = "{{0,1},{1,2},{2,3},{3,0},{4,5},{5,6},{6,7},{7,4}}"
-    found = only(entry(f"  %p = bf16[7088128]{{0}} collective-permute(%param.2), source_target_pairs={pairs}, {SYNC}"))
+    found = only(f"  %p = bf16[7088128]{{0}} collective-permute(%param.2), source_target_pairs={pairs}, {SYNC}")
     assert (found.kind, found.devices, found.bytes, found.asynchronous) == ("collective-permute", 8, 14176256, False)
 
 
@@ -254,7 +249,7 @@ backend_config={"known_trip_count":{"n":"5"}}"""
 
 
 def test_one_in_a_loop_runs_as_often_as_the_loop() -> None:
-    found = only(entry(WHILE, SUM + LOOP))
+    found = only(WHILE, SUM + LOOP)
     assert (found.computation, found.times, found.devices, found.scopes) == ("body", 5, 2, ("while/body/reduce",))
     assert found.between == (Operation("gemm_fusion_dot", "fusion", "__triton_nested_gemm_fusion", "", True),)
 
