@@ -1,4 +1,4 @@
-"""Figures of independent programs: PyTorch's, and a run of the plain model that every clone carries.
+"""Figures of independent programs: PyTorch's, llm.c's, and a run of the plain model that every clone carries.
 
 tests/golden/README.md says what the files are. test_mutations.py shows that these comparisons can fail.
 """
@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from llmc_jax.checkpoint.sources import flat_parameters, open_source
 from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.models.gpt2 import model as gpt2
 from llmc_jax.models.gpt2.init import random_parameters
@@ -196,3 +198,42 @@ def test_our_initialisation_is_torch_s() -> None:
     for i, tensor in enumerate(plain_model.unflatten(own, torch.config).values()):
         np.testing.assert_allclose(tensor.ravel()[:4], torch.arrays["torch_init_first"][i], rtol=0, atol=1e-7)
         np.testing.assert_allclose(tensor.sum(dtype=np.float64), torch.arrays["torch_init_sum"][i], rtol=0, atol=1e-4)
+
+
+# --- llm.c's own CPU trainer (../shared/golden) ---
+
+
+class DebugState(NamedTuple):
+    """llm.c's debug state, version 2, read here independently of the package."""
+
+    x: np.ndarray  # (B, T)
+    y: np.ndarray  # (B, T)
+    logits: np.ndarray  # (B, T, V)
+    loss: float
+    gradient: np.ndarray  # (N,)
+
+
+def read_debug_state(path: Path, vocab_size: int) -> DebugState:
+    raw = path.read_bytes()
+    magic, version, B, T = np.frombuffer(raw, "<i4", 4)
+    assert (magic, version) == (20240327, 2)
+    ids = np.frombuffer(raw, "<i4", 2 * B * T, offset=1024).reshape(2, B, T)
+    floats = np.frombuffer(raw, "<f4", offset=1024 + 8 * B * T)
+    count = B * T * vocab_size
+    return DebugState(*ids, floats[:count].reshape(B, T, vocab_size), float(floats[count]), floats[count + 1 :])
+
+
+def test_llm_c_s_first_step(shared: Path) -> None:
+    folder = shared / "golden"
+    if not folder.is_dir():
+        pytest.skip("../shared/golden is not here")
+    model = open_source(folder / "model.bin")
+    config = model.config
+    expected = read_debug_state(folder / "debug_state.bin", config.vocab_size)
+    loss, gradient, logits = compiled_gradient(jnp.asarray(flat_parameters(model)), expected.x, expected.y, config)
+    assert abs(float(loss) - expected.loss) <= 5e-6
+    np.testing.assert_allclose(np.asarray(logits)[..., : config.vocab_size], expected.logits, rtol=0, atol=2e-6)
+    ours = plain_model.unflatten(np.asarray(gradient), config)
+    theirs = plain_model.unflatten(expected.gradient, config)
+    errors = {name: plain_model.relative_error(ours[name], theirs[name]) for name in theirs}
+    assert max(errors.values()) <= 1e-5, errors
