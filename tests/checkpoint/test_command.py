@@ -13,6 +13,7 @@ import pytest
 
 from llmc_jax.checkpoint import store
 from llmc_jax.checkpoint.command import main
+from tests.checkpoint.damage import flip
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -36,24 +37,17 @@ def run(template: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(template, tmp_path / "run"))
 
 
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 16
-    path.write_bytes(data)
-
-
 def test_all_good(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", str(run)]) == 0
     head, first, second, verdict = capsys.readouterr().out.splitlines()
     assert head.split() == ["step", "size", "val", "loss", "health"]
-    kilobytes = sum(path.stat().st_size for path in (run / "state_00000100").rglob("*") if path.is_file()) / 1000
-    assert first.split() == ["100", f"{kilobytes:.2f}", "kB", "3.5123", "good"]
+    assert first.split() == ["100", f"{store.entry(run, 100).bytes / 1000:.2f}", "kB", "3.5123", "good"]
     assert second.split()[3:] == ["-", "good"]
     assert verdict == "2 checkpoints, 0 bad"
 
 
 def test_a_flipped_bit_and_a_missing_file(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flip(run / "state_00000100" / "tensors" / "copy.wte" / "c" / "0" / "0")
+    flip(run / "state_00000100" / "tensors" / "copy.wte" / "c" / "0" / "0", 100)
     (run / "state_00000200" / "run.json").unlink()
     assert main(["verify", str(run)]) == 2
     _, first, second, verdict = capsys.readouterr().out.splitlines()
@@ -72,20 +66,20 @@ def test_a_missing_done_is_told_and_no_damage(run: Path, capsys: pytest.CaptureF
         assert main(["verify", *flags, str(run)]) == 0
         _, first, second, _ = capsys.readouterr().out.splitlines()
         assert first.endswith(f"  {health}") and f"  {health}; DONE_00000200 is missing" in second
-    flip(run / "state_00000200" / "run.json")
+    flip(run / "state_00000200" / "run.json", 0)
     assert main(["verify", "--json", str(run)]) == 2
     found = json.loads(capsys.readouterr().out)
     assert found["folder"] == str(run) and found["contents_read"] is True
     first, second = found["checkpoints"]
-    size = store.entry(run, 100).bytes
-    assert (first["step"], first["bytes"], first["val_loss"], first["problem"]) == (100, size, 3.51234, None)
-    assert (first["done"], first["healthy"], second["done"], second["healthy"]) == (True, True, False, False)
+    size, facts = store.entry(run, 100).bytes, ("step", "bytes", "val_loss", "problem", "done", "healthy")
+    assert [first[name] for name in facts] == [100, size, 3.51234, None, True, True]
+    assert (second["done"], second["healthy"]) == (False, False)
 
 
 def test_one_state_folder(run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     copy = shutil.copytree(run / "state_00000100", run / "best")  # under another name, with no DONE_ file
     assert main(["verify", str(copy)]) == 0
-    flip(copy / "MANIFEST.json")
+    flip(copy / "MANIFEST.json", 100)
     assert main(["verify", str(copy)]) == 2
     assert "BAD: MANIFEST.json: damaged" in capsys.readouterr().out
     monkeypatch.chdir(run / "state_00000100")

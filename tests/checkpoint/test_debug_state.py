@@ -1,6 +1,5 @@
 """llm.c's debug states: against struct, over mutated bytes. llm.c's own is compared in compare/test_debug_state.py."""
 
-import os
 import struct
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llmc_jax.base.errors import FormatError, InputError
-from llmc_jax.checkpoint import reading
 from llmc_jax.checkpoint.debug_state import make_debug_state, read_debug_state
 from llmc_jax.checkpoint.llmc import write_model
 from llmc_jax.checkpoint.sources import flat_parameters, open_source
@@ -19,6 +17,7 @@ from llmc_jax.config.model import ModelConfig
 from llmc_jax.data.tokenfile import write_token_file
 from llmc_jax.models.gpt2.tensors import num_parameters
 from tests import plain_model
+from tests.checkpoint.damage import mutated, refused, spoil_what_is_written
 
 TINY = ModelConfig(max_seq_len=6, vocab_size=5, padded_vocab_size=128, num_layers=2, num_heads=2, channels=4)
 B, T, V, C = 2, 3, 5, 4
@@ -44,9 +43,8 @@ def test_reads_what_struct_wrote(tmp_path: Path, version: int) -> None:
     path = tmp_path / "debug.bin"
     path.write_bytes(data)
     state = read_debug_state(path, TINY)
-    assert state.x.ravel().tolist() == list(struct.unpack_from("<6i", data, 1024)) and state.x.shape == (B, T)
-    assert state.y.ravel().tolist() == list(struct.unpack_from("<6i", data, 1048)) and state.y.shape == (B, T)
-    assert state.logits.tobytes() == data[1072 : 1072 + 120] and state.logits.shape == (B, T, V)
+    assert state.x.tobytes() + state.y.tobytes() + state.logits.tobytes() == data[1024 : 1072 + 120]
+    assert state.x.shape == state.y.shape == (B, T) and state.logits.shape == (B, T, V)
     assert state.loss == 1.5 and state.version == version
     np.testing.assert_array_equal(state.gradient, gradient)
     assert state.gradient.dtype == state.logits.dtype == np.float32 and state.x.dtype == np.int32
@@ -63,9 +61,8 @@ def test_a_debug_state_of_a_model(tmp_path: Path, version: int) -> None:
     flat = plain_model.random_flat(TINY, N, seed=1).astype(np.float32)
     flat[V * C : 128 * C] = 0
     write_model(tmp_path / "model.bin", TINY, flat, version=version)
-    stored = flat_parameters(open_source(tmp_path / "model.bin"))[:N]
-    write_token_file(tmp_path / "tokens.bin", np.array([0, 4, 1, 1, 3, 2, 0, 1, 4]))
     source = open_source(tmp_path / "model.bin")
+    write_token_file(tmp_path / "tokens.bin", np.array([0, 4, 1, 1, 3, 2, 0, 1, 4]))
     loss, warnings = make_debug_state(source, tmp_path / "debug.bin", tmp_path / "tokens.bin", B, T)
     state = read_debug_state(tmp_path / "debug.bin", TINY)
     assert state.x.tolist() == [[0, 4, 1], [1, 3, 2]] and state.y.tolist() == [[4, 1, 1], [3, 2, 0]]
@@ -74,13 +71,12 @@ def test_a_debug_state_of_a_model(tmp_path: Path, version: int) -> None:
     import jax
 
     with jax.enable_x64(True):
-        wide = stored.astype(np.float64)
+        wide = flat_parameters(source)[:N].astype(np.float64)
         both = jax.value_and_grad(lambda flat: plain_model.loss(flat, state.x, state.y, TINY))
         (loss, gradient), logits = jax.jit(lambda flat: (both(flat), plain_model.logits(flat, state.x, TINY)))(wide)
     assert abs(state.loss - float(loss)) <= 1e-6
     np.testing.assert_allclose(state.logits, np.asarray(logits)[..., :V], rtol=0, atol=1e-5)
-    errors = plain_model.relative_error(state.gradient, np.asarray(gradient)[:N])
-    assert errors <= 1e-5
+    assert plain_model.relative_error(state.gradient, np.asarray(gradient)[:N]) <= 1e-5
     assert not state.gradient[V * C : 128 * C].any()
 
 
@@ -88,11 +84,9 @@ def test_random_tokens_are_always_the_same(tmp_path: Path) -> None:
     write_model(tmp_path / "model.bin", TINY, plain_model.random_flat(TINY, N, seed=1).astype(np.float32))
     for name in ("a.bin", "b.bin"):
         make_debug_state(open_source(tmp_path / "model.bin"), tmp_path / name, None, B, T)
-    assert (tmp_path / "a.bin").read_bytes() == (tmp_path / "b.bin").read_bytes()
-    state = read_debug_state(tmp_path / "a.bin", TINY)
-    assert state.x.shape == (B, T) and state.x.ravel()[1:].tolist() == state.y.ravel()[:-1].tolist()
-    assert len(set(state.x.ravel().tolist())) > 2
-    raw = (tmp_path / "a.bin").read_bytes()
+    raw, state = (tmp_path / "a.bin").read_bytes(), read_debug_state(tmp_path / "a.bin", TINY)
+    assert raw == (tmp_path / "b.bin").read_bytes()
+    assert state.x.ravel()[1:].tolist() == state.y.ravel()[:-1].tolist() and len(set(state.x.ravel().tolist())) > 2
     parts = [state.x, state.y, state.logits, np.float32(state.loss), state.gradient]
     assert raw == struct.pack("<256i", 20240327, 2, B, T, *[0] * 252) + b"".join(each.tobytes() for each in parts)
 
@@ -126,14 +120,7 @@ def test_what_cannot_be_made(tmp_path: Path) -> None:
 
 def test_a_write_that_reads_back_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_model(tmp_path / "model.bin", TINY, np.zeros(N, np.float32))
-    real = reading.Summed.check
-
-    def after_a_flip(self: Any, shown: Path) -> None:
-        self.file.seek(-5, os.SEEK_CUR)
-        self.file.write(b"\x01")
-        real(self, shown)
-
-    monkeypatch.setattr(reading.Summed, "check", after_a_flip)
+    spoil_what_is_written(monkeypatch)
     with pytest.raises(InputError, match=r"out\.bin: reads back differently"):
         make_debug_state(open_source(tmp_path / "model.bin"), tmp_path / "out.bin", None, B, T)
     assert [path.name for path in tmp_path.iterdir()] == ["model.bin"]
@@ -170,21 +157,15 @@ def test_bad_files_are_refused_in_one_line(tmp_path: Path, name: str) -> None:
     data, words = BAD[name]
     path = tmp_path / "debug.bin"
     path.write_bytes(data)
-    with pytest.raises(FormatError, match=words) as caught:
+    with refused(path, words):
         read_debug_state(path, TINY)
-    assert str(caught.value).startswith(f"{path}: ") and "\n" not in str(caught.value)
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_mutated_files(tmp_path: Path, data: st.DataObject) -> None:
     """FormatError, or every value is the one that stands in the file."""
-    raw = bytearray(GOOD)
-    for at in data.draw(st.lists(st.one_of(st.integers(0, 15), st.integers(0, len(GOOD) - 1)), max_size=4)):
-        raw[at] = data.draw(st.integers(0, 255))
-    if data.draw(st.booleans()):
-        end = data.draw(st.integers(0, len(raw) + 100))
-        raw = raw[:end] + bytes(max(0, end - len(raw)))
+    raw = mutated(data.draw, GOOD, st.integers(0, 15))
     path = tmp_path / "debug.bin"
     path.write_bytes(raw)
     try:
@@ -192,8 +173,7 @@ def test_mutated_files(tmp_path: Path, data: st.DataObject) -> None:
     except FormatError as error:
         assert str(error).startswith(f"{path}: ") and "\n" not in str(error)
         return
-    parts = [state.x, state.y, state.logits]
-    assert b"".join(part.tobytes() for part in parts) == bytes(raw[1024:1192])
-    assert bytes(raw[1192:1196]) == np.float32(state.loss).tobytes() or np.isnan(state.loss)
-    assert state.gradient.tobytes() == bytes(raw[1196:])
+    assert state.x.tobytes() + state.y.tobytes() + state.logits.tobytes() == raw[1024:1192]
+    assert raw[1192:1196] == np.float32(state.loss).tobytes() or np.isnan(state.loss)
+    assert state.gradient.tobytes() == raw[1196:]
     assert min(state.x.min(), state.y.min()) >= 0 and max(state.x.max(), state.y.max()) < V

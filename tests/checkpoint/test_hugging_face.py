@@ -17,14 +17,15 @@ from safetensors.numpy import load_file, save_file
 
 from llmc_jax.base.errors import FormatError
 from llmc_jax.checkpoint import conversion
-from llmc_jax.checkpoint.hugging_face import name_in_block, write_folder
+from llmc_jax.checkpoint.hugging_face import write_folder
 from llmc_jax.checkpoint.safetensors import read_archive
 from llmc_jax.checkpoint.source import Slice, Source, SpecialTokens, slices
-from llmc_jax.checkpoint.sources import open_source
+from llmc_jax.checkpoint.sources import flat_parameters, open_source
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.data.tokenizers import Table, table_tokenizer
 from llmc_jax.models.gpt2 import model as gpt2
-from llmc_jax.models.gpt2.tensors import BY_NAME, views
+from llmc_jax.models.gpt2.tensors import views
+from tests.checkpoint.damage import refused
 
 FIXTURE = Path(__file__).resolve().parents[1] / "golden" / "hugging_face"
 CONFIG = ModelConfig(max_seq_len=24, vocab_size=61, padded_vocab_size=128, num_layers=2, num_heads=2, channels=16)
@@ -38,10 +39,6 @@ Tensors = dict[str, np.ndarray]
 
 def reader(source: Source) -> Callable[[Slice], np.ndarray]:
     return lambda piece: source.read("params", piece.tensor, piece.layer)
-
-
-def flat_of(source: Source) -> np.ndarray:
-    return np.concatenate([source.read("params", p.tensor, p.layer).reshape(-1) for p in slices(source.config)])
 
 
 @pytest.fixture
@@ -72,7 +69,7 @@ def test_logits_are_those_of_transformers() -> None:
     assert source.config == CONFIG and source.dtype == "fp32" and source.kind == "hugging-face"
     with np.load(FIXTURE / "logits.npz") as golden:
         tokens, expected = golden["tokens"], golden["logits"]
-    params = views(jnp.asarray(flat_of(source)), CONFIG)
+    params = views(jnp.asarray(flat_parameters(source)), CONFIG)
     with jax.default_matmul_precision("highest"):
         found = jax.jit(lambda params, x: gpt2.forward(params, x, CONFIG)[0])(params, jnp.asarray(tokens, jnp.int32))
     assert np.abs(expected).max() > 1
@@ -81,15 +78,17 @@ def test_logits_are_those_of_transformers() -> None:
 
 def test_writes_what_transformers_wrote(tmp_path: Path) -> None:
     """The weights byte for byte, in float32 and in bfloat16; the settings but for versions and dropout, unused here."""
-    source = open_source(FIXTURE)
-    for dtype, expected in (("fp32", "model.safetensors"), ("bf16", "bf16.safetensors")):
+    names = ["config.json", "generation_config.json", "model.safetensors"]
+    files = {"fp32": "model.safetensors", "bf16": "bf16.safetensors"}
+    for stored_as, dtype in (("fp32", "fp32"), ("fp32", "bf16"), ("bf16", "bf16")):
+        source = open_source(FIXTURE / files[stored_as])
+        assert source.dtype == stored_as
         out = tmp_path / dtype
+        shutil.rmtree(out, ignore_errors=True)
         out.mkdir()
         write_folder(out, CONFIG, dtype, reader(source), NO_IDS, {})
-        assert (out / "model.safetensors").read_bytes() == (FIXTURE / expected).read_bytes()
-        assert sorted(path.name for path in out.iterdir()) == [
-            "config.json", "generation_config.json", "model.safetensors"
-        ]  # fmt: skip
+        assert (out / "model.safetensors").read_bytes() == (FIXTURE / files[dtype]).read_bytes()
+        assert sorted(path.name for path in out.iterdir()) == names
     found = json.loads((tmp_path / "fp32" / "config.json").read_text())
     expected_config = json.loads((FIXTURE / "config.json").read_text())
     del expected_config["transformers_version"]
@@ -99,46 +98,14 @@ def test_writes_what_transformers_wrote(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "bf16" / "config.json").read_text())["dtype"] == "bfloat16"
 
 
-def test_bf16_in(tmp_path: Path) -> None:
-    """bf16.safetensors beside the config: its own values, exactly; writing them again gives the same file."""
-    source = open_source(FIXTURE / "bf16.safetensors")
-    assert source.dtype == "bf16"
-    flat, wide = flat_of(source), flat_of(open_source(FIXTURE))
-    assert not (flat.view(np.uint32) & 0xFFFF).any()
-    np.testing.assert_allclose(flat, wide, rtol=2.0**-8, atol=0)
-    write_folder(tmp_path, CONFIG, "bf16", reader(source), NO_IDS, {})
-    assert (tmp_path / "model.safetensors").read_bytes() == (FIXTURE / "bf16.safetensors").read_bytes()
-
-
-def test_transformers_loads_what_is_written(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    write_folder(tmp_path, CONFIG, "fp32", reader(open_source(FIXTURE)), NO_IDS, {})
-    model = transformers.GPT2LMHeadModel.from_pretrained(tmp_path).eval()
-    with np.load(FIXTURE / "logits.npz") as golden, torch.no_grad():
-        found = model(torch.from_numpy(golden["tokens"])).logits.numpy()
-        np.testing.assert_array_equal(found, golden["logits"])
-
-
-def test_every_slice_by_hand() -> None:
-    """Each tensor against the name in the file, as the description of Conv1D has it: (in, out)."""
-    source, tensors = open_source(FIXTURE), stored(FIXTURE)
-    for piece in slices(CONFIG):
-        found = source.read("params", piece.tensor, piece.layer)
-        expected = tensors["transformer." + name_in_block(piece.tensor, piece.layer)]
-        if piece.tensor == "wte":
-            assert found.shape == (128, 16) and not found[61:].any()
-            found = found[:61]
-        np.testing.assert_array_equal(found, expected.T if BY_NAME[piece.tensor].transposed else expected)
-        assert found.flags.c_contiguous and found.dtype == np.float32
-
-
-def test_the_causal_mask_of_older_files_is_left_out(folder: Path) -> None:
-    expected, tensors = flat_of(open_source(folder)), stored(folder)
+def test_older_folders_hold_a_causal_mask_and_fewer_settings(folder: Path) -> None:
+    expected, tensors = flat_parameters(open_source(folder)), stored(folder)
     mask = np.tril(np.ones((1, 1, 24, 24), np.float32))
     tensors |= {f"h.{i}.attn.bias": mask for i in range(2)} | {"h.1.attn.masked_bias": np.array(-1e4, np.float32)}
     store(folder / "model.safetensors", tensors)
-    np.testing.assert_array_equal(flat_of(open_source(folder)), expected)
+    gone = ("scale_attn_weights", "scale_attn_by_inverse_layer_idx", "add_cross_attention", "n_inner", "dtype")
+    set_config(folder, n_ctx=24, **dict.fromkeys(gone, "absent"))
+    np.testing.assert_array_equal(flat_parameters(open_source(folder)), expected)
 
 
 def spelled(out: Path, kept: str, outer: str, inner: str, shards: int, dtype: str) -> Path:
@@ -185,7 +152,7 @@ def test_spellings_of_a_tied_head(tmp_path: Path, kept: str, outer: str, inner: 
     plain = open_source(spelled(tmp_path / "plain", "wte", "", "transformer.", 1, dtype))
     source = open_source(spelled(tmp_path / "hf", kept, outer, inner, shards, dtype))
     assert source._replace(path=plain.path, read=plain.read) == plain
-    assert source.config == CONFIG and source.dtype == dtype
+    assert source.dtype == dtype
     assert conversion.passed(source).digest == conversion.passed(plain).digest
 
 
@@ -230,9 +197,8 @@ def test_a_head_of_another_dtype_and_the_same_values_is_tied(
 def test_heads_that_are_refused(
     folder: Path, wte: np.ndarray | None, head: np.ndarray | None, tied: bool, words: str
 ) -> None:
-    with pytest.raises(FormatError, match=words) as caught:
+    with refused(folder / "model.safetensors", words):
         open_source(with_heads(folder, wte, head, tie_word_embeddings=tied))
-    assert str(caught.value).startswith(f"{folder / 'model.safetensors'}: ") and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("ids", [(3, 5), (3, [5, 7]), (None, 5), (None, None)])
@@ -262,13 +228,6 @@ def test_ids_that_llmc_has_no_place_for(folder: Path, tmp_path: Path) -> None:
     assert conversion.special_tokens(open_source(folder), tokenizer) == (3, 5)
 
 
-@pytest.mark.parametrize("value", ["5", -1, True, 2**40, [5]])
-def test_ids_that_are_none(folder: Path, value: Any) -> None:
-    set_config(folder, bos_token_id=value)
-    with pytest.raises(FormatError, match="bos_token_id is"):
-        open_source(folder)
-
-
 @pytest.mark.parametrize(
     ("values", "words"),
     [
@@ -288,8 +247,8 @@ def test_ids_that_are_none(folder: Path, value: Any) -> None:
             {"n_layer": 1},
             "holds 12 tensors that a plain GPT-2 with this config.json does not have, 'h.1.attn.c_attn.bias'",
         ),
-        ({"vocab_size": 60}, r"wte.weight has shape \(61, 16\); by config.json it must be \(60, 16\)"),
         ({"n_layer": 2**31 - 1}, "holds 28 tensors, too few for 2,147,483,647 layers"),
+        *(({"bos_token_id": value}, "bos_token_id is") for value in ("5", -1, True, 2**40, [5])),
     ],
 )
 def test_other_models_are_refused(folder: Path, values: dict[str, Any], words: str) -> None:
@@ -299,20 +258,8 @@ def test_other_models_are_refused(folder: Path, values: dict[str, Any], words: s
     assert "\n" not in str(caught.value)
 
 
-def test_what_older_configs_lack_is_taken_as_usual(folder: Path) -> None:
-    expected = flat_of(open_source(folder))
-    gone = ("scale_attn_weights", "scale_attn_by_inverse_layer_idx", "add_cross_attention", "n_inner", "dtype")
-    set_config(folder, n_ctx=24, **dict.fromkeys(gone, "absent"))
-    np.testing.assert_array_equal(flat_of(open_source(folder)), expected)
-
-
 def test_broken_folders(folder: Path) -> None:
     weights, config = folder / "model.safetensors", folder / "config.json"
-    whole = weights.read_bytes()
-    weights.write_bytes(whole[:-1])
-    with pytest.raises(FormatError, match="cut off"):
-        open_source(folder)
-    weights.write_bytes(whole)
     text = config.read_text()
     for broken, words in (("{", "is not JSON"), ("[]", "is not a JSON object"), (" " * (1 << 20) + text, "at most")):
         config.write_text(broken)

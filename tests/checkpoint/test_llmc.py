@@ -1,9 +1,10 @@
 """llm.c model files: against an independent decoder, over mutated bytes, and the atomicity of what is written."""
 
-import errno
 import struct
 import tracemalloc
+from collections.abc import Iterable
 from pathlib import Path
+from unittest.mock import Mock
 
 import ml_dtypes
 import numpy as np
@@ -26,16 +27,10 @@ from llmc_jax.checkpoint.llmc import (
 from llmc_jax.checkpoint.sources import flat_parameters, open_source
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.models.gpt2.tensors import num_parameters, tensor_specs
+from tests.checkpoint.damage import random_bits, refused
 
-TINY = ModelConfig(
-    max_seq_len=2, vocab_size=3, padded_vocab_size=128, num_layers=2, num_heads=2, channels=4
-)  # fmt: skip
+TINY = ModelConfig(max_seq_len=2, vocab_size=3, padded_vocab_size=128, num_layers=2, num_heads=2, channels=4)
 LAYERNORMS = {"ln1w", "ln1b", "ln2w", "ln2b", "lnfw", "lnfb"}
-
-
-def random_bits(count: int, seed: int) -> list[int]:
-    """float32 bit patterns of every kind: NaN payloads, infinities, subnormals, -0."""
-    return np.random.default_rng(seed).integers(0, 2**32, count, dtype=np.uint64).tolist()
 
 
 # An encoder and a decoder made of struct alone, written from the description of the format (docs/checkpoints.md).
@@ -51,6 +46,11 @@ def oracle_tensors(maxT: int, V: int, L: int, C: int, rows: int) -> list[tuple[s
     ]  # fmt: skip
 
 
+def in_order(names: Iterable[str], order: str) -> list[str]:
+    """A layernorm's tensors come in their place, or last."""
+    return sorted(names, key=LAYERNORMS.__contains__) if order == "end" else list(names)
+
+
 def encode(config: ModelConfig, version: int, tensors: dict[str, list[int]], order: str = "in-place") -> bytes:
     """The bytes of a file from float32 bit patterns per tensor (bf16: their upper halves)."""
     header = [0] * 256
@@ -58,9 +58,7 @@ def encode(config: ModelConfig, version: int, tensors: dict[str, list[int]], ord
         20240326, version, config.max_seq_len, config.vocab_size, config.num_layers, config.num_heads, config.channels,
         config.padded_vocab_size if version >= 3 else 0,
     ]  # fmt: skip
-    names = list(tensors)
-    if order == "end":
-        names = [n for n in names if n not in LAYERNORMS] + [n for n in names if n in LAYERNORMS]
+    names = in_order(tensors, order)
     out = struct.pack("<256i", *header)
     for name in names:
         wide = version in (1, 3) or (version in (2, 4) and name in LAYERNORMS)
@@ -81,9 +79,7 @@ def decode(data: bytes, order: str) -> tuple[ModelConfig, int, list[int]] | None
     if Vp < V:
         return None
     sizes = oracle_tensors(maxT, V, L, C, V if version < 3 else Vp)
-    names = [name for name, _ in sizes]
-    if version == 2 and order == "end":
-        names = [n for n in names if n not in LAYERNORMS] + [n for n in names if n in LAYERNORMS]
+    names = in_order(dict(sizes), order if version == 2 else "in-place")
     wide = {n: version in (1, 3) or (version in (2, 4) and n in LAYERNORMS) for n in names}
     if len(data) != 1024 + sum(size * (4 if wide[name] else 2) for name, size in sizes):
         return None
@@ -104,7 +100,7 @@ def decode(data: bytes, order: str) -> tuple[ModelConfig, int, list[int]] | None
 def random_tensors(config: ModelConfig, version: int, seed: int) -> dict[str, list[int]]:
     rows = config.vocab_size if version < 3 else config.padded_vocab_size
     sizes = oracle_tensors(config.max_seq_len, config.vocab_size, config.num_layers, config.channels, rows)
-    return {name: random_bits(size, seed + i) for i, (name, size) in enumerate(sizes)}
+    return {name: random_bits(size, seed + i).tolist() for i, (name, size) in enumerate(sizes)}
 
 
 def model_like_tensors(config: ModelConfig, seed: int) -> dict[str, list[int]]:
@@ -139,30 +135,21 @@ def test_sizes_of_gpt2_124m() -> None:
 
 @pytest.mark.parametrize("version", [1, 3, 4, 5])
 def test_reads_what_struct_reads(tmp_path: Path, version: int) -> None:
-    """Of every bit pattern. Version 2 has a test of its own."""
-    path = tmp_path / "model.bin"
-    data = encode(TINY, version, random_tensors(TINY, version, 7))
+    """Of every bit pattern, and with unknown integers in the header. Written again it is the same file.
+
+    Version 2 has a test of its own.
+    """
+    path, again = tmp_path / "model.bin", tmp_path / "again.bin"
+    data = with_ints(encode(TINY, version, random_tensors(TINY, version, 7)), i8=-77, i255=2**31 - 1)
     path.write_bytes(data)
     model, flat = read_model(path)
-    expected = decode(data, "in-place")
-    assert expected is not None
-    assert (model.config, model.version, bits_of(flat)) == expected
+    assert (model.config, model.version, bits_of(flat)) == decode(data, "in-place")
     assert flat.dtype == np.float32 and model.order == "in-place"
     assert model.header.tobytes() == data[:1024]
     assert (read_header(path).config, read_header(path).version) == (model.config, model.version)
-
-
-@pytest.mark.parametrize("version", [3, 5])
-def test_round_trip_is_the_same_file(tmp_path: Path, version: int) -> None:
-    """With every kind of bit pattern in the weights and unknown integers in the header."""
-    path, again = tmp_path / "a.bin", tmp_path / "b.bin"
-    data = bytearray(encode(TINY, version, random_tensors(TINY, version, 3)))
-    data[4 * 8 : 4 * 8 + 4] = struct.pack("<i", -77)
-    data[1020:1024] = struct.pack("<i", 2**31 - 1)
-    path.write_bytes(data)
-    model, flat = read_model(path)
-    write_model(again, model.config, flat, version=version, header=model.header)
-    assert again.read_bytes() == bytes(data)
+    if version in (3, 5):
+        write_model(again, model.config, flat, version=version, header=model.header)
+        assert again.read_bytes() == data
 
 
 def test_chunks_do_not_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +183,7 @@ def test_bf16_round_trip_is_exact_for_all_patterns() -> None:
 
 
 def test_bf16_rounding_against_ml_dtypes() -> None:
-    bits = np.random.default_rng(0).integers(0, 2**32, 1_000_000, dtype=np.uint64).astype(np.uint32)
+    bits = random_bits(1_000_000, 0)
     ties = (bits & np.uint32(0xFFFF0000)) | np.uint32(0x8000)
     for pattern in (bits, ties, ties - np.uint32(1), ties + np.uint32(1)):
         values = pattern.view(np.float32)
@@ -282,9 +269,8 @@ def test_bad_files_are_refused_in_one_line(tmp_path: Path, name: str) -> None:
     path = tmp_path / "bad.bin"
     path.write_bytes(data)
     for read in (read_header, open_model):
-        with pytest.raises(FormatError, match=words) as caught:
+        with refused(path, words):
             read(path)
-        assert str(caught.value).startswith(f"{path}: ") and "\n" not in str(caught.value)
 
 
 def test_warnings() -> None:
@@ -313,30 +299,19 @@ def test_write_errors_leave_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     write_model(path, TINY, flat)
     before = path.read_bytes()
 
-    def full(_values: np.ndarray) -> np.ndarray:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(llmc, "fp32_to_bf16", full)
+    monkeypatch.setattr(llmc, "fp32_to_bf16", Mock(side_effect=[OSError(28, "No space left"), KeyboardInterrupt]))
     with pytest.raises(InputError, match=r"m\.bin: cannot be written: No space left"):
         write_model(path, TINY, flat, version=5)
-
-    def killed(_values: np.ndarray) -> np.ndarray:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(llmc, "fp32_to_bf16", killed)
     with pytest.raises(KeyboardInterrupt):
         write_model(path, TINY, flat, version=5)
-    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
-
     with pytest.raises(InputError, match="there is no folder"):
         write_model(tmp_path / "none" / "m.bin", TINY, flat)
     with pytest.raises(InputError, match="it is a folder"):
         write_model(tmp_path, TINY, flat)
     with pytest.raises(InputError, match=r"can write 3 \(fp32\) and 5 \(bf16\)"):
         write_model(path, TINY, flat, version=4)
-    huge = ModelConfig(2**31, 3, 128, 2, 2, 4)
     with pytest.raises(InputError, match="holds numbers up to 2,147,483,647"):
-        write_model(path, huge, flat)
+        write_model(path, ModelConfig(2**31, 3, 128, 2, 2, 4), flat)
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
 
 

@@ -5,14 +5,13 @@ built of llm.c's own headers and of the text of its `save_state`, `gpt2_update` 
 """
 
 import errno
-import filecmp
 import hashlib
+import itertools
 import json
 import os
 import random
 import shutil
 import struct
-import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -40,11 +39,13 @@ from llmc_jax.checkpoint.llmc_state import (
     to_state,
     write_llmc_state,
 )
-from llmc_jax.checkpoint.source import Source, slices_of
+from llmc_jax.checkpoint.source import Source
+from llmc_jax.checkpoint.sources import flat_parameters
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.data.loader import TokenLoader
 from llmc_jax.data.tokenfile import write_token_file
 from llmc_jax.models.gpt2.tensors import num_parameters, tensor_specs
+from tests.checkpoint.damage import memory_below, mutated, random_bits, refused, spoil_what_is_written
 
 CONFIG = ModelConfig(max_seq_len=16, vocab_size=96, padded_vocab_size=128, num_layers=2, num_heads=2, channels=16)
 UNLAYERED = ("wte", "wpe", "lnfw", "lnfb")
@@ -119,10 +120,9 @@ def encode_state(kind: Kind, rank: int, arrays: list[np.ndarray], seed: int = 0)
 
 def random_values(seed: int, bits: bool = False) -> np.ndarray:
     """(N,) float32: numbers, or every kind of bit pattern."""
-    rng = np.random.default_rng(seed)
     if bits:
-        return rng.integers(0, 2**32, N, dtype=np.uint64).astype(np.uint32).view(np.float32)
-    return rng.standard_normal(N).astype(np.float32)
+        return random_bits(N, seed).view(np.float32)
+    return np.random.default_rng(seed).standard_normal(N).astype(np.float32)
 
 
 def make_folder(folder: Path, kind: Kind, seed: int = 0, bits: bool = False) -> list[np.ndarray]:
@@ -151,11 +151,8 @@ def same_bits(one: np.ndarray, other: np.ndarray) -> bool:
     return one.shape == other.shape and one.tobytes() == other.tobytes()
 
 
-def same_files(one: Path, other: Path) -> bool:
-    names = sorted(path.name for path in one.iterdir())
-    return names == sorted(path.name for path in other.iterdir()) and all(
-        filecmp.cmp(one / name, other / name, shallow=False) for name in names
-    )
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 KINDS = {
@@ -206,16 +203,12 @@ def test_read_and_written_again_it_is_the_same(tmp_path: Path, kind: Kind, bits:
     ours = to_state(open_llmc_state(tmp_path / "theirs"))
     assert bool(ours.warnings) == bits
     for group, values in {"m": m, "v": v, "params": weights}.items():
-        for spec in tensor_specs(CONFIG):
-            found = [ours.source.read(group, piece.tensor, piece.layer) for piece in slices_of(spec)]
-            assert same_bits(
-                np.concatenate([part.reshape(-1) for part in found]), tensor(values, spec.name).reshape(-1)
-            )
+        assert same_bits(flat_parameters(ours.source, group)[:N], values)
     assert (ours.metadata.step, ours.updates) == (7, 7)
     assert ours.source.stored_dtype("params") == ("fp32" if kind.master else kind.dtype)
     metadata = Metadata.from_json(json.loads(json.dumps(ours.metadata.to_json())), tmp_path)
     paths, warnings = write_llmc_state(tmp_path / "again", ours._replace(metadata=metadata))
-    assert same_files(tmp_path / "theirs", tmp_path / "again")
+    assert contents(tmp_path / "theirs") == contents(tmp_path / "again")
     assert warnings == () and paths[-1].name == "DONE_00000007"
 
 
@@ -270,30 +263,24 @@ def loaders(folder: Path, case: Recorded, processes: int, batches: int) -> list[
     return made
 
 
-def our_arrays(dtype: str, step: int) -> dict[str, np.ndarray]:
-    arrays = {"step": np.array(step, np.int32), "updates": np.array(step, np.int32)}
-    for i, group in enumerate(("params", "m", "v")):
-        arrays |= {f"{group}/{spec.name}": tensor(random_values(i), spec.name) for spec in tensor_specs(CONFIG)}
-    if dtype == "bf16":
-        for spec in tensor_specs(CONFIG):
-            arrays[f"copy/{spec.name}"] = arrays[f"params/{spec.name}"].astype(ml_dtypes.bfloat16)
-    return arrays
-
-
-def given_state(arrays: dict[str, np.ndarray], metadata: Metadata) -> OurState:
-    """A state of ours that holds these."""
+def our_state(metadata: Metadata, weights: str = "float32", copy: str = "", updates: int | None = None) -> OurState:
+    """A state of ours with random values. weights, copy: their dtypes."""
+    values = {group: random_values(i) for i, group in enumerate(("params", "m", "v"))}
+    values["params"] = values["params"].astype(weights)
+    if copy:
+        values["copy"] = values["params"].astype(copy)
 
     def read(group: str, name: str, layer: int) -> np.ndarray:
-        values = arrays[f"{group}/{name}"]
-        return np.array(values if name in UNLAYERED else values[layer], np.float32)
+        found = tensor(values[group], name)
+        return np.array(found if name in UNLAYERED else found[layer], np.float32)
 
-    groups = tuple(group for group in ("params", "m", "v", "copy") if f"{group}/wte" in arrays)
-    source = Source(Path("ours"), "state", CONFIG, metadata.identity.dtype, metadata.step, groups, read, ())
-    return OurState(source, metadata, int(arrays["updates"]))
+    source = Source(Path("ours"), "state", CONFIG, metadata.identity.dtype, metadata.step, tuple(values), read, ())
+    return OurState(source, metadata, metadata.step if updates is None else updates)
 
 
-def our_metadata(case: Recorded, dtype: str, places: list[TokenLoader], **more: Any) -> Metadata:
-    states = [loader.state() for loader in places]
+def our_metadata(folder: Path, case: Recorded, dtype: str, **more: Any) -> Metadata:
+    """Of a run that stands where the case does."""
+    states = [loader.state() for loader in loaders(folder, case, case.processes, case.step * case.micro_steps)]
     tokens = 2 * 16 * case.processes * case.micro_steps
     options = {"batch_size": 2, "sequence_length": 16, "total_batch_size": tokens, "seed": 42}
     place = states[0] if len(states) == 1 else {"ranks": states}
@@ -312,16 +299,10 @@ def digests(folder: Path, case: Recorded) -> tuple[str, ...]:
 @pytest.mark.parametrize("case", RECORDED.values(), ids=RECORDED)
 def test_a_run_begun_here_is_handed_over_as_llm_c_would_stand(tmp_path: Path, case: Recorded) -> None:
     """Header (random states included) and loader of every rank."""
-    dtype = "bf16" if case.processes > 1 and case.master else "fp32"
-    places = loaders(tmp_path, case, case.processes, case.step * case.micro_steps)
-    # bf16 and no copy beside the weights: no master weights
-    metadata = our_metadata(case, dtype if case.master else "bf16", places)
-    arrays = our_arrays(dtype, case.step)
-    if not case.master:
-        arrays |= {
-            name: array.astype(ml_dtypes.bfloat16) for name, array in arrays.items() if name.startswith("params/")
-        }
-    write_llmc_state(tmp_path / "out", given_state(arrays, metadata), zero=case.zero)
+    metadata = our_metadata(tmp_path, case, "fp32" if case.processes == 1 else "bf16")
+    weights = "float32" if case.master else "bfloat16"  # with no copy beside them: no master weights
+    copy = "bfloat16" if case.processes > 1 and case.master else ""
+    write_llmc_state(tmp_path / "out", our_state(metadata, weights, copy), zero=case.zero)
     assert digests(tmp_path / "out", case) == case.digests
 
 
@@ -329,9 +310,8 @@ def test_a_run_begun_here_is_handed_over_as_llm_c_would_stand(tmp_path: Path, ca
 def test_trained_on_here_it_stands_where_llm_c_would(tmp_path: Path, begin: int) -> None:
     """Taken over at a step, trained on to step 21: as llm.c's own; the loaders continue what was read."""
     case = RECORDED["two ranks, second epoch"]
-    before = case._replace(step=begin)
-    metadata = our_metadata(before, "bf16", loaders(tmp_path, case, 2, begin * 2))
-    write_llmc_state(tmp_path / "at", given_state(our_arrays("bf16", begin), metadata), zero=True)
+    metadata = our_metadata(tmp_path, case._replace(step=begin), "bf16")
+    write_llmc_state(tmp_path / "at", our_state(metadata, copy="bfloat16"), zero=True)
     for path in (tmp_path / "at").glob("state_*"):  # bytes without a meaning
         raw = bytearray(path.read_bytes())
         raw[200:204], raw[-2520:-2512] = b"kept", b"whatever"
@@ -343,7 +323,7 @@ def test_trained_on_here_it_stands_where_llm_c_would(tmp_path: Path, begin: int)
         loader.restore(now.loader if rank else now.loader["ranks"][0])  # its own rank's, or out of all of them
         loader.next_batch((21 - begin) * case.micro_steps)
     now = replace(now, loader={"ranks": [loader.state() for loader in places]})
-    write_llmc_state(tmp_path / "out", given_state(our_arrays("bf16", 21), now))
+    write_llmc_state(tmp_path / "out", our_state(now, copy="bfloat16"))
     for path in (tmp_path / "out").glob("state_*"):
         raw = bytearray(path.read_bytes())
         assert raw[200:204] == b"kept" and raw[-2520:-2512] == b"whatever"
@@ -371,10 +351,8 @@ def test_the_shuffling_stream_both_ways(draws: int) -> None:
 # Of 7 steps 2 updated nothing. Not finite: AdamW counts 5 steps. Outliers: all. A checkpoint that says no number: 2.
 @pytest.mark.parametrize(("counted", "counters"), [(5, Counters(2)), (7, Counters(2)), (5, None)])
 def test_updates_that_were_skipped(tmp_path: Path, counted: int, counters: Counters | None) -> None:
-    case = RECORDED["first epoch"]
-    metadata = our_metadata(case, "fp32", loaders(tmp_path, case, 1, 21), counters=counters)
-    arrays = our_arrays("fp32", 7) | {"updates": np.array(counted, np.int32)}
-    _, warnings = write_llmc_state(tmp_path / "out", given_state(arrays, metadata))
+    metadata = our_metadata(tmp_path, RECORDED["first epoch"], "fp32", counters=counters)
+    _, warnings = write_llmc_state(tmp_path / "out", our_state(metadata, updates=counted))
     assert any("of update 8, here it is that of 6" in line for line in warnings) == (counted == 5)
     plain = read_folder(tmp_path / "out").ranks[0]
     states = [13371337]
@@ -384,9 +362,8 @@ def test_updates_that_were_skipped(tmp_path: Path, counted: int, counters: Count
 
 
 def test_another_number_of_places_in_the_data(tmp_path: Path) -> None:
-    case = RECORDED["-a 1"]
-    metadata = our_metadata(case, "fp32", loaders(tmp_path, case, 1, 0))
-    _, warnings = write_llmc_state(tmp_path / "out", given_state(our_arrays("fp32", 12), metadata), processes=2)
+    state = our_state(our_metadata(tmp_path, RECORDED["-a 1"], "fp32"))
+    _, warnings = write_llmc_state(tmp_path / "out", state, processes=2)
     words = "the state holds 1 position in the data, and 2 are wanted: llm.c will read its files from the beginning"
     assert any(line.startswith(words) for line in warnings)
     places = [rank.place for rank in read_folder(tmp_path / "out").ranks]
@@ -394,73 +371,57 @@ def test_another_number_of_places_in_the_data(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_written(tmp_path: Path) -> None:
-    case = RECORDED["first epoch"]
-    metadata = our_metadata(case, "fp32", loaders(tmp_path, case, 1, 21))
-    arrays, out = our_arrays("fp32", 7), tmp_path / "out"
+    case, out = RECORDED["first epoch"], tmp_path / "out"
+    state, half = (our_state(our_metadata(tmp_path, case, dtype)) for dtype in ("fp32", "fp16"))
     with pytest.raises(InputError, match="not a multiple of 3"):
-        write_llmc_state(out, given_state(arrays, metadata), processes=3, zero=True)
+        write_llmc_state(out, state, processes=3, zero=True)
     with pytest.raises(InputError, match="0 processes"):
-        write_llmc_state(out, given_state(arrays, metadata), processes=0)
+        write_llmc_state(out, state, processes=0)
     with pytest.raises(InputError, match="fp16 without master weights"):
-        write_llmc_state(out, given_state(arrays, our_metadata(case, "fp16", loaders(tmp_path, case, 1, 21))))
+        write_llmc_state(out, half)
     assert not out.exists()
-    write_llmc_state(out, given_state(arrays, metadata))
+    write_llmc_state(out, state)
     with pytest.raises(InputError, match=r"model_00000007.bin: exists already; --force"):
-        write_llmc_state(out, given_state(arrays, metadata))
-    write_llmc_state(out, given_state(arrays, metadata), force=True)
+        write_llmc_state(out, state)
+    write_llmc_state(out, state, force=True)
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="file: cannot be written"):
-        write_llmc_state(tmp_path / "file", given_state(arrays, metadata))
+        write_llmc_state(tmp_path / "file", state)
 
 
 def test_fp16_goes_out_as_bf16(tmp_path: Path) -> None:
-    case = RECORDED["first epoch"]
-    metadata = our_metadata(case, "fp16", loaders(tmp_path, case, 1, 21))
-    arrays = our_arrays("fp32", 7)
-    for spec in tensor_specs(CONFIG):
-        arrays[f"copy/{spec.name}"] = arrays[f"params/{spec.name}"].astype(np.float16)
-    _, warnings = write_llmc_state(tmp_path / "out", given_state(arrays, metadata))
+    state = our_state(our_metadata(tmp_path, RECORDED["first epoch"], "fp16"), copy="float16")
+    _, warnings = write_llmc_state(tmp_path / "out", state)
     assert any(line.startswith("fp16") for line in warnings)
-    source = open_llmc_state(tmp_path / "out")
-    expected = arrays["params/wpe"].astype(ml_dtypes.bfloat16).astype(np.float32)
+    source, weights = open_llmc_state(tmp_path / "out"), tensor(random_values(0), "wpe")
+    expected = weights.astype(ml_dtypes.bfloat16).astype(np.float32)
     assert source.dtype == "bf16" and same_bits(source.read("copy", "wpe", 0), expected)
-    assert same_bits(source.read("params", "wpe", 0), arrays["params/wpe"])
+    assert same_bits(source.read("params", "wpe", 0), weights)
 
 
 @pytest.mark.parametrize("at", [0, 1, 40])
 def test_a_full_disk_leaves_what_was_there(tmp_path: Path, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     make_folder(tmp_path / "theirs", Kind("bf16", 2, zero=True))
     ours = to_state(open_llmc_state(tmp_path / "theirs"))
-    out = tmp_path / "out"
-    shutil.copytree(tmp_path / "theirs", out)
-    before = {path.name: path.read_bytes() for path in out.iterdir()}
-    real, calls = reading.Summed.write, [0]
+    out = Path(shutil.copytree(tmp_path / "theirs", tmp_path / "out"))
+    before = contents(out)
+    real, calls = reading.Summed.write, itertools.count()
 
     def full(self: Any, data: bytes) -> None:
-        calls[0] += 1
-        if calls[0] > at:
+        if next(calls) == at:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         real(self, data)
 
     monkeypatch.setattr(reading.Summed, "write", full)
     with pytest.raises(InputError, match="cannot be written: No space left"):
         write_llmc_state(out, ours, force=True)
-    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    assert contents(out) == before
 
 
 def test_what_reads_back_otherwise_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_folder(tmp_path / "theirs", Kind())
     ours = to_state(open_llmc_state(tmp_path / "theirs"))
-    real = reading.Summed.write
-
-    def flips(self: Any, data: bytes) -> None:
-        real(self, data)
-        if len(data) == 4 * 16 * 128:
-            self.file.seek(-5, os.SEEK_CUR)
-            self.file.write(b"\x00")
-            self.file.seek(0, os.SEEK_END)
-
-    monkeypatch.setattr(reading.Summed, "write", flips)
+    spoil_what_is_written(monkeypatch)
     with pytest.raises(InputError, match="reads back differently"):
         write_llmc_state(tmp_path / "out", ours)
     assert list((tmp_path / "out").iterdir()) == []
@@ -514,13 +475,6 @@ def test_ranks_that_do_not_belong_together(tmp_path: Path) -> None:
         read_folder(tmp_path)
 
 
-def test_master_weights_are_taken_and_not_the_model_s(tmp_path: Path) -> None:
-    _, _, weights = make_folder(tmp_path, Kind())
-    path = tmp_path / "model_00000007.bin"
-    path.write_bytes(path.read_bytes()[:-4] + bytes(4))
-    assert same_bits(open_llmc_state(tmp_path).read("params", "lnfb", 0), tensor(weights, "lnfb"))
-
-
 def test_not_finite_values_are_reported(tmp_path: Path) -> None:
     make_folder(tmp_path, Kind("bf16"))
     path = tmp_path / "state_00000007_00000.bin"
@@ -548,7 +502,6 @@ def test_a_file_that_changes_while_it_is_read(tmp_path: Path) -> None:
 def test_files_that_are_shortened_behind_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the look at a file's size and the end of reading: an error; what was read before is not touched by it."""
     make_folder(tmp_path, Kind("bf16", 1))
-    paths = [tmp_path / name for name in ("state_00000007_00000.bin", "model_00000007.bin")]
     source = open_llmc_state(tmp_path)
     kept = {group: source.read(group, "wte", 0) for group in ("v", "copy")}
     before = {group: array.tobytes() for group, array in kept.items()}
@@ -563,7 +516,6 @@ def test_files_that_are_shortened_behind_the_check(tmp_path: Path, monkeypatch: 
     for group in kept:
         with pytest.raises(FormatError, match=r"ended at byte 1,100 while being read"):
             source.read(group, "wte", 0)
-    assert [path.stat().st_size for path in paths] == [1100, 1100]
     assert {group: array.tobytes() for group, array in kept.items()} == before
 
 
@@ -606,38 +558,27 @@ def test_bad_files_are_refused_in_one_line(tmp_path: Path, name: str) -> None:
     data, words = BAD[name]
     path = tmp_path / "state.bin"
     path.write_bytes(data)
-    with pytest.raises(FormatError, match=words) as caught:
+    with refused(path, words):
         read_state_file(path, CONFIG)
-    assert str(caught.value).startswith(f"{path}: ") and "\n" not in str(caught.value)
 
 
 def test_sizes_are_compared_before_memory_is_taken(tmp_path: Path) -> None:
     """A sparse file of 40 GB that promises ten billion shards; and one that says so without being that long."""
     path = tmp_path / "state.bin"
     path.write_bytes(patched(BODY, "<Q", 2**33))
-    tracemalloc.start()
-    with pytest.raises(FormatError):
+    with memory_below(1 << 20), pytest.raises(FormatError):
         read_state_file(path, CONFIG)
     path.write_bytes(GOOD[:1024])
     os.truncate(path, 40 << 30)
-    with pytest.raises(FormatError):
+    with memory_below(1 << 20), pytest.raises(FormatError):
         read_state_file(path, CONFIG)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 1 << 20
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_mutated_files(tmp_path: Path, data: st.DataObject) -> None:
     """Bytes of the header and the loader's part changed, the end cut or added to: FormatError, or all is in order."""
-    raw = bytearray(GOOD)
-    places = st.one_of(st.integers(0, 135), st.integers(BODY, len(GOOD) - 1), st.integers(0, len(GOOD) - 1))
-    for at in data.draw(st.lists(places, max_size=4)):
-        raw[at] = data.draw(st.integers(0, 255))
-    if data.draw(st.booleans()):
-        end = data.draw(st.integers(0, len(raw) + 100))
-        raw = raw[:end] + bytes(max(0, end - len(raw)))
+    raw = mutated(data.draw, GOOD, st.integers(0, 135) | st.integers(BODY, len(GOOD) - 1))
     path = tmp_path / "state.bin"
     path.write_bytes(raw)
     try:
@@ -650,8 +591,8 @@ def test_mutated_files(tmp_path: Path, data: st.DataObject) -> None:
         shards, samples = len(place["shard_indices"]), len(place["intra_shard_indices"])
         tail = 8 + 4 * shards + 8 + 4 * samples + 2520
         assert place["current_shard_idx"] < shards and place["current_sample_idx"] <= samples
-        assert mt_from_numpy(place["shuffle_rng"], state.seed) == bytes(raw[-2520:])
+        assert mt_from_numpy(place["shuffle_rng"], state.seed) == raw[-2520:]
     assert len(raw) == 1024 + 4 * len(state.values) * state.values["m"].size + tail
     processes = place["num_processes"]
     assert state.values["m"].size == N or (state.sharded and state.values["m"].size * processes == N)
-    assert state.values["m"].read(3, 2).tobytes() == bytes(raw[1036:1044])
+    assert state.values["m"].read(3, 2).tobytes() == raw[1036:1044]

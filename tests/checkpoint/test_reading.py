@@ -11,6 +11,7 @@ from llmc_jax.base import magics
 from llmc_jax.base.errors import FormatError
 from llmc_jax.base.files import opened, stamp_of
 from llmc_jax.checkpoint.reading import fp16_to_fp32, read_float32, read_header_ints
+from tests.checkpoint.damage import random_bits, refused
 
 
 def oracle_fp16(bits: int) -> int:
@@ -31,12 +32,12 @@ def test_fp16_for_all_patterns() -> None:
 
 def test_read_float32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llmc_jax.checkpoint.reading.CHUNK", 7)
-    words = np.random.default_rng(0).integers(0, 2**32, 50, dtype=np.uint64).astype("<u4")
-    halves = np.frombuffer(words.tobytes(), "<u2")
+    words = random_bits(50, 0)
+    halves = words.view(np.uint16)
     path = tmp_path / "values"
     path.write_bytes(b"abc" + words.tobytes())
     expected = {
-        "fp32": words.astype(np.uint32),
+        "fp32": words,
         "bf16": halves.astype(np.uint32) << 16,
         "fp16": np.array([oracle_fp16(int(h)) for h in halves], np.uint32),
     }
@@ -54,23 +55,20 @@ def test_a_stamp_is_of_one_file_at_one_time(tmp_path: Path) -> None:
         stamp = stamp_of(file)
     with opened(path, stamp) as file:
         assert file.read() == b"12345678"
-    other = tmp_path / "other"
-    other.write_bytes(b"12345678")
-    other.replace(path)
+    (tmp_path / "other").write_bytes(b"12345678")
+    (tmp_path / "other").replace(path)
     with pytest.raises(FormatError, match="changed while it was being read"), opened(path, stamp):
         pass
 
 
 HEADER = struct.pack("<256i", magics.DEBUG_STATE, *range(255))
 BAD = {
-    "empty": (b"", "0 bytes; a thing begins with a header of 1024"),
     "three bytes": (HEADER[:3], "3 bytes"),
     "cut": (HEADER[:1023], "1023 bytes; a thing begins with a header of 1024"),
     "unknown": (struct.pack("<256i", 17, *range(255)), f"17, expected magic {magics.DEBUG_STATE}"),
-    **{str(magic): (struct.pack("<256i", magic, *range(255)), what) for magic, what in magics.MEANINGS.items()},
+    "another file of llm.c's": (struct.pack("<256i", magics.MODEL, *range(255)), magics.MEANINGS[magics.MODEL]),
     "big-endian": (struct.pack(">256i", magics.DEBUG_STATE, *range(255)), "big-endian"),
 }
-del BAD[str(magics.DEBUG_STATE)]
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -78,6 +76,5 @@ def test_headers_that_are_refused(tmp_path: Path, name: str) -> None:
     data, words = BAD[name]
     path = tmp_path / "file"
     path.write_bytes(data)
-    with opened(path) as file, pytest.raises(FormatError, match=re.escape(words)) as caught:
+    with opened(path) as file, refused(path, re.escape(words)):
         read_header_ints(file, path, magics.DEBUG_STATE, "a thing")
-    assert str(caught.value).startswith(f"{path}: ") and "\n" not in str(caught.value)
