@@ -6,14 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import strategies as st
 
 from llmc_jax.base.files import plain
 from llmc_jax.compare import logs
 from llmc_jax.compare.command import COMMANDS, main
 from llmc_jax.compare.tensors import Show
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -28,11 +25,7 @@ def test_every_comparison_has_help_and_json(name: str, capsys: pytest.CaptureFix
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [
-        ([], "required: COMMAND"),
-        (["nothing"], "invalid choice: 'nothing'"),
-        (["logs"], "required: LOG"),
-    ],
+    [([], "required: COMMAND"), (["nothing"], "invalid choice: 'nothing'"), (["logs"], "required: LOG")],
 )
 def test_wrong_words(
     words: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -46,16 +39,8 @@ def test_wrong_words(
 # ----- what all of them print ---------------------------------------------------------------------------------------
 
 
-numbers = st.floats() | st.integers() | st.booleans() | st.none() | st.text()
-
-
 def test_arrays_and_odd_values_become_json() -> None:
-    value = {
-        "a": np.array([1.0, np.nan, np.inf]),
-        "b": np.float32(0.5),
-        "c": Path("x"),
-        "d": (np.int64(3), np.bool_(True)),
-    }
+    value = {"a": np.array([1.0, np.nan, np.inf]), "b": np.float32(0.5), "c": Path("x"), "d": (np.int64(3), np.True_)}
     assert plain(value) == {"a": [1.0, "nan", "inf"], "b": 0.5, "c": "x", "d": [3, True]}
 
 
