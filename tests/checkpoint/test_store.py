@@ -69,16 +69,16 @@ def digests_of(arrays: dict[str, np.ndarray]) -> dict[str, list[str]]:
     return found
 
 
-def save(run: Path, step: int, val_loss: Any = 3.5) -> store.Entry:
-    return store.seal(store.begin(run, step, arrays_of(step), facts_of(step, val_loss)))
+def save(run: Path, step: int, arrays: dict[str, np.ndarray], val_loss: Any = 3.5) -> store.Entry:
+    return store.seal(store.begin(run, step, arrays, facts_of(step, val_loss)))
 
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run folder with the checkpoints of steps 100 and 200; to be copied."""
     run = tmp_path_factory.mktemp("template")
-    save(run, 100)
-    save(run, 200, 3.25)
+    for step, loss in ((100, 3.5), (200, 3.25)):
+        save(run, step, arrays_of(step), loss)
     return run
 
 
@@ -87,7 +87,7 @@ def small_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same with two arrays each."""
     run = tmp_path_factory.mktemp("small")
     for step, loss in ((100, 3.5), (200, 3.25)):
-        store.seal(store.begin(run, step, two_arrays(step), facts_of(step, loss)))
+        save(run, step, two_arrays(step), loss)
     return run
 
 
@@ -315,9 +315,7 @@ def test_killed_at_any_moment_of_a_save(small_template: Path, tmp_path: Path, st
     """A new checkpoint, and one that replaces another: afterwards the newest is the old or the new one, and whole."""
     new = two_arrays(1)
     outcomes = []
-    for run in struck(
-        small_template, tmp_path, lambda run: store.seal(store.begin(run, step, new, facts_of(step, 1.0)))
-    ):
+    for run in struck(small_template, tmp_path, lambda run: save(run, step, new, 1.0)):
         store.clean(run)
         newest = store.newest_good(run, lambda line: None)
         assert newest is not None
@@ -338,7 +336,7 @@ def test_an_error_at_any_moment_of_a_save(small_template: Path, tmp_path: Path, 
 
     def action(run: Path) -> None:
         try:
-            store.seal(store.begin(run, step, two_arrays(1), facts_of(step, 1.0)))
+            save(run, step, two_arrays(1), 1.0)
         except InputError as error:
             said.append(str(error))
 
