@@ -50,12 +50,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Files]:
     monkeypatch.setattr(download, "WAIT_SECONDS", 0.01)
     for name in ("HF_HUB_OFFLINE", "HF_HUB_CACHE", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH"):
         monkeypatch.delenv(name, raising=False)
-    values = {
-        "no_proxy": "127.0.0.1",
-        "HF_TOKEN": "secret",
-        "HF_HOME": "theirs",
-        "LLMC_JAX_CACHE": str(tmp_path / "ours"),
-    }
+    values = {"no_proxy": "127.0.0.1", "HF_TOKEN": "secret", "HF_HOME": "theirs", "LLMC_JAX_CACHE": f"{tmp_path}/ours"}
     for name, value in values.items():
         monkeypatch.setenv(name, value)
     with serving() as files:
@@ -109,8 +104,7 @@ def test_each_command_takes_the_name(gpt2: Files, made: Path, capsys: pytest.Cap
     assert library.load("openai-community/gpt2").config == open_source(made).config
     for config in (replace(TrainConfig(), model="gpt2"), replace(TrainConfig(), init_from="gpt2")):
         model = resolve_model(config)
-        assert model.name == "gpt2"
-        assert model.source is not None
+        assert model.name == "gpt2" and model.source is not None
         np.testing.assert_array_equal(flat_parameters(model.source), expected)
     assert len(gpt2.asked) == len(NAMES)  # once for all
     assert not Path("theirs").exists()
@@ -129,10 +123,8 @@ def test_what_the_server_lists_is_kept(server: Files, made: Path) -> None:
         assert (folder / name).read_bytes() == (made / name).read_bytes()
     (folder / "model.safetensors").unlink()
     server.content["/api/models/own/small/revision/main"] = json.dumps({"sha": OTHER}).encode()
-    assert folder_of(model) == folder
-    assert asked(server)[6:] == ["model.safetensors"]  # still of the first commit
-    assert folder_of(model) == folder
-    assert len(server.asked) == 7
+    assert folder_of(model) == folder_of(model) == folder
+    assert asked(server)[6:] == ["model.safetensors"]  # once, and still of the first commit
     assert model_named(f"hf:own/small@{COMMIT}") == Published("own/small", COMMIT)
 
 
@@ -155,21 +147,25 @@ def test_a_model_in_several_files(server: Files, made: Path) -> None:
         open_source(f"hf:own/huge@{COMMIT}")
 
 
-@pytest.mark.parametrize("folder", ["models--openai-community--gpt2", "models--gpt2", "main"])
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [
+        ("gpt2", Path("elsewhere/models--openai-community--gpt2")),
+        ("gpt2", Path("elsewhere/models--gpt2")),
+        ("hf:own/small", Path("theirs/hub/models--own--small")),
+    ],
+)
 def test_a_snapshot_in_the_cache_of_hugging_face_is_read(
-    gpt2: Files, made: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+    gpt2: Files, made: Path, monkeypatch: pytest.MonkeyPatch, name: str, folder: Path
 ) -> None:
-    name = "gpt2"
-    cache = Path("theirs/hub") if folder == "main" else Path("elsewhere")
-    if folder == "main":
-        name, folder = "hf:own/small", "models--own--small"
-        (cache / folder / "refs").mkdir(parents=True)
-        (cache / folder / "refs/main").write_text(COMMIT)
-    else:
+    if name == "gpt2":
         monkeypatch.setenv("HF_HUB_CACHE", "elsewhere")
-    shutil.copytree(made, cache / folder / "snapshots" / COMMIT)
+    else:
+        (folder / "refs").mkdir(parents=True)
+        (folder / "refs/main").write_text(COMMIT)
+    shutil.copytree(made, folder / "snapshots" / COMMIT)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert open_source(name).path == cache / folder / "snapshots" / COMMIT
+    assert open_source(name).path == folder / "snapshots" / COMMIT
     assert gpt2.asked == []
     assert not Path("ours").exists()
 

@@ -76,10 +76,11 @@ def brute_average(values: list[float], window: int) -> list[float]:
     return out
 
 
+LOSSES = st.sampled_from([0.0, 0.005, 0.02, -0.02, 0.5, math.nan])
+
+
 @settings(deadline=None)
-@given(
-    st.lists(st.sampled_from([0.0, 0.005, 0.02, -0.02, 0.5, math.nan]), min_size=1, max_size=40), st.integers(1, 9)
-)  # fmt: skip
+@given(st.lists(LOSSES, min_size=1, max_size=40), st.integers(1, 9))
 def test_averages_and_partings_by_the_definition(values: list[float], window: int) -> None:
     each = one_difference([0.0] * len(values), values, window=window)
     np.testing.assert_allclose(each.averaged, brute_average(values, window), atol=1e-15)
@@ -111,9 +112,8 @@ def test_validations_over_another_number_of_batches_are_not_compared(
     for name, batches, loss in (("a", 5, 4.0), ("b", 20, 4.5)):
         (tmp_path / name).mkdir()
         with RunLog(tmp_path / name) as log:
-            for step in (0, 2):
-                log.val(step, loss=loss, batches=batches)
-            log.val(3, loss=loss, batches=7)
+            for step, count in ((0, batches), (2, batches), (3, 7)):
+                log.val(step, loss=loss, batches=count)
             for step in range(3):
                 log.train(StepFigures(step, loss=3.0, norm=1.0, lr=0.1, ms=1.0, tokens_per_second=1e3))
     assert main(["logs", str(tmp_path / "a"), str(tmp_path / "b"), "--json"]) == DIFFERS  # by step 3
@@ -132,8 +132,7 @@ def test_validations_over_another_number_of_batches_are_not_compared(
 
 
 def test_speed_leaves_the_first_step_out() -> None:
-    log = log_of([1, 1, 1, 1], ms=[9000, 10, 30, math.nan])
-    found = logs.figures_of(log)
+    found = logs.figures_of(log_of([1, 1, 1, 1], ms=[9000, 10, 30, math.nan]))
     assert (found["median_ms"], found["steps_per_second"]) == (20, 50)
     assert median(log_of([1]).of("ms")) is None
     assert median(log_of([1], ms=[5]).of("ms")) == 5
@@ -188,7 +187,7 @@ def test_the_command_prints_and_writes(two: list[str], tmp_path: Path, capsys: p
     assert found["comparison"] == "logs" and [each["path"] for each in found["logs"]] == two
     train, val = found["differences"]
     assert (train["parts"], train["largest_at"], val["parts"]) == (110, 199, 200)
-    np.testing.assert_allclose(train["values"][110], 0.011, atol=1e-4)
+    assert train["values"][110] == pytest.approx(0.011, abs=1e-4)
     table = {name: values[1] for name, values in found["table"].items()}
     assert table == {"step": 100, "train": [3.0099, 3.0109], "val": [3.25, 3.25]}
     assert main(["logs", two[0], two[0], "--json"]) == 0  # alone, on the screen
@@ -211,9 +210,7 @@ def test_what_the_command_refuses(name: str, two: list[str], capsys: pytest.Capt
     words, expected = REFUSED[name]
     before = Path(two[0]).read_bytes()
     assert main(["logs", *({"A": two[0], "B": two[1]}.get(word, word) for word in words)]) == 2
-    output = capsys.readouterr()
-    assert not output.out
-    line = output.err
-    assert re.match("llmc-jax compare( logs)?: ", line) and line.count("\n") == 1
+    out, line = capsys.readouterr()
+    assert not out and re.match("llmc-jax compare( logs)?: ", line) and line.count("\n") == 1
     assert re.search(expected, line), line
     assert Path(two[0]).read_bytes() == before

@@ -99,8 +99,6 @@ def main() -> None:
     content = provenance | {"settings": SETTINGS, "tokens_sha256": fingerprint(SETTINGS)} | figures
     out.write_text(json.dumps(content, indent=1) + "\n")
     print(f"{out}: {out.stat().st_size:,} bytes")
-    for loss, norm, rate in zip(figures["losses"], figures["norms"], figures["rates"], strict=True):
-        print(f"loss {loss:.6f}  norm {norm:.4f}  lr {rate:.3e}")
 
 
 if __name__ == "__main__":

@@ -97,11 +97,8 @@ def initialise(model):
     nn.init.normal_(model.wte.weight, 0.0, 0.02)
     nn.init.normal_(model.wpe.weight, 0.0, 0.02)
     for block in model.h:
-        nn.init.normal_(block.c_attn.weight, 0.0, 0.02)
-        nn.init.normal_(block.attn_proj.weight, 0.0, residual_std)
-        nn.init.normal_(block.c_fc.weight, 0.0, 0.02)
-        nn.init.normal_(block.mlp_proj.weight, 0.0, residual_std)
         for linear in (block.c_attn, block.attn_proj, block.c_fc, block.mlp_proj):
+            nn.init.normal_(linear.weight, 0.0, residual_std if linear in (block.attn_proj, block.mlp_proj) else 0.02)
             nn.init.zeros_(linear.bias)
 
 
@@ -221,9 +218,6 @@ def main():
     }  # fmt: skip
     np.savez_compressed(out, meta=np.array(json.dumps(meta)), **arrays)
     print(f"{out}: {out.stat().st_size:,} bytes")
-    for suffix in ("fp32", "fp64"):
-        print(f"losses_{suffix}", " ".join(f"{x:.6f}" for x in arrays[f"losses_{suffix}"]))
-        print(f"norms_{suffix} ", " ".join(f"{x:.6f}" for x in arrays[f"norms_{suffix}"]))
 
 
 if __name__ == "__main__":
