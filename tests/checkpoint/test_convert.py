@@ -9,12 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
-import ml_dtypes
 import numpy as np
 import pytest
 
 from llmc_jax.checkpoint import conversion, reading, store
-from llmc_jax.checkpoint.contents import Identity, Metadata
 from llmc_jax.checkpoint.convert import main, tensor_stats
 from llmc_jax.checkpoint.llmc import read_header, write_model
 from llmc_jax.checkpoint.source import Source
@@ -23,7 +21,7 @@ from llmc_jax.config.model import ModelConfig
 from llmc_jax.data.tokenizers import bytes_tokenizer, write_tokenizer_bin
 from llmc_jax.models.gpt2.tensors import num_parameters, tensor_specs, views
 from tests.checkpoint.damage import random_bits
-from tests.states import joined
+from tests.checkpoint.test_sources import random_arrays, save
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ModelConfig(max_seq_len=8, vocab_size=50, padded_vocab_size=128, num_layers=2, num_heads=2, channels=16)
@@ -192,17 +190,8 @@ def test_every_format_to_every_format(
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A run in bf16 after 7 steps, whose copy is not what rounding would give, as with stochastic rounding."""
-    rng = np.random.default_rng(0)
-    arrays: dict[str, np.ndarray] = {"step": np.array(7, np.int32), "updates": np.array(7, np.int32)}
-    for spec in tensor_specs(CONFIG):
-        for group in ("params", "m", "v"):
-            arrays[f"{group}/{spec.name}"] = rng.normal(size=spec.shape).astype(np.float32)
-        arrays[f"copy/{spec.name}"] = rng.normal(size=spec.shape).astype(ml_dtypes.bfloat16)
-    path = tmp_path / "run"
-    path.mkdir()
-    metadata = Metadata(7, Identity(CONFIG, "bf16", True)).to_json()
-    store.seal(store.begin(path, 7, joined(arrays, CONFIG), metadata))
-    return path
+    arrays = random_arrays(7, copy="bfloat16", config=CONFIG)
+    return save(tmp_path / "run", 7, arrays, "bf16", CONFIG).parent
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import struct
 import tracemalloc
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -304,14 +305,14 @@ def test_write_errors_leave_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         write_model(path, TINY, flat, version=5)
     with pytest.raises(KeyboardInterrupt):
         write_model(path, TINY, flat, version=5)
-    with pytest.raises(InputError, match="there is no folder"):
-        write_model(tmp_path / "none" / "m.bin", TINY, flat)
-    with pytest.raises(InputError, match="it is a folder"):
-        write_model(tmp_path, TINY, flat)
-    with pytest.raises(InputError, match=r"can write 3 \(fp32\) and 5 \(bf16\)"):
-        write_model(path, TINY, flat, version=4)
-    with pytest.raises(InputError, match="holds numbers up to 2,147,483,647"):
-        write_model(path, ModelConfig(2**31, 3, 128, 2, 2, 4), flat)
+    for target, config, version, words in (
+        (tmp_path / "none" / "m.bin", TINY, 3, "there is no folder"),
+        (tmp_path, TINY, 3, "it is a folder"),
+        (path, TINY, 4, r"can write 3 \(fp32\) and 5 \(bf16\)"),
+        (path, replace(TINY, max_seq_len=2**31), 3, "holds numbers up to 2,147,483,647"),
+    ):
+        with pytest.raises(InputError, match=words):
+            write_model(target, config, flat, version=version)
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
 
 
@@ -326,16 +327,8 @@ ODD_INTS = st.one_of(
 
 @st.composite
 def mutated_files(draw: st.DrawFn) -> bytes:
-    NH = draw(st.integers(1, 2))
-    V = draw(st.integers(1, 5))
-    config = ModelConfig(
-        max_seq_len=draw(st.integers(1, 3)),
-        vocab_size=V,
-        padded_vocab_size=V + draw(st.integers(0, 4)),
-        num_layers=draw(st.integers(1, 2)),
-        num_heads=NH,
-        channels=NH * draw(st.integers(1, 3)),
-    )
+    maxT, V, more, L, NH, HS = (draw(st.integers(*ends)) for ends in ((1, 3), (1, 5), (0, 4), (1, 2), (1, 2), (1, 3)))
+    config = ModelConfig(maxT, V, V + more, L, NH, NH * HS)
     version = draw(st.integers(1, 5))
     order = draw(st.sampled_from(["in-place", "end"]))
     tensors = random_tensors(config, version, draw(st.integers(0, 99)))

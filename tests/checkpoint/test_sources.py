@@ -29,21 +29,23 @@ HUGGING_FACE = Path(__file__).resolve().parents[1] / "golden" / "hugging_face"
 Arrays = dict[str, np.ndarray]
 
 
-def random_arrays(step: int, weights: str = "float32", copy: str | None = None) -> Arrays:
+def random_arrays(step: int, weights: str = "float32", copy: str | None = None, config: ModelConfig = CONFIG) -> Arrays:
     """The arrays of a training state; 16-bit weights as params or beside them."""
     rng = np.random.default_rng(step)
     arrays: Arrays = {"step": np.array(step, np.int32), "updates": np.array(step, np.int32)}
     groups = {"params": weights, "m": "float32", "v": "float32", **({"copy": copy} if copy else {})}
     for group, dtype in groups.items():
-        for spec in tensor_specs(CONFIG):
+        for spec in tensor_specs(config):
             arrays[f"{group}/{spec.name}"] = rng.normal(size=spec.shape).astype(dtype_of(dtype))
     return arrays
 
 
-def save(run: Path, step: int, arrays: Arrays, dtype: str = "fp32", **metadata: Any) -> Path:
+def save(
+    run: Path, step: int, arrays: Arrays, dtype: str = "fp32", config: ModelConfig = CONFIG, **metadata: Any
+) -> Path:
     run.mkdir(exist_ok=True)
-    stored = Metadata(step, Identity(CONFIG, dtype, True)).to_json() | metadata
-    return store.seal(store.begin(run, step, joined(arrays, CONFIG), stored)).folder
+    stored = Metadata(step, Identity(config, dtype, True)).to_json() | metadata
+    return store.seal(store.begin(run, step, joined(arrays, config), stored)).folder
 
 
 def assert_holds(path: Path, arrays: Arrays, groups: tuple[str, ...] = ("params", "m", "v")) -> None:
