@@ -47,11 +47,7 @@ def main():
     merges_txt = "\n".join(["#version: 0.2", *shared["merges"], ""])
 
     def old(vocab="@vocab", **more):
-        return {
-            "vocab.json": vocab,
-            "merges.txt": merges_txt,
-            **{f"{name}.json": value for name, value in more.items()},
-        }
+        return {"vocab.json": vocab, "merges.txt": merges_txt, **{f"{name}.json": more[name] for name in more}}
 
     def new(pre=BYTE_LEVEL, normalizer=None, tokens=(), config=WHOLE, **model):
         whole = {
