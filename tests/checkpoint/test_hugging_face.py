@@ -67,6 +67,7 @@ def test_logits_are_those_of_transformers() -> None:
     """Same weights, same tokens, float32: both sides round alike to some 1e-6 of logits of the order of 5."""
     source = open_source(FIXTURE)
     assert source.config == CONFIG and source.dtype == "fp32" and source.kind == "hugging-face"
+    assert all(reader(source)(piece).flags.c_contiguous for piece in slices(CONFIG))
     with np.load(FIXTURE / "logits.npz") as golden:
         tokens, expected = golden["tokens"], golden["logits"]
     params = views(jnp.asarray(flat_parameters(source)), CONFIG)
