@@ -93,12 +93,6 @@ def _without_syncing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "posix_fadvise", lambda *_: None, raising=False)
 
 
-@pytest.fixture
-def shared(template: Path, tmp_path: Path) -> Path:
-    """That folder in a copy that may be spoilt."""
-    return Path(shutil.copytree(template.parent, tmp_path / "run")) / template.name
-
-
 # ----- what is written ----------------------------------------------------------------------------------------------
 
 
@@ -315,12 +309,11 @@ def test_a_flipped_bit_is_found_and_named_wherever_it_is_read(either: Path, name
 @pytest.mark.slow
 @pytest.mark.parametrize(("layout", "processes"), [("shared", 3), ("alone", 3), ("shared", 70)])
 def test_processes_share_the_checking(
-    shared: Path, alone: Path, tmp_path: Path, processes: int, layout: str, monkeypatch: pytest.MonkeyPatch
+    template: Path, alone: Path, tmp_path: Path, processes: int, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each byte is read by one of them, and each damage found by one."""
-    if layout == "alone":
-        shared = Path(shutil.copytree(alone.parent, tmp_path / "alone")) / alone.name
-    run, read = shared.parent, []
+    run, read = tmp_path / "run", []
+    folder = Path(shutil.copytree((template if layout == "shared" else alone).parent, run)) / alone.name
     real = store.damaged_blocks
 
     def damaged(folder: Path, name: str, tensor: manifest.Tensor, start: int, stop: int) -> list[int]:
@@ -338,14 +331,14 @@ def test_processes_share_the_checking(
         parts = sorted((start, stop) for found, start, stop in read if found == name)
         assert [start for start, _ in parts] == [0, *(stop for _, stop in parts[:-1])] and parts[-1][1] == array.size
     owner = next(p for p in range(processes) if 40 in store.own_blocks(p, processes))
-    path, byte = (shared / "tensors/m/c/40", 17) if layout == "shared" else (shared / "tensors/m/c/0", 160 * BLOCK + 17)
+    path, byte = (folder / "tensors/m/c/40", 17) if layout == "shared" else (folder / "tensors/m/c/0", 160 * BLOCK + 17)
     flip(path, byte)
     assert list(finders()) == [owner] and f"elements {40 * BLOCK:,} to" in finders()[owner]
     flip(path, byte)
-    flip(shared / "tensors/step/c", 0)
+    flip(folder / "tensors/step/c", 0)
     assert finders() == {0: "tensors/step/c: damaged: elements 0 to 0 are not what was saved"}
-    flip(shared / "tensors/step/c", 0)
+    flip(folder / "tensors/step/c", 0)
     path.unlink()
-    assert {0: f"{path.relative_to(shared)}: is missing"}.items() <= finders().items()
-    (shared / "MANIFEST.json").unlink()
+    assert {0: f"{path.relative_to(folder)}: is missing"}.items() <= finders().items()
+    (folder / "MANIFEST.json").unlink()
     assert set(finders()) == set(range(processes))

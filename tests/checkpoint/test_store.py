@@ -256,11 +256,9 @@ def test_everything_is_synced_before_it_counts(tmp_path: Path, monkeypatch: pyte
     writing = store.begin(tmp_path, 5, two_arrays(5), facts_of(5))
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(os, "rename", renamed)
-    folder = store.seal(writing).folder
-    hidden = writing.folder.name
-    everything = {f"{hidden}/{path.relative_to(folder)}" for path in folder.rglob("*")} | {hidden}
+    folder, hidden = store.seal(writing).folder, writing.folder.name
     at = events.index(f"{hidden} -> {folder.name}")
-    assert set(events[:at]) == everything
+    assert set(events[:at]) == {f"{hidden}/{path.relative_to(folder)}" for path in folder.rglob("*")} | {hidden}
     kind, hidden_done, last = events[at + 1 :]
     assert (kind, last) == (".", ".") and hidden_done.startswith(".DONE_00000005.")
 
