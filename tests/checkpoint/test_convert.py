@@ -189,11 +189,7 @@ def run(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("target", "flags", "group"),
-    [
-        ("llmc", ["--dtype", "fp32"], "params"),
-        ("llmc", [], "copy"),
-        ("hf", ["--dtype", "bf16"], "copy"),
-    ],
+    [("llmc", ["--dtype", "fp32"], "params"), ("llmc", [], "copy"), ("hf", ["--dtype", "bf16"], "copy")],
 )
 def test_a_16_bit_run_gives_its_copy_or_its_master_weights(
     run: Path, tmp_path: Path, target: str, flags: list[str], group: str

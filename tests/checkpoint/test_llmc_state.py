@@ -470,7 +470,7 @@ def test_files_that_are_shortened_behind_the_check(tmp_path: Path, monkeypatch: 
     before = {group: array.tobytes() for group, array in kept.items()}
     for name in ("state_00000007_00000.bin", "model_00000007.bin"):
         os.truncate(tmp_path / name, 1100)
-    monkeypatch.setattr(reading, "opened", lambda path, _: opened(path))
+    monkeypatch.setattr(reading, "opened", lambda path, _: opened(path))  # as if it had been looked at before
     for group in kept:
         with pytest.raises(FormatError, match=r"ended at byte 1,100 while being read"):
             source.read(group, "wte", 0)
