@@ -1,43 +1,26 @@
 """Fixtures of the data tests: a small byte-pair table, so that they need neither GPT-2's nor a network."""
 
-import itertools
 import struct
-from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-SMALL_TEXT = "the cat sat on the mat, the dog's on the log; they'll see 12 more in the 12th hour.\n\n  And then?\n" * 2
-SMALL_MERGES = 37
-SMALL_SPACES = (b"  ", b"\n\n", b"    ")  # as GPT-2's table, so that where a run of spaces is cut shows
+from llmc_jax.data import download
+from tests.data.server import Files, serving
 
-
-def learn_pieces(text: str, merges: int) -> list[bytes]:
-    """A table as GPT-2's: the single bytes in an order of its own, then the most frequent pair again and again."""
-    pieces = [bytes([value * 77 % 256]) for value in range(256)]
-    words = [[bytes([value]) for value in f" {word}".encode()] for word in text.split()]
-    for _ in range(merges):
-        pairs = Counter(pair for word in words for pair in itertools.pairwise(word))
-        best = min(pairs, key=lambda pair: (-pairs[pair], pair))
-        pieces.append(best[0] + best[1])
-        for word in words:
-            merge(word, best)
-    return pieces
-
-
-def merge(word: list[bytes], pair: tuple[bytes, bytes]) -> None:
-    """Join a pair wherever it stands in the word, from left to right."""
-    at = 0
-    while at + 1 < len(word):
-        if (word[at], word[at + 1]) == pair:
-            word[at : at + 2] = [word[at] + word[at + 1]]
-        at += 1
+# The most frequent pair of a small text, joined again and again, as GPT-2's table was learned.
+LEARNED = (
+    b"th| th| the|at| 1| m| o| s| 12| on|og| A| c| d| h| i| l| 12th| An| And| cat| dog| dog'| dog's| ho| hou| hour"
+    b"| hour.| in| log| log;| mat| mo| mat,| mor| more| sat"
+).split(b"|")
+SPACES = (b"  ", b"\n\n", b"    ")  # as in GPT-2's table, so that where a run of spaces is cut shows
 
 
 @pytest.fixture(scope="session")
 def small_pieces() -> tuple[bytes, ...]:
-    """297 pieces; the last is the end-of-text token."""
-    return (*learn_pieces(SMALL_TEXT, SMALL_MERGES), *SMALL_SPACES, b"<|end|>")
+    """297 pieces: the single bytes in an order of their own first; the last is the end-of-text token."""
+    return (*(bytes([value * 77 % 256]) for value in range(256)), *LEARNED, *SPACES, b"<|end|>")
 
 
 @pytest.fixture(scope="session")
@@ -50,7 +33,21 @@ def small_bin(tmp_path_factory: pytest.TempPathFactory, small_pieces: tuple[byte
 
 
 @pytest.fixture(autouse=True)
-def _no_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No test sees or fills this machine's caches, and none finds a table in the folder it happens to run in."""
-    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path / "no-tiktoken-cache"))
-    monkeypatch.setenv("LLMC_JAX_CACHE", str(tmp_path / "cache"))
+def _own_folder_no_caches_and_no_login(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Each test runs in its tmp_path, with no table in it; none sees or fills this machine's caches."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("HF_HUB_OFFLINE", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    places = {"TIKTOKEN_CACHE_DIR": "no-tiktoken-cache", "LLMC_JAX_CACHE": "cache", "HF_HOME": "no-login"}
+    for name, folder in places.items():
+        monkeypatch.setenv(name, str(tmp_path / folder))
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Files]:
+    """A file server in the place of Hugging Face's."""
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setattr(download, "PAUSES", (0.0, 0.0, 0.0))
+    with serving() as files:
+        monkeypatch.setenv("HF_ENDPOINT", files.address)
+        yield files

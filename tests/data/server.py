@@ -11,8 +11,6 @@ from typing import NamedTuple
 
 
 class Asked(NamedTuple):
-    """A request that came."""
-
     path: str
     range: str | None
     token: str | None
@@ -53,42 +51,38 @@ def serving() -> Iterator[Files]:
             if files.status.get(path):
                 self.send_error(files.status[path].pop(0))
             elif path in files.redirects:
-                self.send_response(302)
-                self.send_header("Location", files.redirects[path])
-                self.end_headers()
+                self.answer(302, b"", {"Location": files.redirects[path]})
             elif path in files.listings:
-                self.list(*files.listings[path])
+                entries, following = files.listings[path]
+                link = {"Link": f'<{following}>; rel="next"'} if following else {}
+                self.answer(200, json.dumps(entries).encode(), link)
             elif path in files.content:
                 self.file(path, files.content[path])
             else:
                 self.send_error(404)
 
-        def list(self, entries: list[object], following: str | None) -> None:
-            self.send_response(200)
-            if following:
-                self.send_header("Link", f'<{following}>; rel="next"')
+        def answer(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
             self.end_headers()
-            self.wfile.write(json.dumps(entries).encode())
+            self.wfile.write(body)
 
         def file(self, path: str, data: bytes) -> None:
             first = self.first_byte()
             if first is not None and first >= len(data):
                 self.send_error(416)
                 return
-            self.send_response(200 if first is None else 206)
-            if first is not None:
-                self.send_header("Content-Range", f"bytes {first}-{len(data) - 1}/{len(data)}")
             rest = data[first or 0 :]
-            if files.lengths:
-                self.send_header("Content-Length", str(len(rest)))
-            self.end_headers()
-            self.wfile.write(rest[: files.drops[path].pop(0)] if files.drops.get(path) else rest)
+            headers = {"Content-Length": str(len(rest))} if files.lengths else {}
+            if first is not None:
+                headers["Content-Range"] = f"bytes {first}-{len(data) - 1}/{len(data)}"
+            sent = rest[: files.drops[path].pop(0)] if files.drops.get(path) else rest
+            self.answer(200 if first is None else 206, sent, headers)
 
         def first_byte(self) -> int | None:
             match = re.fullmatch(r"bytes=(\d+)-", self.headers["Range"] or "")
-            if match is None or not files.ranges:
-                return None
-            return int(match[1])
+            return int(match[1]) if match and files.ranges else None
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         server.daemon_threads = True

@@ -30,15 +30,15 @@ LEFT_OUT = [
 
 
 @pytest.fixture()
-def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
+def library(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
     """A standard library of 60 small files and some that must be left out; what belongs in, by name."""
-    root = tmp_path / "lib"
+    root = Path("lib")
     inside = {f"{folder}m{number}.py": f"# {folder}{number}\nx = {number} ** 2\n".encode() for number in range(20)
               for folder in ("", "json/", "email/mime/")}  # fmt: skip
     for name, data in {**inside, **dict.fromkeys(LEFT_OUT, b"\xff left out")}.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(data)
-    (root / "broken_link.py").symlink_to(tmp_path / "nowhere")
+    (root / "broken_link.py").symlink_to(Path("nowhere"))
     monkeypatch.setattr("sysconfig.get_paths", lambda: {"stdlib": str(root)})
     return inside
 
@@ -55,7 +55,7 @@ def expected_tokens(files: dict[str, bytes], validation: bool) -> list[int]:
 def test_the_corpus_is_the_files_in_order(library: dict[str, bytes]) -> None:
     corpus = stdlib_corpus()
     train, val = open_token_file(corpus.train), open_token_file(corpus.val)
-    assert (train.kind, val.kind) == ("gpt2-uint16", "gpt2-uint16")
+    assert train.kind == val.kind == "gpt2-uint16"
     assert train.read().tolist() == expected_tokens(library, validation=False)
     assert val.read().tolist() == expected_tokens(library, validation=True)
     assert (corpus.train_tokens, corpus.val_tokens) == (train.num_tokens, val.num_tokens)
@@ -66,14 +66,14 @@ def test_the_corpus_is_the_files_in_order(library: dict[str, bytes]) -> None:
     assert corpus.bigram_nats == bigram_baseline(train.read(), val.read(), 257)
 
 
-def test_other_sources_make_another_corpus_beside_the_first(library: dict[str, bytes], tmp_path: Path) -> None:
+def test_other_sources_make_another_corpus_beside_the_first(library: dict[str, bytes]) -> None:
     first = stdlib_corpus()
     before = first.train.read_bytes()
-    (tmp_path / "lib" / "m0.py").write_bytes(b"changed")
+    Path("lib/m0.py").write_bytes(b"changed")
     second = stdlib_corpus()
     assert second.fingerprint != first.fingerprint
     assert first.train.read_bytes() == before
-    (tmp_path / "lib" / "m0.py").write_bytes(library["m0.py"])
+    Path("lib/m0.py").write_bytes(library["m0.py"])
     assert stdlib_corpus().fingerprint == first.fingerprint
 
 
@@ -91,37 +91,32 @@ def test_a_damaged_cache_is_made_again(library: dict[str, bytes], damage: str) -
     assert corpus.val.read_bytes() == good
 
 
-def test_a_cache_that_cannot_be_written(
-    library: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_text("in the way")
-    monkeypatch.setenv("LLMC_JAX_CACHE", str(tmp_path / "file"))
+def test_a_cache_that_cannot_be_written(library: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("file").write_text("in the way")
+    monkeypatch.setenv("LLMC_JAX_CACHE", "file")
     with pytest.raises(InputError, match="set LLMC_JAX_CACHE to one that can be written"):
         stdlib_corpus()
 
 
 def test_a_python_without_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sysconfig.get_paths", lambda: {"stdlib": str(tmp_path / "python312.zip")})
+    monkeypatch.setattr("sysconfig.get_paths", lambda: {"stdlib": "python312.zip"})
     with pytest.raises(InputError, match=r"holds no \.py files"):
         stdlib_corpus()
-    (tmp_path / "a.py").write_text("x")
+    Path("a.py").write_text("x")
     monkeypatch.setattr("sysconfig.get_paths", lambda: {"stdlib": str(tmp_path)})
     with pytest.raises(InputError, match="too few"):
         stdlib_corpus()
 
 
-def test_two_processes_at_once_make_the_real_corpus(tmp_path: Path) -> None:
+def test_two_processes_at_once_make_the_real_corpus() -> None:
     code = "from llmc_jax.data.corpora import stdlib_corpus as s; c = s(); print(c.fingerprint, c.train, c.val)"
     environment = {**os.environ, "PYTHONPATH": str(Path(corpora.__file__).parents[2])}
-    runs = [
-        subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
+    command = [sys.executable, "-c", code]
+    runs = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     outputs = [run.communicate()[0] for run in runs]
-    assert [run.returncode for run in runs] == [0, 0]
-    assert outputs[0] == outputs[1]
     corpus = stdlib_corpus()
-    assert outputs[0].split() == [corpus.fingerprint, str(corpus.train), str(corpus.val)]
+    assert [run.returncode for run in runs] == [0, 0]
+    assert outputs == [f"{corpus.fingerprint} {corpus.train} {corpus.val}\n"] * 2
     assert len(list(cache_folder().iterdir())) == 4  # token files, their table and index, nothing half-written
     train, val = open_token_file(corpus.train).read(), open_token_file(corpus.val).read()
     assert train.size > 5_000_000 and 0.02 < val.size / train.size < 0.12
@@ -129,29 +124,19 @@ def test_two_processes_at_once_make_the_real_corpus(tmp_path: Path) -> None:
     assert b"import os" in train[:1_000_000].astype(np.uint8).tobytes()
 
 
-# ----- baselines ----------------------------------------------------------------------------------------------------
-
-
-def plain_entropy(train: list[int], val: list[int], vocab: int) -> float:
-    """The same figure by loops over a dictionary."""
-    single, pair, before = Counter(train), Counter(itertools.pairwise(train)), Counter(train[:-1])
-    q = [(single[token] + 1) / (len(train) + vocab) for token in range(vocab)]
-    following = list(itertools.pairwise(val))
-    return -sum(math.log((pair[a, b] + 10 * q[b]) / (before[a] + 10)) for a, b in following) / len(following)
-
-
 @given(st.data())
 @settings(deadline=None)
 def test_entropies(data: st.DataObject) -> None:
+    """The same figure by loops over a dictionary."""
     vocab = data.draw(st.integers(1, 7))
     tokens = st.lists(st.integers(0, vocab - 1), min_size=2, max_size=50)
     train, val = data.draw(tokens), data.draw(tokens)
-    expected = plain_entropy(train, val, vocab)
+    single, pair, before = Counter(train), Counter(itertools.pairwise(train)), Counter(train[:-1])
+    q = [(single[token] + 1) / (len(train) + vocab) for token in range(vocab)]
+    following = list(itertools.pairwise(val))
+    expected = -sum(math.log((pair[a, b] + 10 * q[b]) / (before[a] + 10)) for a, b in following) / len(following)
     arrays = np.array(train, np.uint16), np.array(val, np.uint16)
     np.testing.assert_allclose(bigram_baseline(*arrays, vocab), expected, rtol=1e-12, atol=1e-12)
-
-
-# ----- files --------------------------------------------------------------------------------------------------------
 
 
 def test_cache_folders(monkeypatch: pytest.MonkeyPatch) -> None:

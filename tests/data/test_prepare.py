@@ -2,11 +2,11 @@
 
 import hashlib
 import json
-import random
 import re
 import struct
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,27 +20,22 @@ from llmc_jax.data.command import main
 from llmc_jax.data.documents import BLANK_LINE, Reading, cut_documents, find_inputs
 from llmc_jax.data.prepare import Prepared, Settings, prepare
 from llmc_jax.data.tokenizers import Tokenizer, bin_tokenizer, bytes_tokenizer
+from tests.data.files import parquet_bytes, tokens_of
 
+BYTES = bytes_tokenizer()
 TEXTS = [f"Document {number}.\nIt says é, 漢字 and 🙂 {number * 'again '}" for number in range(30)]
 
 
-def tokens_of(path: Path) -> list[int]:
-    """An independent reader of the two formats with a header."""
-    data = path.read_bytes()
-    magic, version, count = struct.unpack("<3i", data[:12])
-    assert data[12:1024] == bytes(1012)
-    dtype = {(20240520, 1): "<u2", (20240801, 7): "<u4"}[magic, version]
-    tokens = np.frombuffer(data[1024:], dtype)
-    assert tokens.size == count
-    return tokens.tolist()
+def both_of(made: Prepared) -> tuple[list[int], list[int]]:
+    """The tokens for validation, and those for training."""
+    found: dict[str, list[int]] = {"val": [], "train": []}
+    for shard in made.shards:
+        found[shard.split] += tokens_of(shard.path)
+    return found["val"], found["train"]
 
 
-def all_tokens(made: Prepared, split: str) -> list[int]:
-    return [token for shard in made.shards if shard.split == split for token in tokens_of(shard.path)]
-
-
-def as_documents(tokenizer: Tokenizer, texts: list[str]) -> list[int]:
-    return [token for text in texts for token in (tokenizer.eot, *tokenizer.encode(text).tolist())]
+def as_documents(texts: list[str]) -> list[int]:
+    return [token for text in texts for token in (256, *text.encode())]
 
 
 def write_jsonl(path: Path, texts: list[str], field: str = "text") -> None:
@@ -48,17 +43,15 @@ def write_jsonl(path: Path, texts: list[str], field: str = "text") -> None:
 
 
 def write_parquet(path: Path, texts: list[str | None], field: str = "text") -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
-    parquet.write_table(pyarrow.table({"id": range(len(texts)), field: texts}), path, row_group_size=7)
+    path.write_bytes(parquet_bytes({"id": range(len(texts)), field: texts}))
 
 
-# ----- documents -----------------------------------------------------------------------------------------------------
+def made_of(*inputs: str, out: str = "out", force: bool = False, **settings: Any) -> Prepared:
+    """What `prepare` makes of files, in bytes."""
+    return prepare([*inputs], Path(out), "x", BYTES, Settings(**settings), force)
 
 
 def literal(text: str) -> re.Pattern[str]:
-    """A text as --split-on takes it."""
     return re.compile(re.escape(text))
 
 
@@ -94,12 +87,9 @@ def test_a_document_that_memory_should_not_hold(monkeypatch: pytest.MonkeyPatch)
     assert len(list(cut_documents([*blocks[:2], ("\n", 1)], literal("\n")))) == 2
 
 
-# ----- the whole way -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("form", ["folder", "jsonl", "parquet", "split"])
-def test_every_format_gives_the_same_tokens(tmp_path: Path, form: str) -> None:
-    source, reading = tmp_path / "in", Reading()
+def test_every_format_gives_the_same_tokens(form: str) -> None:
+    source, reading = Path("in"), Reading()
     source.mkdir()
     if form == "folder":
         for number, text in enumerate(TEXTS):
@@ -115,129 +105,104 @@ def test_every_format_gives_the_same_tokens(tmp_path: Path, form: str) -> None:
     else:
         (source / "all.txt").write_text("<sep>".join(TEXTS))
         reading = Reading(split_on=literal("<sep>"))
-    made = prepare([str(source)], tmp_path / "out", "x", bytes_tokenizer(), Settings(reading, val_tokens=500))
+    made = made_of("in", reading=reading, val_tokens=500)
     texts = TEXTS if form != "split" else [text + "<sep>" for text in TEXTS[:-1]] + TEXTS[-1:]
-    expected = as_documents(bytes_tokenizer(), texts)
-    assert all_tokens(made, "val") == expected[:500]
-    assert all_tokens(made, "train") == expected[500:]
+    expected = as_documents(texts)
+    assert both_of(made) == (expected[:500], expected[500:])
     assert (made.documents, made.empty) == (30, 0)
 
 
-@pytest.mark.parametrize("shuffle", [None, 3])
-def test_a_list_is_documents(tmp_path: Path, shuffle: int | None) -> None:
-    (tmp_path / "a.json").write_text(json.dumps([{"text": f" {text}\n"} for text in TEXTS]))
-    order = [*range(30)]
-    if shuffle is not None:
-        random.Random(shuffle).shuffle(order)
-    reading = Reading("json", strip=True, shuffle=shuffle)
-    found = list(documents.read_documents(tmp_path / "a.json", reading))
-    assert [each.text for each in found] == [TEXTS[index].strip() for index in order]
-    assert sum(each.read for each in found) == (tmp_path / "a.json").stat().st_size
+def test_a_list_is_documents() -> None:
+    Path("a.json").write_text(json.dumps([{"text": f" {text}\n"} for text in TEXTS]))
+    found = list(documents.read_documents(Path("a.json"), Reading("json", strip=True)))
+    assert [each.text for each in found] == [text.strip() for text in TEXTS]
+    assert sum(each.read for each in found) == Path("a.json").stat().st_size
 
 
 @pytest.mark.parametrize("val_tokens", [0, 1, 99, 100, 101, 250])
-def test_shards(tmp_path: Path, val_tokens: int) -> None:
-    (tmp_path / "a.txt").write_text("x" * 1000)
-    made = prepare(
-        [str(tmp_path / "a.txt")], tmp_path, "n", bytes_tokenizer(), Settings(shard_tokens=100, val_tokens=val_tokens)
-    )
-    expected = as_documents(bytes_tokenizer(), ["x" * 1000])
+def test_shards(val_tokens: int) -> None:
+    Path("a.txt").write_text("x" * 1000)
+    made = made_of("a.txt", shard_tokens=100, val_tokens=val_tokens)
+    expected = as_documents(["x" * 1000])
     for split, first, tokens in (("val", 0, expected[:val_tokens]), ("train", 1, expected[val_tokens:])):
         shards = [shard for shard in made.shards if shard.split == split]
         parts = [tokens[at : at + 100] for at in range(0, len(tokens), 100)]
         assert [tokens_of(shard.path) for shard in shards] == parts
         assert [shard.tokens for shard in shards] == [len(part) for part in parts]
-        names = [f"n_{split}_{number:06d}.bin" for number in range(first, first + len(parts))]
-        assert [shard.path for shard in shards] == [tmp_path / name for name in names]
-    names = {"a.txt", "n.tokenizer", *(shard.path.name for shard in made.shards)}
-    assert {path.name for path in tmp_path.iterdir()} == names
+        numbers = range(first, first + len(parts))
+        assert [shard.path for shard in shards] == [Path(f"out/x_{split}_{number:06d}.bin") for number in numbers]
+    assert set(Path("out").iterdir()) == {Path("out/x.tokenizer"), *(shard.path for shard in made.shards)}
 
 
-def test_without_options_a_tenth_is_validation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_jsonl(tmp_path / "a.jsonl", TEXTS)
-    expected = as_documents(bytes_tokenizer(), TEXTS)
+def test_without_options_a_tenth_is_validation(monkeypatch: pytest.MonkeyPatch) -> None:
+    write_jsonl(Path("a.jsonl"), TEXTS)
+    expected = as_documents(TEXTS)
     monkeypatch.setattr(module, "BATCH_CHARS", 100)
-    made = prepare([str(tmp_path / "a.jsonl")], tmp_path / "1", "x", bytes_tokenizer())
-    assert all_tokens(made, "val") == expected[: len(expected) // 10]
-    assert all_tokens(made, "train") == expected[len(expected) // 10 :]
+    tenth = len(expected) // 10
+    assert both_of(made_of("a.jsonl")) == (expected[:tenth], expected[tenth:])
     monkeypatch.setattr(module, "VAL_TOKENS", 50)  # but at most so many
-    made = prepare([str(tmp_path / "a.jsonl")], tmp_path / "2", "x", bytes_tokenizer())
-    assert all_tokens(made, "val") == expected[:50]
-    assert all_tokens(made, "train") == expected[50:]
+    assert both_of(made_of("a.jsonl", force=True)) == (expected[:50], expected[50:])
 
 
-def test_a_fraction_of_the_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_jsonl(tmp_path / "a.jsonl", TEXTS)
-    sides = [
-        int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") / 2**64 < 0.3 for text in TEXTS
-    ]
-    assert 3 < sum(sides) < 15
+def test_a_fraction_of_the_documents(monkeypatch: pytest.MonkeyPatch) -> None:
+    write_jsonl(Path("a.jsonl"), TEXTS)
+    val, train = [], []
+    for text in TEXTS:
+        share = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") / 2**64
+        (val if share < 0.3 else train).append(text)
+    assert 3 < len(val) < 15
     for characters in (1 << 20, 1):  # in one batch, and each document in one of its own
         monkeypatch.setattr(module, "BATCH_CHARS", characters)
-        out = tmp_path / str(characters)
-        made = prepare([str(tmp_path / "a.jsonl")], out, "x", bytes_tokenizer(), Settings(val_fraction=0.3))
-        for split, side in (("val", True), ("train", False)):
-            chosen = [text for text, is_val in zip(TEXTS, sides, strict=True) if is_val == side]
-            assert all_tokens(made, split) == as_documents(bytes_tokenizer(), chosen)
+        made = made_of("a.jsonl", out=f"{characters}", val_fraction=0.3)
+        assert both_of(made) == (as_documents(val), as_documents(train))
 
 
 @pytest.mark.parametrize("spec", ["bytes", "small"])
-def test_the_number_of_workers_does_not_matter(
-    tmp_path: Path, small_bin: Path, monkeypatch: pytest.MonkeyPatch, spec: str
-) -> None:
-    tokenizer = bytes_tokenizer() if spec == "bytes" else bin_tokenizer(small_bin)
-    write_jsonl(tmp_path / "a.jsonl", [*TEXTS * 3, "", ""])
-    (tmp_path / "b.txt").write_text(" ".join(TEXTS))
+def test_the_number_of_workers_does_not_matter(small_bin: Path, monkeypatch: pytest.MonkeyPatch, spec: str) -> None:
+    tokenizer = BYTES if spec == "bytes" else bin_tokenizer(small_bin)
+    write_jsonl(Path("a.jsonl"), [*TEXTS * 3, "", ""])
+    Path("b.txt").write_text(" ".join(TEXTS))
     monkeypatch.setattr(module, "BATCH_CHARS", 200)
-    inputs = [str(tmp_path / "b.txt"), str(tmp_path / "a.jsonl")]
     results = []
     for workers in (1, 2):
         split = Settings(val_fraction=0.2, shard_tokens=700, workers=workers, keep_empty=spec == "bytes")
-        made = prepare(inputs, tmp_path / str(workers), "x", tokenizer, split)
+        made = prepare(["b.txt", "a.jsonl"], Path(f"{workers}"), "x", tokenizer, split)
         results.append([(shard.path.name, shard.path.read_bytes()) for shard in made.shards])
         assert made.documents == (93 if spec == "bytes" else 91)
         assert sum(tokens_of(shard.path).count(tokenizer.eot) for shard in made.shards) == made.documents
-    assert results[0] == results[1]
-    assert len(results[0]) > 3
+    assert results[0] == results[1] and len(results[0]) > 3
 
 
-def test_a_large_vocabulary_takes_the_llama3_format(tmp_path: Path) -> None:
+def test_a_large_vocabulary_takes_the_llama3_format() -> None:
     pieces = (*(bytes([value]) for value in range(256)), *(b"%08d" % value for value in range(70000)), b"<e>")
     tokenizer = Tokenizer("large", pieces, 70256, "large", lambda text: np.frombuffer(text.encode(), np.uint8))
-    (tmp_path / "a.txt").write_text("hello")
-    made = prepare([str(tmp_path / "a.txt")], tmp_path, "x", tokenizer, Settings(val_tokens=1))
-    assert all_tokens(made, "val") == [70256]
-    assert all_tokens(made, "train") == [*b"hello"]
+    Path("a.txt").write_text("hello")
+    made = prepare(["a.txt"], Path(), "x", tokenizer, Settings(val_tokens=1))
+    assert both_of(made) == ([70256], [*b"hello"])
     assert struct.unpack("<2i", made.shards[0].path.read_bytes()[:8]) == (20240801, 7)
 
 
-def test_what_has_no_text_is_left_out_and_what_is_no_utf8_replaced(tmp_path: Path) -> None:
-    (tmp_path / "1.txt").write_text("")
-    (tmp_path / "2.txt").write_bytes(b"\xef\xbb\xbftext")  # a byte order mark is not text
-    (tmp_path / "3.jsonl").write_text('\n{"text": ""}\n  \n{"text": null}\n{"text": "b"}')
-    write_parquet(tmp_path / "4.parquet", ["", None, "c"])
-    (tmp_path / "5.txt").write_bytes(b"a\xffb\xc3")
-    (tmp_path / "6.jsonl").write_bytes(b'{"text": "\xff"}\n')
-    how = Settings(Reading(errors="replace"), val_tokens=0)
-    made = prepare([str(tmp_path)], tmp_path / "out", "x", bytes_tokenizer(), how)
-    replaced = ["a\ufffdb\ufffd", "\ufffd"]
-    assert all_tokens(made, "train") == as_documents(bytes_tokenizer(), ["text", "b", "c", *replaced])
+def test_what_has_no_text_is_left_out_and_what_is_no_utf8_replaced() -> None:
+    Path("1.txt").write_text("")
+    Path("2.txt").write_bytes(b"\xef\xbb\xbftext")  # a byte order mark is not text
+    Path("3.jsonl").write_text('\n{"text": ""}\n  \n{"text": null}\n{"text": "b"}')
+    write_parquet(Path("4.parquet"), ["", None, "c"])
+    Path("5.txt").write_bytes(b"a\xffb\xc3")
+    Path("6.jsonl").write_bytes(b'{"text": "\xff"}\n')
+    made = made_of("[1-6].*", reading=Reading(errors="replace"), val_tokens=0)
+    assert both_of(made) == ([], as_documents(["text", "b", "c", "a\ufffdb\ufffd", "\ufffd"]))
     assert (made.documents, made.empty) == (5, 5)
 
 
-def test_inputs_are_there_keep_their_order_and_come_once(tmp_path: Path) -> None:
+def test_inputs_are_there_keep_their_order_and_come_once() -> None:
     for name in ("b/2", "b/10", "b/c/1", "a.txt"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(name)
-    found = find_inputs([str(tmp_path / "b"), str(tmp_path / "**" / "*.txt"), str(tmp_path / "b" / "2")])
-    assert [str(path.relative_to(tmp_path)) for path in found] == ["b/10", "b/2", "b/c/1", "a.txt"]
-    (tmp_path / "empty").mkdir()
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text(name)
+    assert [str(path) for path in find_inputs(["b", "**/*.txt", "b/2"])] == ["b/10", "b/2", "b/c/1", "a.txt"]
+    Path("empty").mkdir()
     for item in ("none.txt", "*.md", "empty"):
         with pytest.raises(InputError, match=r"no such file|is a folder without files"):
-            find_inputs([str(tmp_path / item)])
-
-
-# ----- bad input -----------------------------------------------------------------------------------------------------
+            find_inputs([item])
 
 
 @pytest.mark.parametrize(
@@ -262,92 +227,81 @@ def test_inputs_are_there_keep_their_order_and_come_once(tmp_path: Path) -> None
     ],
 )
 def test_bad_files_are_one_clear_line_and_leave_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, data: bytes, message: str
+    monkeypatch: pytest.MonkeyPatch, name: str, data: bytes, message: str
 ) -> None:
     if name.endswith(".parquet"):
         pytest.importorskip("pyarrow")
     monkeypatch.setattr(documents, "READ_BYTES", 8)
-    (tmp_path / name).write_bytes(data)
-    how = Settings(Reading("json" if name == "list.json" else "auto"), val_tokens=0)
+    Path(name).write_bytes(data)
     with pytest.raises(InputError, match=message) as caught:
-        prepare([str(tmp_path / name)], tmp_path / "out", "x", bytes_tokenizer(), how)
-    assert "\n" not in str(caught.value)
-    assert [path.name for path in tmp_path.iterdir()] == [name]
+        made_of(name, reading=Reading("json" if name == "list.json" else "auto"), val_tokens=0)
+    assert "\n" not in str(caught.value) and [str(path) for path in Path().iterdir()] == [name]
 
 
-def test_bad_columns(tmp_path: Path) -> None:
-    write_parquet(tmp_path / "a.parquet", ["a"], field="body")
+def test_bad_columns_and_no_pyarrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    write_parquet(Path("a.parquet"), ["a"], field="body")
     with pytest.raises(InputError, match=r"a\.parquet: has no field 'text'; it has 'id', 'body'"):
-        prepare([str(tmp_path / "a.parquet")], tmp_path / "out", "x", bytes_tokenizer())
+        made_of("a.parquet")
     with pytest.raises(InputError, match=r"a\.parquet: row 1: field 'id' holds a int"):
-        prepare([str(tmp_path / "a.parquet")], tmp_path / "out", "x", bytes_tokenizer(), Settings(Reading(field="id")))
-
-
-def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a.parquet").write_bytes(b"PAR1")
+        made_of("a.parquet", reading=Reading(field="id"))
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(InputError, match=r"pip install pyarrow"):
-        prepare([str(tmp_path / "a.parquet")], tmp_path / "out", "x", bytes_tokenizer())
+        made_of("a.parquet")
 
 
-def test_an_error_in_a_worker_process_arrives(tmp_path: Path, small_bin: Path) -> None:
-    (tmp_path / "a.txt").write_text("some text")
-    table = tmp_path / "table.bin"
+def test_an_error_in_a_worker_process_arrives(small_bin: Path) -> None:
+    Path("a.txt").write_text("some text")
+    table = Path("table.bin")
     table.write_bytes(small_bin.read_bytes())
     tokenizer = bin_tokenizer(table)
     table.write_bytes(b"broken")
     with pytest.raises(InputError, match=r"table\.bin: is not a tokenizer file"):
-        prepare([str(tmp_path / "a.txt")], tmp_path / "out", "x", tokenizer, Settings(workers=2))
-    assert not (tmp_path / "out").exists()
+        prepare(["a.txt"], Path("out"), "x", tokenizer, Settings(workers=2))
+    assert not Path("out").exists()
 
 
 @pytest.mark.parametrize(
-    ("split", "message"),
+    ("settings", "message"),
     [
-        (Settings(val_tokens=6), "all 6 tokens would be validation"),
-        (Settings(val_fraction=1e-9), "none of the 1 documents .* --val-tokens N"),
-        (Settings(val_tokens=1, val_fraction=0.5), "give one of them"),
-        (Settings(val_fraction=1.5), "between 0 and 1"),
-        (Settings(shard_tokens=0), "--shard-size 0"),
-        (Settings(workers=0), "--workers 0"),
-        (Settings(Reading(split_on=literal(""))), "--split-on"),
-        (Settings(Reading(drop_separator=True)), "--drop-separator"),
+        ({"val_tokens": 6}, "all 6 tokens would be validation"),
+        ({"val_fraction": 1e-9}, "none of the 1 documents .* --val-tokens N"),
+        ({"val_tokens": 1, "val_fraction": 0.5}, "give one of them"),
+        ({"val_fraction": 1.5}, "between 0 and 1"),
+        ({"shard_tokens": 0}, "--shard-size 0"),
+        ({"workers": 0}, "--workers 0"),
+        ({"reading": Reading(split_on=literal(""))}, "--split-on"),
+        ({"reading": Reading(drop_separator=True)}, "--drop-separator"),
     ],
 )
-def test_settings_that_cannot_be(tmp_path: Path, split: Settings, message: str) -> None:
-    (tmp_path / "a.txt").write_text("hello")
+def test_settings_that_cannot_be(settings: dict[str, Any], message: str) -> None:
+    Path("a.txt").write_text("hello")
     with pytest.raises(InputError, match=message):
-        prepare([str(tmp_path / "a.txt")], tmp_path / "out", "x", bytes_tokenizer(), split)
+        made_of("a.txt", **settings)
     for name in ("", "a/b", "a*", "[1]", ".x"):  # make no pattern
         with pytest.raises(InputError, match="--name"):
-            prepare([str(tmp_path / "a.txt")], tmp_path / "out", name, bytes_tokenizer())
-    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+            prepare(["a.txt"], Path("out"), name, BYTES)
+    assert [path.name for path in Path().iterdir()] == ["a.txt"]
 
 
-def test_earlier_outputs_are_kept_unless_forced(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("hello world " * 20)
-    out, other = tmp_path / "out", tmp_path / "out" / "x_train_notes.bin"
-    prepare([str(tmp_path / "a.txt")], out, "x", bytes_tokenizer(), Settings(shard_tokens=50))
+def test_earlier_outputs_are_kept_unless_forced() -> None:
+    Path("a.txt").write_text("hello world " * 20)
+    out, other = Path("out"), Path("out/x_train_notes.bin")
+    made_of("a.txt", shard_tokens=50)
     other.write_text("not ours")
     before = {path.name: path.read_bytes() for path in out.iterdir()}
     with pytest.raises(InputError, match=r"x\.tokenizer exists \(7 files.*--force"):
-        prepare([str(tmp_path / "a.txt")], out, "x", bytes_tokenizer())
-    (tmp_path / "bad.txt").write_bytes(b"hello \xff")
+        made_of("a.txt")
+    Path("bad.txt").write_bytes(b"hello \xff")
     with pytest.raises(InputError, match="not UTF-8"):  # nor does a failure take anything away
-        prepare([str(tmp_path / "bad.txt")], out, "x", bytes_tokenizer(), force=True)
+        made_of("bad.txt", force=True)
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
-    made = prepare([str(tmp_path / "a.txt")], out, "x", bytes_tokenizer(), force=True)
+    assert len(made_of("a.txt", force=True).shards) == 2
     expected = {"x.tokenizer", "x_val_000000.bin", "x_train_000001.bin", other.name}
     assert {path.name for path in out.iterdir()} == expected
-    assert len(made.shards) == 2
 
 
-# ----- the command line ----------------------------------------------------------------------------------------------
-
-
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "my book.txt").write_text("One.\n\nTwo.\n\nThree.")
+def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("my book.txt").write_text("One.\n\nTwo.\n\nThree.")
     arguments = ["prepare", "my book.txt", "--tokenizer", "bytes", "--split-on", r"\n\n", "--val-tokens", "6"]
     assert main(arguments) == 0
     folder = Path("dev/data/my_book")
@@ -367,12 +321,10 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_progress_is_shown(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, terminal: bool
-) -> None:
+def test_progress_is_shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
     monkeypatch.setattr("llmc_jax.base.progress.PROGRESS_SECONDS", 0.0)
     monkeypatch.setattr("sys.stderr.isatty", lambda: terminal, raising=False)
-    (tmp_path / "a.txt").write_text("hello world")
-    assert main(["prepare", str(tmp_path / "a.txt"), "--tokenizer=bytes", "-o", str(tmp_path / "out")]) == 0
+    Path("a.txt").write_text("hello world")
+    assert main(["prepare", "a.txt", "--tokenizer=bytes", "-o", "out"]) == 0
     shown = capsys.readouterr()
     assert "12 tokens" in shown.err and "12 tokens" not in shown.out

@@ -11,10 +11,9 @@ from llmc_jax.data.tokenizers import Tokenizer, bytes_tokenizer, file_tokenizer
 from tests.own_table import made_tokenizer
 
 
-def renamed(tokenizer: Tokenizer, *swapped: int) -> Tokenizer:
+def renamed(tokenizer: Tokenizer, first: int, second: int) -> Tokenizer:
     """The tokenizer with the pieces of two ids exchanged."""
     pieces = list(tokenizer.pieces)
-    first, second = swapped
     pieces[first], pieces[second] = pieces[second], pieces[first]
     return replace(tokenizer, pieces=tuple(pieces))
 
@@ -42,40 +41,40 @@ def test_which_table_belongs_to_a_token_file(tmp_path: Path, name: str, beside: 
     assert [path for path, _ in found] == ([] if beside is None else [tmp_path / beside])
 
 
-def test_a_table_that_is_damaged_is_no_absence(tmp_path: Path) -> None:
-    (tmp_path / "mine.tokenizer").write_bytes(tables.contents(made_tokenizer(326))[1][:-1])
+def test_a_table_that_is_damaged_is_no_absence() -> None:
+    Path("mine.tokenizer").write_bytes(tables.contents(made_tokenizer(326))[1][:-1])
     with pytest.raises(FormatError, match=r"mine\.tokenizer: truncated"):
-        tables.of_token_files([tmp_path / "mine_train.bin"])
+        tables.of_token_files([Path("mine_train.bin")])
 
 
 def test_a_run_keeps_its_table_and_moves_another_aside(tmp_path: Path) -> None:
     """For the states of before name that one."""
     assert tables.of_run(tmp_path) == []
     tables.keep(tmp_path, None)
-    assert list(tmp_path.iterdir()) == []
+    assert list(Path().iterdir()) == []
     first, second = made_tokenizer(326), made_tokenizer(300)
-    (tmp_path / "tokenizer_config.json").write_text("{}")  # is no table
+    Path("tokenizer_config.json").write_text("{}")  # is no table
     tables.keep(tmp_path, first)
-    before = (tmp_path / "tokenizer.bin").stat().st_ino
+    before = Path("tokenizer.bin").stat().st_ino
     tables.keep(tmp_path, first)  # is there already
-    assert (tmp_path / "tokenizer.bin").stat().st_ino == before
+    assert Path("tokenizer.bin").stat().st_ino == before
     tables.keep(tmp_path, second)
     aside = f"tokenizer-{tables.named(first).sha256[:12]}.bin"
     assert [path.name for path in tables.of_run(tmp_path)] == ["tokenizer.bin", aside]
     assert [file_tokenizer(path).pieces for path in tables.of_run(tmp_path)] == [second.pieces, first.pieces]
     tables.keep(tmp_path, first)  # back again
-    assert file_tokenizer(tmp_path / "tokenizer.bin").pieces == first.pieces
+    assert file_tokenizer("tokenizer.bin").pieces == first.pieces
     tables.keep(tmp_path, replace(first, json="{}"))
     first_one, *others = tables.of_run(tmp_path)
     assert first_one.name == "tokenizer.json" and len(others) == 2
 
 
-def test_the_table_of_a_link_to_a_token_file(tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
-    tables.write(tmp_path / "data" / "mine.tokenizer", made_tokenizer(326))
-    (tmp_path / "data" / "mine_train.bin").touch()
-    (tmp_path / "train.bin").symlink_to("data/mine_train.bin")
-    ((path, _),) = tables.of_token_files([tmp_path / "train.bin"])
+def test_the_table_of_a_link_to_a_token_file() -> None:
+    Path("data").mkdir()
+    tables.write(Path("data/mine.tokenizer"), made_tokenizer(326))
+    Path("data/mine_train.bin").touch()
+    Path("train.bin").symlink_to("data/mine_train.bin")
+    ((path, _),) = tables.of_token_files([Path("train.bin")])
     assert path.name == "mine.tokenizer"
 
 
@@ -92,12 +91,12 @@ def test_which_tables_agree() -> None:
 
 
 @pytest.mark.parametrize("size", [257, 326, 50257])
-def test_the_file_is_the_tokenizer(tmp_path: Path, size: int) -> None:
+def test_the_file_is_the_tokenizer(size: int) -> None:
     own = made_tokenizer(size)
-    tables.write(tmp_path / "x.tokenizer", own)
-    found = file_tokenizer(tmp_path / "x.tokenizer")
+    tables.write(Path("x.tokenizer"), own)
+    found = file_tokenizer(Path("x.tokenizer"))
     assert (found.pieces, found.eot, found.vocab_size) == (own.pieces, own.eot, size)
     assert found.encode("the cat").tolist() == own.encode("the cat").tolist()
     assert found.name == "x.tokenizer"  # of 50,257 pieces it is not GPT-2's, nor of 257 the bytes
-    tables.write(tmp_path / "bytes.tokenizer", bytes_tokenizer())
-    assert file_tokenizer(tmp_path / "bytes.tokenizer").encode(b"\xff").tolist() == [255]
+    tables.write(Path("bytes.tokenizer"), bytes_tokenizer())
+    assert file_tokenizer("bytes.tokenizer").encode(b"\xff").tolist() == [255]

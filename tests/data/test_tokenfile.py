@@ -52,35 +52,32 @@ def decode(data: bytes) -> tuple[str, list[int]] | None:
         ("llama3-uint32", []),
     ],
 )
-def test_round_trip(tmp_path: Path, kind: str, tokens: list[int]) -> None:
-    path = tmp_path / "a.bin"
+def test_round_trip(kind: str, tokens: list[int]) -> None:
+    path = Path("a.bin")
     write_token_file(path, tokens, kind)
     assert decode(path.read_bytes()) == (kind, tokens)
     file = open_token_file(path)
     assert (file.path, file.kind, file.num_tokens) == (path, kind, len(tokens))
-    assert file.read().tolist() == tokens
-    assert file.read().dtype == KINDS[kind].dtype
-    assert not file.read().flags.writeable
-    assert os.listdir(tmp_path) == ["a.bin"]
-    start = file.header_bytes
-    assert path.read_bytes()[start:] == np.array(tokens, file.dtype).tobytes()
+    found = file.read()
+    assert (found.tolist(), found.dtype, found.flags.writeable) == (tokens, KINDS[kind].dtype, False)
+    assert os.listdir() == ["a.bin"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_pieces_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    write_token_file(tmp_path / "a.bin", range(100), kind)
+def test_pieces_of_a_file(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    write_token_file(Path("a.bin"), range(100), kind)
     for most in (1 << 30, 64):  # 64 bytes: as the system gives less at once than what is asked for
         monkeypatch.setattr(tokenfile, "MOST_AT_ONCE", most)
-        with open_token_file(tmp_path / "a.bin") as file:
+        with open_token_file(Path("a.bin")) as file:
             assert file.read(7, 30).tolist() == list(range(7, 37))
             assert file.read(90).tolist() == list(range(90, 100))
             assert file.read(100).size == file.read(3, 0).size == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_file_that_is_shortened(tmp_path: Path, kind: str) -> None:
+def test_a_file_that_is_shortened(kind: str) -> None:
     """What is still there can be read, what is not is an error that says how much there was and is; growth is none."""
-    path = tmp_path / "a.bin"
+    path = Path("a.bin")
     write_token_file(path, range(5000), kind)
     with open_token_file(path) as file:
         size, cut = file.size, file.header_bytes + 1000 * file.dtype.itemsize - 1
@@ -96,21 +93,14 @@ def test_a_file_that_is_shortened(tmp_path: Path, kind: str) -> None:
         assert file.read(4990).tolist() == list(range(4990, 5000))
 
 
-def test_a_file_that_is_deleted_or_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "a.bin"
-    write_token_file(path, range(100))
-    with open_token_file(path) as file:
-        path.unlink()
-        assert file.read(98).tolist() == [98, 99]
-        write_token_file(path, [1])
-        assert file.read(98).tolist() == [98, 99]
+def test_a_disk_that_gives_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> bytes:
+        raise OSError(5, "Input/output error")
 
-        def broken(*_: object) -> bytes:
-            raise OSError(5, "Input/output error")
-
-        monkeypatch.setattr(os, "pread", broken)  # a disk that gives nothing
-        with pytest.raises(InputError, match="Input/output error"):
-            file.read()
+    write_token_file("a.bin", range(100))
+    monkeypatch.setattr(os, "pread", broken)
+    with open_token_file("a.bin") as file, pytest.raises(InputError, match="Input/output error"):
+        file.read()
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs Linux's /proc")
@@ -122,25 +112,25 @@ def test_no_file_stays_open(tmp_path: Path) -> None:
         links = [f"/proc/self/fd/{each}" for each in os.listdir("/proc/self/fd")]
         return [path for path in map(os.path.realpath, links) if path.startswith(str(tmp_path))]
 
-    write_token_file(tmp_path / "a.bin", range(100))
-    (tmp_path / "b.bin").write_bytes(b"text")
-    file = open_token_file(tmp_path / "a.bin")
-    assert stay_open() == [str(tmp_path / "a.bin")]
+    write_token_file(Path("a.bin"), range(100))
+    Path("b.bin").write_bytes(b"text")
+    file = open_token_file(Path("a.bin"))
+    assert stay_open() == [os.path.realpath("a.bin")]
     file.close()
     file.close()
-    open_token_file(tmp_path / "a.bin")
+    open_token_file(Path("a.bin"))
     with pytest.raises(FormatError):
-        open_token_file(tmp_path / "b.bin")
+        open_token_file(Path("b.bin"))
     gc.collect()
     assert stay_open() == []
 
 
-def test_writing_in_blocks_and_any_integer_dtype(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writing_in_blocks_and_any_integer_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenfile, "READ_BYTES", 16)
     for dtype in (np.uint8, np.int16, np.int64, np.uint64):
         tokens = np.arange(101, dtype=dtype)
-        write_token_file(tmp_path / "a.bin", tokens[::-1])
-        assert open_token_file(tmp_path / "a.bin").read().tolist() == list(range(100, -1, -1))
+        write_token_file(Path("a.bin"), tokens[::-1])
+        assert open_token_file("a.bin").read().tolist() == list(range(100, -1, -1))
 
 
 @pytest.mark.parametrize(
@@ -155,11 +145,10 @@ def test_writing_in_blocks_and_any_integer_dtype(tmp_path: Path, monkeypatch: py
         ([[1, 2]], "gpt2-uint16", "1-D integers; found shape"),
     ],
 )
-def test_what_does_not_fit_is_not_written(tmp_path: Path, tokens: list[int], kind: str, message: str) -> None:
+def test_what_does_not_fit_is_not_written(tokens: list[int], kind: str, message: str) -> None:
     with pytest.raises(InputError, match=message) as error:
-        write_token_file(tmp_path / "a.bin", tokens, kind)
-    assert "\n" not in str(error.value)
-    assert os.listdir(tmp_path) == []
+        write_token_file(Path("a.bin"), tokens, kind)
+    assert "\n" not in str(error.value) and os.listdir() == []
 
 
 GOOD = header(20240520, 1, 3) + bytes(6)
@@ -180,35 +169,17 @@ GOOD = header(20240520, 1, 3) + bytes(6)
         (struct.pack("<99i", *[7] * 77, -1, *[7] * 21), f"holds -1 at byte {4 * 77}"),  # beyond the first block
     ],
 )
-def test_bad_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes, message: str) -> None:
+def test_bad_files(monkeypatch: pytest.MonkeyPatch, data: bytes, message: str) -> None:
     monkeypatch.setattr(tokenfile, "READ_BYTES", 64)
-    path = tmp_path / "bad.bin"
+    path = Path("bad.bin")
     path.write_bytes(data)
     with pytest.raises(FormatError, match=message) as error:
         open_token_file(path)
-    assert str(error.value).startswith(f"{path}: ")
-    assert "\n" not in str(error.value)
+    assert str(error.value).startswith(f"{path}: ") and "\n" not in str(error.value)
     assert decode(data) is None
 
 
-def test_no_readable_file(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="cannot be read \\(No such file or directory\\)"):
-        open_token_file(tmp_path / "missing.bin")
-    with pytest.raises(InputError, match="is a folder"):
-        open_token_file(tmp_path)
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(InputError, match="is not a regular file"):
-        open_token_file(tmp_path / "pipe")
-    locked = tmp_path / "locked.bin"
-    write_token_file(locked, [1])
-    locked.chmod(0)
-    if not os.access(locked, os.R_OK):  # root reads everything
-        with pytest.raises(InputError, match="cannot be read \\(Permission denied\\)"):
-            open_token_file(locked)
-
-
 def whole_files() -> st.SearchStrategy[bytes]:
-    """Valid files of the three formats, small."""
 
     def build(kind: str, tokens: list[int]) -> bytes:
         magic, version, dtype, max_id = KINDS[kind]
@@ -243,38 +214,30 @@ def mutated_files(draw: st.DrawFn) -> bytes:
 @example(data=GOOD)
 @example(data=header(20240801, 7, 2) + struct.pack("<2I", 5, 2**32 - 1))
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_mutated_files_read_as_their_bytes_say_or_are_refused(tmp_path: Path, data: bytes) -> None:
-    path = tmp_path / "mutated.bin"
+def test_mutated_files_read_as_their_bytes_say_or_are_refused(data: bytes) -> None:
+    path = Path("mutated.bin")
     path.write_bytes(data)
     expected = decode(data)
     try:
         file = open_token_file(path)
     except FormatError as error:
         assert expected is None, f"refused a valid file: {error}"
-        assert "\n" not in str(error)
-        assert len(str(error)) < 1000
+        assert "\n" not in str(error) and len(str(error)) < 1000
     else:
         assert (file.kind, file.read().tolist()) == expected
         assert file.num_tokens == len(file.read())
 
 
-def test_patterns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ["b.bin", "a.bin", "B.bin", "a10.bin", "a9.bin", "é.bin", ".hidden.bin", "c.txt"]
-    for name in names:
+def test_patterns(tmp_path: Path) -> None:
+    for name in ("b.bin", "a.bin", "B.bin", "a10.bin", "a9.bin", "é.bin", ".hidden.bin", "c.txt"):
         (tmp_path / name).touch()
     # as C's glob() in the C locale: bytes, so capitals first and accents last
     expected = ["B.bin", "a.bin", "a10.bin", "a9.bin", "b.bin", "é.bin"]
-    assert [p.name for p in expand_pattern(f"{tmp_path}/*.bin", "-i")] == expected
-    assert [p.name for p in expand_pattern(f"{tmp_path}/a?.bin", "-i")] == ["a9.bin"]
-    assert [p.name for p in expand_pattern(f"{tmp_path}/[ab].bin", "-i")] == ["a.bin", "b.bin"]
-    assert expand_pattern(tmp_path / "c.txt", "-i") == [tmp_path / "c.txt"]
-    (tmp_path / "run1.bin").touch()
-    (tmp_path / "run[1].bin").touch()  # what exists is no pattern
-    assert expand_pattern(tmp_path / "run[1].bin", "-i") == [tmp_path / "run[1].bin"]
-    monkeypatch.chdir(tmp_path)
+    assert [p.name for p in expand_pattern("*.bin", "-i")] == expected
+    assert [p.name for p in expand_pattern("a?.bin", "-i")] == ["a9.bin"]
+    assert [p.name for p in expand_pattern("[ab].bin", "-i")] == ["a.bin", "b.bin"]
+    assert expand_pattern(Path("c.txt"), "-i") == [Path("c.txt")]
+    Path("run1.bin").touch()
+    Path("run[1].bin").touch()  # what exists is no pattern
+    assert expand_pattern(Path("run[1].bin"), "-i") == [Path("run[1].bin")]
     assert expand_pattern("a.*", "-i") == [Path("a.bin")]
-
-
-def test_a_pattern_without_files_says_what_to_do() -> None:
-    with pytest.raises(InputError, match=r"^-j no/train_\*\.bin: no such file; check the path, or .*llmc-jax data"):
-        expand_pattern("no/train_*.bin", "-j")
