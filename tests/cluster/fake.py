@@ -41,7 +41,6 @@ def main() -> None:
 
 
 def work(group: worker.Group, told: dict[str, Any]) -> None:
-    """Say what is there, go through the steps, and end."""
     assert worker.VARIABLE not in os.environ
     out = Path(told["out"])
     stop = threading.Event()

@@ -55,9 +55,6 @@ def together(size: int, work: Callable[[Group], Any]) -> list[Any]:
         return list(pool.map(tried, range(size)))
 
 
-PROBLEMS = st.lists(st.sampled_from([None, "no such file", "too small"]), min_size=2, max_size=5)
-
-
 def found_by(problem: str | None) -> Callable[[], str]:
     def action() -> str:
         if problem is not None:
@@ -67,7 +64,7 @@ def found_by(problem: str | None) -> Callable[[], str]:
     return action
 
 
-@given(problems=PROBLEMS)
+@given(problems=st.lists(st.sampled_from([None, "no such file", "too small"]), min_size=2, max_size=5))
 def test_all_go_the_same_way(problems: list[str | None]) -> None:
     def work(group: Group) -> Any:
         return of_all("x", found_by(problems[group.rank]))

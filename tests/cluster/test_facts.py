@@ -14,11 +14,8 @@ from llmc_jax.cluster.start import Facts, differences, facts, own_gpus
 from llmc_jax.config.train import OPTIONS, PROCESSES, TrainConfig
 
 SAME = Facts({"batch_size": 4, "train_data": "a.bin"}, {"jax": "0.12.0"}, "abc", "cpu (cpu)", files={"-i": "12"})
+changed = SAME._replace
 EIGHT = tuple("abcdefgh")  # uuids of a host's GPUs
-
-
-def changed(**values: Any) -> Facts:
-    return SAME._replace(**values)
 
 
 @pytest.mark.parametrize(
@@ -132,9 +129,6 @@ def test_facts_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     assert facts(config, 4, "cpu (cpu)").commit == "unknown"
     with pytest.raises(InputError, match=r"^--devices 8: 3 processes cannot share them evenly"):
         facts(config, 3, "cpu (cpu)")
-
-
-# ----- GPUs -----------------------------------------------------------------------------------------------------------
 
 
 def taken(seen: Sequence[Sequence[str]], hosts: str, asked: int = 0) -> list[list[int]]:

@@ -13,16 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmc_jax.base.errors import InputError
-from llmc_jax.cluster.hub import (
-    ADDRESS_FILE,
-    MOST_MEETINGS,
-    SECRET,
-    Address,
-    Hub,
-    listening_socket,
-    own_addresses,
-)
+from llmc_jax.cluster.hub import ADDRESS_FILE, MOST_MEETINGS, SECRET, Address, Hub, own_addresses
 from llmc_jax.cluster.launchers import Member
 from llmc_jax.cluster.messages import (
     Beat,
@@ -39,6 +30,7 @@ from llmc_jax.cluster.messages import (
     encode,
 )
 
+hello = Hello(1, 3, "7", "", "host", 4)._replace
 MEMBER = Member(0, 3, "127.0.0.1", 0, "test", "7")
 TIMEOUT = 60.0
 TOO_LONG = 120  # seconds, so that a mistake fails a test instead of holding it for ever
@@ -48,10 +40,6 @@ async def connected(hub: Hub) -> tuple[Link, asyncio.Task[None]]:
     ours, theirs = socket.socketpair()
     serving = asyncio.create_task(hub.serve(*await asyncio.open_connection(sock=theirs)))
     return Link(*await asyncio.open_connection(sock=ours)), serving
-
-
-def hello(**fields: Any) -> Hello:
-    return Hello(1, 3, "7", "", "host", 4)._replace(**fields)
 
 
 async def answer(hub: Hub, **fields: Any) -> Message | None:
@@ -120,7 +108,6 @@ async def met(hub: Hub, size: int) -> list[Link]:
 
 
 async def says[Kind](link: Link, kind: type[Kind]) -> Kind:
-    """Wait for a message of a kind."""
     async with asyncio.timeout(TOO_LONG):
         while message := await link.receive():
             if isinstance(message, kind):
@@ -199,13 +186,6 @@ def test_one_that_left_before_all_had_come_may_come_again() -> None:
         assert hub.verdict is None
 
     asyncio.run(again())
-
-
-def test_a_port_in_use_is_named() -> None:
-    with listening_socket("localhost", 0) as first, pytest.raises(InputError) as error:
-        port = first.getsockname()[1]
-        listening_socket("localhost", port)
-    assert f"port {port}" in str(error.value) and "-ps localhost:PORT" in str(error.value)
 
 
 half_addresses = st.dictionaries(st.sampled_from(Address._fields), strange).map(lambda half: json.dumps(half).encode())

@@ -6,16 +6,7 @@ import pytest
 
 from llmc_jax.base.errors import EXIT_MEANINGS
 from llmc_jax.cluster.hub import misfit
-from llmc_jax.cluster.judge import (
-    LIMITS,
-    MEETING,
-    Ended,
-    Peer,
-    Verdict,
-    judge,
-    judge_start,
-    line_of,
-)
+from llmc_jax.cluster.judge import LIMITS, MEETING, Ended, Peer, Verdict, judge, judge_start, line_of
 from llmc_jax.cluster.messages import Hello
 from llmc_jax.config.train import BY_NAME
 
@@ -65,13 +56,8 @@ def lines() -> dict[str, str]:
         "twice": refused(1, 2),
         "size": refused(1, 3),
         "hung": said(judge(hung, [], NOW, TIMEOUT)),
-        "failed": said(
-            judge(
-                peers(ended=Ended("failed", 2, "data/b.bin: damaged"), ended_at=NOW),
-                [], NOW, TIMEOUT,
-            )
-        ),
-    }  # fmt: skip
+        "failed": said(judge(peers(ended=Ended("failed", 2, "data/b.bin: damaged"), ended_at=NOW), [], NOW, TIMEOUT)),
+    }
 
 
 @pytest.mark.parametrize("cause", lines())
@@ -79,18 +65,10 @@ def test_the_line_of_a_failure_stands_there(cause: str) -> None:
     assert f"`{lines()[cause]}`" in PAGE.read_text()
 
 
-def test_the_rest_of_them_stands_there() -> None:
-    text = " ".join(PAGE.read_text().split())
-    assert f"`{LATER}`" in text and f"`{END}`" in text
-
-
-def test_limits_stand_there() -> None:
+def test_how_the_lines_end_the_limits_and_the_statuses_stand_there() -> None:
     text = PAGE.read_text()
+    assert all(f"`{words}`" in " ".join(text.split()) for words in (LATER, END))
     for name, limit in [*LIMITS.items(), ("a meeting of all, until the last comes", MEETING)]:
         assert f"| {name} | {limit} | {limit * TIMEOUT // 60} min |" in text
-
-
-def test_statuses_stand_there() -> None:
-    text = PAGE.read_text()
     for status in EXIT_MEANINGS:
         assert f"\n| {int(status)} | " in text

@@ -11,8 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -27,12 +26,20 @@ from llmc_jax.logs.files import METRICS
 from llmc_jax.run.processes import free_port
 from tests.metrics import read_metrics
 from tests.same_run import write_shards
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCH = ROOT / "docs/launch"
 PAGE = ROOT / "docs/processes.md"
 SECONDS = 300  # after which processes that wait for each other are ended
 MODEL = "-e L1-NH2-C16-V257-T64 -b 2 -t 64 -d 256 -v 0 -s 0 --reduction fixed"
+
+
+def ended(process: "subprocess.Popen[str]", status: int) -> str:
+    """Wait for the end of a program, which has a status; return what it said."""
+    said, _ = process.communicate(timeout=SECONDS)
+    assert process.returncode == status, said
+    return said
 
 
 class Place:
@@ -50,11 +57,16 @@ class Place:
         }  # fmt: skip
 
     def program(self, name: str, text: str) -> Path:
-        """A program that the scripts find first."""
         path = self.folder / name
         path.write_text(text)
         path.chmod(0o755)
         return path
+
+    def hosts(self, lines: str) -> dict[str, str]:
+        """What tells hosts.sh of a file of hosts, and of a program in the place of ssh."""
+        (self.folder / "hosts.txt").write_text(lines)
+        ssh = self.program("ssh", SSH.format(folder=self.folder))
+        return {"HOSTS": f"{self.folder}/hosts.txt", "SSH": str(ssh)}
 
     def start(self, command: list[str], flags: str = "", **environment: str) -> "subprocess.Popen[str]":
         process = subprocess.Popen(
@@ -66,9 +78,7 @@ class Place:
 
     def losses(self, command: list[str], run: str, flags: str = "", **environment: str) -> dict[int, float]:
         """The loss of each step of a run that ends well."""
-        process = self.start(command, f"-x 4 -o {self.folder}/{run} {flags}", **environment)
-        said, _ = process.communicate(timeout=SECONDS)
-        assert process.returncode == 0, said
+        ended(self.start(command, f"-x 4 -o {self.folder}/{run} {flags}", **environment), 0)
         return {event["step"]: event["loss"] for event in self.events(run) if event["event"] == "train"}
 
     def events(self, run: str, name: str = METRICS) -> list[dict[str, Any]]:
@@ -93,26 +103,12 @@ def expected(place: Place) -> dict[int, float]:
     return losses
 
 
-def wait_until(condition: Callable[[], Any], process: "subprocess.Popen[str]") -> None:
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert process.poll() is None and time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
-
-
-# ----- the commands that the page shows -----
-
-
-def shown() -> list[list[str]]:
-    """The commands of the page that start train.py by a launcher, in words."""
+def test_flags_of_the_commands_are_understood() -> None:
+    """Those of the page that start train.py by a launcher."""
     text = PAGE.read_text()
     lines = re.findall(r"^(?:    |until )(.*(?:train\.py|launch/\w+\.sh).*)$", text, re.MULTILINE)
     lines += re.findall(r"`(N=2 [^`\n]*)`", text)
-    return [shlex.split(line.removesuffix("; do"), comments=True) for line in lines]
-
-
-def test_flags_of_the_commands_are_understood() -> None:
-    commands = shown()
+    commands = [shlex.split(line.removesuffix("; do"), comments=True) for line in lines]
     assert {words[0] for words in commands} >= {"mpirun", "srun", "torchrun", "python", "N=2", "HOSTS=hosts.txt"}
     for words in commands:
         start = next(i for i, word in enumerate(words) if word == "train.py" or word.startswith("docs/launch/"))
@@ -120,8 +116,6 @@ def test_flags_of_the_commands_are_understood() -> None:
         several = ["-pn", "2", "-pr", "1", "-ps", "node1"] if words[0] == "N=2" else []
         validate(given_options([*words[start + 1 :], *several]).config)
 
-
-# ----- one host -----
 
 SSH = """#!/bin/sh
 # stands for ssh: HOST COMMAND, here
@@ -144,20 +138,15 @@ def test_mpirun_trains(place: Place, expected: dict[int, float]) -> None:
 
 @pytest.mark.slow
 def test_a_loop_over_ranks_trains(place: Place, expected: dict[int, float]) -> None:
-    losses = place.losses([str(LAUNCH / "several.sh")], "several", "--no-save", N="2", PORT=str(free_port()))
-    assert losses == expected
+    told = {"N": "2", "PORT": str(free_port())}
+    assert place.losses([str(LAUNCH / "several.sh")], "several", "--no-save", **told) == expected
 
 
 @pytest.mark.slow
 def test_a_file_of_hosts(place: Place, expected: dict[int, float]) -> None:
-    hosts = place.folder / "hosts.txt"
-    hosts.write_text("# this machine, twice\nlocalhost  # the first\n\nlocalhost\n")
-    ssh = place.program("ssh", SSH.format(folder=place.folder))
-    losses = place.losses(
-        [str(LAUNCH / "hosts.sh")], "hosts", "--no-save", PORT=str(free_port()),
-        HOSTS=str(hosts), SSH=str(ssh), PASS="JAX_PLATFORMS UNKNOWN",
-    )  # fmt: skip
-    assert losses == expected
+    told = place.hosts("# this machine, twice\nlocalhost  # the first\n\nlocalhost\n")
+    told |= {"PASS": "JAX_PLATFORMS UNKNOWN", "PORT": str(free_port())}
+    assert place.losses([str(LAUNCH / "hosts.sh")], "hosts", "--no-save", **told) == expected
     assert (place.folder / "hosts_called").read_text().split() == ["localhost"] * 2
 
 
@@ -173,14 +162,8 @@ def scripted(place: Place, line: str) -> str:
 )
 @pytest.mark.parametrize("name", ["several.sh", "hosts.sh"])
 def test_the_status_is_that_of_the_cause(place: Place, name: str, line: str, status: int) -> None:
-    hosts = place.folder / "three.txt"
-    hosts.write_text("localhost\nlocalhost\nlocalhost\n")
-    ssh = place.program("ssh", SSH.format(folder=place.folder))
-    process = place.start(
-        [str(LAUNCH / name)], N="3", HOSTS=str(hosts), SSH=str(ssh), PYTHON=scripted(place, line)
-    )  # fmt: skip
-    said, _ = process.communicate(timeout=SECONDS)
-    assert process.returncode == status, said
+    told = place.hosts("localhost\n" * 3)
+    ended(place.start([str(LAUNCH / name)], N="3", PYTHON=scripted(place, line), **told), status)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -188,30 +171,20 @@ def test_a_loop_over_ranks_hands_on_a_signal_once(place: Place, number: signal.S
     log = place.folder / f"told_{number}"
     line = f"trap 'echo told >> {log}; exit 130' TERM; echo there >> {log}; while :; do sleep 0.05; done"
     process = place.start([str(LAUNCH / "several.sh")], N="2", PYTHON=scripted(place, line))
-    wait_until(lambda: log.exists() and log.read_text().count("there") == 2, process)
+    wait_until(lambda: log.exists() and log.read_text().count("there") == 2, lambda: process.poll() is None)
     process.send_signal(number)
     process.send_signal(number)
-    said, _ = process.communicate(timeout=SECONDS)
-    assert process.returncode == 130, said
+    ended(process, 130)
     assert log.read_text().count("told") == 2
 
 
 @pytest.mark.parametrize("name", ["several.sh", "hosts.sh"])
 def test_a_signal_while_processes_are_started_ends_them_too(place: Place, name: str) -> None:
-    hosts = place.folder / "many.txt"
-    hosts.write_text("localhost\n" * 20)
-    ssh = place.program("ssh", SSH.format(folder=place.folder))
+    told = place.hosts("localhost\n" * 20) | {"N": "20", "PASS": "SCRIPT"}
     line = "trap 'exit 130' TERM; [ $RANK != 0 ] || kill -TERM $SCRIPT; while :; do sleep 0.05; done"
     script = f'export SCRIPT=$$; . "{LAUNCH / name}"'
-    process = place.start(
-        ["bash", "-c", script, name], N="20", HOSTS=str(hosts), SSH=str(ssh), PASS="SCRIPT",
-        PYTHON=scripted(place, line),
-    )  # fmt: skip
-    said, _ = process.communicate(timeout=SECONDS)
-    assert process.returncode == 130, said
+    ended(place.start(["bash", "-c", script, name], PYTHON=scripted(place, line), **told), 130)
 
-
-# ----- SLURM -----
 
 SRUN = """#!{python}
 # stands for srun: starts TASKS tasks here, with the variables that srun sets; scancel finds them in a file
@@ -254,17 +227,17 @@ def test_slurm_stops_saves_and_goes_on(place: Place, expected: dict[int, float])
     """The warning before the time is over, then the next turn."""
     run, job = place.folder / "slurm", f"{secrets.randbelow(10**6)}"
     process = slurm(place, "-x 100000", SLURM_JOB_ID=job, OUT=str(run))
-    wait_until(lambda: any(event["event"] == "train" for event in place.events("slurm")), process)
+    wait_until(
+        lambda: any(event["event"] == "train" for event in place.events("slurm")), lambda: process.poll() is None
+    )
     process.send_signal(signal.SIGUSR1)
-    said, _ = process.communicate(timeout=SECONDS)
-    assert process.returncode == ExitCode.STOPPED, said
+    ended(process, ExitCode.STOPPED)
     assert log_of(place, "scancel") == [f"--signal=TERM {job}.0"]
     assert log_of(place, "scontrol") == [f"requeue {job}"]
     end = place.events("slurm")[-1]
     assert end["outcome"] == "stopped"
     process = slurm(place, f"-x {end['step'] + 4}", SLURM_JOB_ID=job, OUT=str(run), SLURM_RESTART_COUNT="1")
-    said, _ = process.communicate(timeout=SECONDS)
-    assert process.returncode == 0 and "the run is complete" in said, said
+    assert "the run is complete" in ended(process, 0)
     assert log_of(place, "scontrol") == []
     losses = {event["step"]: event["loss"] for event in place.events("slurm") if event["event"] == "train"}
     assert sorted(losses) == list(range(end["step"] + 4))
@@ -294,19 +267,15 @@ def test_slurm_queue(place: Place, line: str, number: int | None, status: int, r
     python = place.program("some_python", f"#!/bin/sh\n{line}\n")
     process = slurm(place, SLURM_JOB_ID="77", PYTHON=str(python))
     if number is not None:
-        wait_until(lambda: log.exists() and log.read_text().count("there") == 2, process)
-        wait_until(tasks.exists, process)
+        wait_until(lambda: log.exists() and log.read_text().count("there") == 2, lambda: process.poll() is None)
+        wait_until(tasks.exists, lambda: process.poll() is None)
         process.send_signal(number)
         if number == signal.SIGTERM:  # SLURM tells the tasks too
             for pid in tasks.read_text().split():
                 os.kill(int(pid), signal.SIGTERM)
-    said, _ = process.communicate(timeout=SECONDS)
-    assert process.returncode == status, said
+    ended(process, status)
     assert log_of(place, "scontrol") == (["requeue 77"] if requeued else [])
     log_of(place, "scancel")
-
-
-# ----- Kubernetes -----
 
 
 def test_kubernetes_job() -> None:
@@ -326,13 +295,9 @@ def test_kubernetes_job() -> None:
     assert config.reuse and config.checkpoint_every and config.num_processes == spec["completions"]
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
     assert config.output_dir.startswith(mounts["runs"]) and config.train_data.startswith(mounts["data"])
-    claims = {
-        volume["name"]: volume["persistentVolumeClaim"]["claimName"]
-        for volume in pod["volumes"]
-        if "persistentVolumeClaim" in volume
-    }
-    assert claims["runs"] == claim["metadata"]["name"] and "ReadWriteMany" in claim["spec"]["accessModes"]
-    assert {volume["name"] for volume in pod["volumes"]} == mounts.keys()
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    assert volumes["runs"]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+    assert "ReadWriteMany" in claim["spec"]["accessModes"] and volumes.keys() == mounts.keys()
     name, domain = job["metadata"]["name"], f"{pod['subdomain']}.default.svc.cluster.local"
     assert pod["subdomain"] == service["metadata"]["name"]
     for index in range(spec["completions"]):
