@@ -1,35 +1,22 @@
 """The command line of the live view: what it takes, what it prints once, and that it only reads."""
 
-import json
 import subprocess
 import sys
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from llmc_jax.logs.state import own_process
 from llmc_jax.watch import command as watch
+from tests.watch.runs import write_run
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def write_run(folder: Path, steps: int = 5, outcome: str | None = "done") -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    events: list[dict[str, Any]] = [{"event": "start", "step": 0, "steps": 40, **own_process()}]
-    events += [{"event": "train", "step": step, "loss": 4 - step / 40, "ms": 9.0} for step in range(steps)]
-    events += [{"event": "val", "step": steps, "loss": 2.5}]
-    events += [] if outcome is None else [{"event": "end", "step": steps, "outcome": outcome}]
-    timed = [{**event, "time": round(time.time(), 3)} for event in events]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in timed))
-    return folder
 
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
     for name, outcome in (("first", "done"), ("second", "stopped"), ("third", None)):
-        write_run(tmp_path / "runs" / name, outcome=outcome)
+        write_run(tmp_path / "runs" / name, 5, outcome, **own_process())
     return tmp_path / "runs"
 
 
@@ -46,12 +33,7 @@ def test_a_pipe_gets_the_view_once(runs: Path, capsys: pytest.CaptureFixture[str
 
 @pytest.mark.parametrize(
     ("words", "part"),
-    [
-        (["."], "no run"),
-        (["runs/fourth\x1b[2J"], "no run"),
-        (["runs", "second"], "second"),
-        (["main.py"], "no run"),
-    ],
+    [(["."], "no run"), (["runs/fourth\x1b[2J"], "no run"), (["runs", "second"], "second"), (["main.py"], "no run")],
 )
 def test_bad_input_is_one_line(
     runs: Path, words: list[str], part: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -24,26 +24,14 @@ from llmc_jax.report import command as report
 from llmc_jax.watch.folder import ShelfPage, metrics_of, table
 from llmc_jax.watch.live import RunPage, look_all
 from llmc_jax.watch.view import Room
+from tests.watch.runs import write_run
 
 LIMIT = 60.0  # seconds, after which a wait has failed
-
-
-def write_run(folder: Path, steps: int, outcome: str | None = "done", **start: Any) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    events: list[dict[str, Any]] = [{"event": "start", "step": 0, "steps": 40, **start}]
-    events += [{"event": "train", "step": step, "loss": 4 - step / 40, "ms": 9.0} for step in range(steps)]
-    events += [] if outcome is None else [{"event": "end", "step": steps, "outcome": outcome}]
-    timed = [{**event, "time": round(time.time(), 3)} for event in events]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in timed))
-    return folder
 
 
 def add(folder: Path, **event: Any) -> None:
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(json.dumps(event) + "\n")
-
-
-# ---- runs in a folder
 
 
 def test_the_table_has_the_newest_first(tmp_path: Path) -> None:
@@ -87,9 +75,6 @@ def test_another_users_run_hides_no_other_run(tmp_path: Path, monkeypatch: pytes
     assert found == [[Path("a")], [Path("a")]]
 
 
-# ---- a run
-
-
 def test_what_a_resume_cut_off_is_forgotten(tmp_path: Path) -> None:
     page = RunPage("a", write_run(tmp_path / "a", 20, None) / "metrics.jsonl")
     look_all(page)
@@ -120,9 +105,6 @@ def test_the_characters_are_those_of_the_terminal(encoding: str, ascii_only: boo
     assert takes_ascii_only(encoding) == ascii_only
 
 
-# ---- the program, on a terminal of its own
-
-
 class Terminal:
     """A terminal that a program runs on: what it wrote, and keys for it."""
 
@@ -130,19 +112,11 @@ class Terminal:
         self.process, self.descriptor, self.output = process, descriptor, b""
 
     def until(self, found: Callable[[bytes], bool]) -> None:
-        """Read until the program has written something."""
         end = time.monotonic() + LIMIT
         while not found(self.output):
             assert time.monotonic() < end, self.output[-2000:]
             if select.select([self.descriptor], [], [], 0.1)[0]:
                 self.output += os.read(self.descriptor, 65536)
-
-    def ended(self) -> int:
-        """Return the exit status of the program, which ends by itself."""
-        return self.process.wait(timeout=LIMIT)
-
-    def settings(self) -> list[Any]:
-        return termios.tcgetattr(self.descriptor)
 
 
 @contextmanager
@@ -177,18 +151,18 @@ def going(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("end", ["key", "interrupt", "terminate"])
 def test_however_it_ends_the_terminal_is_as_it_was(going: Path, end: str) -> None:
     with terminal(str(going), "--every", "0.1") as screen:
-        before = screen.settings()
+        before = termios.tcgetattr(screen.descriptor)
         screen.until(lambda output: b"20/40" in output and b"q: quit" in output)
         if end == "key":
-            assert screen.settings() != before  # keys come without Enter
+            assert termios.tcgetattr(screen.descriptor) != before  # keys come without Enter
             os.write(screen.descriptor, b"q")
             screen.until(lambda output: b"20/40" in output[output.find(LEAVE) :])  # the last view stays
         else:
             screen.process.send_signal(signal.SIGINT if end == "interrupt" else signal.SIGTERM)
-        assert screen.ended() == {"key": 0, "interrupt": 130, "terminate": 143}[end]
+        assert screen.process.wait(LIMIT) == {"key": 0, "interrupt": 130, "terminate": 143}[end]
         screen.until(lambda output: LEAVE in output)
         assert screen.output.count(ENTER) == screen.output.count(LEAVE) == 1 and SHOW in screen.output
-        assert screen.settings() == before
+        assert termios.tcgetattr(screen.descriptor) == before
 
 
 def test_the_view_follows_the_run_and_the_window(going: Path) -> None:
@@ -201,7 +175,7 @@ def test_the_view_follows_the_run_and_the_window(going: Path) -> None:
         screen.process.send_signal(signal.SIGWINCH)
         screen.until(lambda output: "─" * 9 in output.decode(errors="replace").rpartition("q: quit")[0])
         os.write(screen.descriptor, b"q")
-        assert screen.ended() == 0
+        assert screen.process.wait(LIMIT) == 0
 
 
 @pytest.mark.parametrize("environment", [{"TERM": "dumb"}, {"NO_COLOR": "1"}, {}])
@@ -215,7 +189,7 @@ def test_a_run_that_died_is_shown_once_with_colours_where_they_are_wanted(
     look_all(page)
     assert page.moment().state.state == DIED
     with terminal(str(tmp_path / "a"), **environment) as screen:
-        assert screen.ended() == 0
+        assert screen.process.wait(LIMIT) == 0
         screen.until(lambda output: b"3/40" in output)
     assert ENTER not in screen.output
     assert (b"\x1b[1;31m" in screen.output) == (environment == {})
@@ -230,4 +204,4 @@ def test_a_run_that_is_killed_while_it_is_watched_has_died(tmp_path: Path) -> No
             trainer.kill()  # and nobody asks for its status: it stays as a zombie
             screen.until(lambda output: b"died on" in output and b"last event: train step 2" in output)
             os.write(screen.descriptor, b"q")
-            assert screen.ended() == 0
+            assert screen.process.wait(LIMIT) == 0

@@ -40,9 +40,6 @@ def shown(made: Moment, width: int = 80, height: int | None = 24, ascii_only: bo
     return [line.plain for line in view(made, Room(width, height, ascii_only))]
 
 
-# ---- what is kept
-
-
 def test_the_time_left_counts_the_pauses_between_steps() -> None:
     made = story(START, *map(train, range(11)))  # a step takes 0.5 s, and one begins each second
     state = moment(made).state
@@ -82,15 +79,14 @@ def test_another_start_begins_the_pace_anew() -> None:
     assert made.left(moment(made, now=NOW + 5001).state, NOW + 5001) is None
 
 
-# ---- the view
-
-
 def test_the_view_has_what_the_run_said() -> None:
     events = [START, *(train(step, 5.0 - step / 50) for step in range(50)), {"event": "val", "step": 50, "loss": 4.25}]
     sample = {"event": "sample", "step": 40, "tokens": 9, "text": "def f():\n    return 1\n"}
-    text = "\n".join(shown(moment(story(*events, sample))))
+    gpu = {"event": "gpu", "step": 0, "compute_percent": 91, "clock_mhz": 1700, "max_clock_mhz": 1980, "cap": "power"}
+    text = "\n".join(shown(moment(story(*events, sample, gpu))))
     for part in ("a run", "50/100", "loss 4.02", "val 4.25", "50%", "    return 1", "started", "●", "⠤"):
         assert part in text, part
+    assert "91%" in text and "1700 of 1980 MHz" in text
 
 
 @pytest.mark.parametrize(("runs", "state"), [(False, DIED), (None, UNKNOWN)])
@@ -164,9 +160,3 @@ def test_any_events_have_a_view_that_fits(
     lines = shown(moment(story(*events), runs), width, height)
     assert height is None or len(lines) <= height
     assert all(escaped(line) == line and cell_len(line) <= width for line in lines)
-
-
-def test_the_run_s_own_reading_of_its_gpu() -> None:
-    fields = {"compute_percent": 91, "clock_mhz": 1700, "max_clock_mhz": 1980, "cap": "power"}
-    text = "\n".join(shown(moment(story(START, train(0), {"event": "gpu", "step": 0, **fields}))))
-    assert "91%" in text and "1700 of 1980 MHz" in text
