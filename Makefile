@@ -18,7 +18,7 @@ export PIP_USER := 0
 .NOTPARALLEL:
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 } /^#   [A-Z]/ { print substr($$0, 5) }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 } /^#   [A-Z]/ { print substr($$0, 5) }' Makefile
 
 train: setup ## set up, then train (without ARGS: the demo, about two minutes)
 	@$(python) train.py $(ARGS)

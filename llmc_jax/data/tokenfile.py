@@ -42,7 +42,7 @@ KINDS = {
     "raw-int32": Kind(None, None, np.dtype("<i4"), MAX_RAW_ID),
 }
 HEADLESS = "uint16 tokens without a header, as nanoGPT writes them, are not read"
-MAKE_ONE = "make token files from text with `llmc-jax data`"
+MAKE_ONE = "make token files from text with `llmc-jax data prepare FILE`"
 
 
 class TokenFile:

@@ -122,7 +122,7 @@ STARTS = ("start", "resume")
 def recent(path: str | Path, kinds: Iterable[str] = ()) -> list[dict[str, Any]]:
     """Return the last start or resume, the last event of each kind since then, and the last TAIL bytes' events.
 
-    In order; nothing where there is no file. Other lines are passed over and not parsed, so that a long file takes
+    A start that no step follows does not count: the events before it are still the newest. In order; nothing where there is no file. Other lines are passed over and not parsed, so that a long file takes
     little time. Raises InputError where it cannot be read.
     """
     try:
@@ -141,12 +141,13 @@ def _chosen(lines: Iterable[bytes], kinds: Iterable[str]) -> Iterator[bytes]:
     """Yield of the lines, the last one first, those that `recent` returns."""
     starts = {_beginning(kind) for kind in STARTS}
     missing, room = {_beginning(kind) for kind in kinds} | starts, TAIL
-    heads = tuple(missing)
+    heads, trained = tuple(missing), False
     for line in lines:
         if room > 0 or line.startswith(heads):
             yield line
             head = line[: line.find(b",")]
-            if head in starts:
+            trained |= head == _beginning("train") or room <= 0
+            if head in starts and trained:
                 return
             missing.discard(head)
             heads = tuple(missing)

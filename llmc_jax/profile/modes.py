@@ -91,7 +91,10 @@ def measure(config: TrainConfig, own: SimpleNamespace) -> int:
     bench = measure.prepared(config)
     for note in notes:
         print(note)
-    times = measure.summary(bench.steps(own.steps, 2))
+    left = bench.step() * (own.steps + own.traced + 2)
+    if left > 60:
+        print_error(f"note: all steps together take about {left / 60:.0f} minutes; a smaller -b or -t takes less")
+    times = measure.summary(bench.steps(own.steps, 1))
     used = measure.memory_used(bench)
     roof = measure.roof_of(bench, print_error)
     place: Any = nullcontext(own.trace) if own.trace else tempfile.TemporaryDirectory()

@@ -136,7 +136,9 @@ def _not_there(config: TrainConfig) -> str:
     name, default = config.model, config.model == TrainConfig().model
     if config.init_from:
         return f"--init-from {config.init_from}: no such file or folder; give a run's folder, or what -e takes"
-    if default and config.reuse and config.output_dir:
+    if default and config.reuse and not config.output_dir:
+        return "-y 1: needs -o FOLDER, that of the run to resume; or begin a run with -e"
+    if default and config.reuse:
         return f"-y 1 -o {config.output_dir}: there is no run with a checkpoint; check the path, or begin one with -e"
     shapes = "a shape such as d12 for random weights" + "; --preset demo beside other flags trains the demo" * default
     files = "no such file; give the path of an llm.c checkpoint or of a folder of Hugging Face's"

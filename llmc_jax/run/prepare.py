@@ -113,6 +113,9 @@ def starting_state(
         metadata = begun_metadata(plan, data, found.device, origin_of(earlier, model))
         if earlier is not None:
             check_fits(earlier, config, metadata.identity)
+            if 0 < config.max_steps < earlier.step:
+                made = f"the run has made {earlier.step} steps already"
+                raise InputError(f"-x {config.max_steps}: {made}; give a larger -x, or another -o")
         steps = total_steps(config, data.train)
         state, doubts = starting_weights(plan, place, given, drawing)
         data = continued_data(config, earlier, data)
@@ -171,7 +174,8 @@ def notes_on_start(setup: Setup) -> Iterator[str]:
     """Say what the run begins with, and how it differs from the one that it resumes."""
     config, plan, earlier = setup.config, setup.plan, setup.earlier
     if earlier is not None:
-        complete = "; the run is already complete" if earlier.step >= setup.steps else ""
+        more = f"; the run is already complete: an -x above {setup.steps} continues it"
+        complete = more if earlier.step >= setup.steps else ""
         if not complete and stops_early(config, earlier.metadata.counters or Counters()):
             complete = "; it stopped early, and continues only with a larger --patience"
         yield f"resumed from {earlier.folder}, after step {earlier.step} of {setup.steps}{complete}"

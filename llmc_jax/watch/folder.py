@@ -45,7 +45,7 @@ class Row(NamedTuple):
 
 
 class ShelfPage:
-    """The table of the runs in a folder, each read from its last start alone."""
+    """The table of the runs in a folder, each read from its last start that made a step."""
 
     plain_width = 1000  # cells where there is no terminal: a pipe has all columns
 

@@ -177,11 +177,12 @@ def test_a_last_line_that_is_longer_than_the_tail(path: Path) -> None:
 
 
 @given(st.lists(st.sampled_from([b"", b"x" * 40, line(5), start(), start("resume")])), st.binary(max_size=20))
-def test_the_newest_events_are_those_after_the_last_start(
+def test_the_newest_events_are_those_after_the_last_start_that_trained(
     tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], rest: bytes
 ) -> None:
     path = tmp_path_factory.mktemp("run") / "metrics.jsonl"
     path.write_bytes(b"".join(each if each.endswith(b"\n") else each + b"\n" for each in lines) + rest)
     events, found = Follower(path).new(), recent(path)
-    first = max((at for at, event in enumerate(events) if event["event"] in ("start", "resume")), default=0)
+    kinds = [event["event"] for event in events]
+    first = max((at for at, kind in enumerate(kinds) if kind in follow.STARTS and "train" in kinds[at:]), default=0)
     assert found == events[first:]
