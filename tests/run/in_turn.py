@@ -52,11 +52,11 @@ def in_turn(starts: Sequence[Start], folder: Path) -> list[Said]:
     return [Said(*each) for each in json.loads(done.stdout)]
 
 
-def go_back(run: str, of: str) -> None:
-    """Copy a run as it would be, had it been killed before its checkpoint of step 6."""
-    shutil.copytree(of, run)
-    shutil.rmtree(Path(run, "state_00000006"))
-    Path(run, "DONE_00000006").unlink()
+def forget(run: Path, *steps: int) -> None:
+    """Take checkpoints away, as if the run had been killed before it made them."""
+    for step in steps:
+        (run / f"DONE_{step:08d}").unlink()
+        shutil.rmtree(run / f"state_{step:08d}")
 
 
 def main() -> None:
@@ -73,7 +73,8 @@ def main() -> None:
     found = []
     for start in (Start(*each) for each in json.load(sys.stdin)):
         if start.of:
-            go_back(start.name, start.of)
+            shutil.copytree(start.of, start.name)
+            forget(Path(start.name), 6)
         with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
             code = int(train([*shlex.split(start.words), "-o", start.name]))
         found.append(Said(code, out.getvalue(), err.getvalue()))

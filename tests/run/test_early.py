@@ -2,8 +2,6 @@
 
 import math
 import shutil
-from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,8 @@ from llmc_jax.checkpoint.store import open_checkpoint
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.run.command import main
-from tests.same_run import Result, check_same, steps_of, write_shards
+from tests.run.in_turn import forget
+from tests.same_run import Result, check_same
 
 pytestmark = pytest.mark.usefixtures("nothing_lasts", "quick_compilation")
 
@@ -39,12 +38,10 @@ def test_counts_validations_since_the_last_improvement(losses: list[float], delt
     for step, loss in enumerate(losses):
         if math.isfinite(loss) and (not improvements or loss < losses[improvements[-1]] - delta):
             improvements.append(step)
-    finite = [loss for loss in losses if math.isfinite(loss)]
+    best = min((loss for loss in losses if math.isfinite(loss)), default=None)
     assert counters.stale == len(losses) - 1 - (improvements[-1] if improvements else -1)
     assert counters.improved == (losses[improvements[-1]] if improvements else None)
-    assert (counters.best_loss, counters.best_step) == (
-        (min(finite), losses.index(min(finite))) if finite else (None, -1)
-    )
+    assert (counters.best_loss, counters.best_step) == (best, -1 if best is None else losses.index(best))
 
 
 @given(LOSSES.filter(bool), st.integers(0, 30), st.sampled_from([0.0, 0.25]))
@@ -53,9 +50,7 @@ def test_a_checkpoint_keeps_all_that_is_counted(losses: list[float], at: int, de
     for step, loss in enumerate(losses):
         if step == at:
             metadata = Metadata(step, Identity(ModelConfig(8, 16, 128, 1, 1, 4), "fp32", True), 99, counters=kept)
-            found = Metadata.from_json(metadata.to_json(), Path("here")).counters
-            assert found is not None
-            kept = found
+            kept = Metadata.from_json(metadata.to_json(), Path("here")).counters
         whole, kept = judged(whole, step, loss, delta), judged(kept, step, loss, delta)
     assert repr(whole) == repr(kept)  # as text, so that NaN is NaN
 
@@ -69,10 +64,8 @@ def test_without_patience_nothing_stops() -> None:
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    folder = tmp_path_factory.mktemp("data")
-    write_shards(folder, {"train": (9 * 32 + 1, 11 * 32 + 5), "val": (200,)})
-    return ["-i", folder / "train_*.bin", "-j", folder / "val_*.bin"]
+def data(shards: Path) -> list[Any]:
+    return ["-i", shards / "train_*.bin", "-j", shards / "val_*.bin"]
 
 
 def run(folder: Path, *flags: Any) -> Result:
@@ -93,13 +86,8 @@ def test_a_run_stops_when_its_validation_loss_falls_no_more(stopped: Result) -> 
     assert stopped.values("sample", "step") == [5, 10, STOPPED]  # the last one as at a normal end
     assert stopped.checkpoints[-1] == STOPPED
     early, end = stopped.events[-2:]
-    assert {
-        "event": "early_stop",
-        "step": STOPPED,
-        "best_loss": losses[BEST],
-        "best_step": BEST,
-    }.items() <= early.items()
-    assert {"stale": 3, "patience": 3, "delta": 0.0, "steps": 90}.items() <= early.items()
+    expected = {"event": "early_stop", "step": STOPPED, "best_loss": losses[BEST], "best_step": BEST, "stale": 3}
+    assert (expected | {"patience": 3, "delta": 0.0, "steps": 90}).items() <= early.items()
     assert {"event": "end", "step": STOPPED, "outcome": "done"}.items() <= end.items()
 
 
@@ -114,50 +102,25 @@ def test_a_stopped_run_ends_at_once_when_started_again(data: list[Any], stopped:
     assert more.values("train", "step") == list(range(STOPPED + 3))
 
 
-def kill(folder: Path, step: int) -> None:
-    """Leaves what a process killed after the checkpoint of a step leaves: later ones are not there."""
-    for later in steps_of(folder, "state"):
-        if later > step:
-            (folder / f"DONE_{later:08d}").unlink()
-            shutil.rmtree(folder / f"state_{later:08d}")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "step", [k if k in (5, 11) else pytest.param(k, marks=pytest.mark.slow) for k in range(1, STOPPED)]
 )
 def test_a_killed_run_stops_at_the_same_step(data: list[Any], stopped: Result, tmp_path: Path, step: int) -> None:
     folder = Path(shutil.copytree(stopped.folder, tmp_path / "run"))
-    kill(folder, step)
+    forget(folder, *range(step + 1, STOPPED + 1))
     found = run(folder, *data, "--patience", 3, "-n", 1, "-y", 1)
     check_same(found.folder, stopped.folder)
     assert found.values("early_stop", "step") == [STOPPED]
-    ours, theirs = (
-        open_checkpoint(each.folder / f"state_{STOPPED:08d}").metadata.counters for each in (found, stopped)
-    )
+    last = [open_checkpoint(each.folder / f"state_{STOPPED:08d}") for each in (found, stopped)]
+    ours, theirs = (each.metadata.counters for each in last)
     assert ours == theirs and ours is not None and ours.stale == 3
-
-
-def test_counters_that_are_forgotten_are_seen(
-    data: list[Any], stopped: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = Path(shutil.copytree(stopped.folder, tmp_path / "run"))
-    kill(folder, 8)
-    read = Metadata.from_json
-
-    def forgetful(stored: Mapping[str, Any], folder: Path) -> Metadata:
-        found = read(stored, folder)
-        return replace(found, counters=(found.counters or Counters())._replace(stale=0))
-
-    monkeypatch.setattr(Metadata, "from_json", staticmethod(forgetful))
-    found = run(folder, *data, "--patience", 3, "-x", 15, "-y", 1)
-    assert found.values("early_stop", "step") == []
 
 
 def test_a_validation_that_is_due_may_be_the_improvement(data: list[Any], tmp_path: Path) -> None:
     """Where a run goes on with less patience than validations in a row had failed before."""
     first = run(tmp_path / "run", *data, "-n", 1, "-s", 0, "-v", 2, "-x", 4, "--patience-delta", 99)
-    kill(first.folder, 3)
+    forget(first.folder, 4)
     flags = ["-v", 3, "-s", 0, "-x", 5, "--patience", 1, "--patience-delta", 0, "-y", 1]
     found = run(first.folder, *data, *flags)
     assert found.code == 0 and found.values("val", "step") == [0, 2, 3, 5]

@@ -21,7 +21,8 @@ from llmc_jax.plan.plan import Plan
 from llmc_jax.run.beside import Beside
 from llmc_jax.run.command import main
 from llmc_jax.run.find_lr import RangeTest, draw_test, test_of
-from tests.same_run import Result, events, leftovers, steps_of, write_shards
+from tests.run.in_turn import forget
+from tests.same_run import Result, events, leftovers, steps_of
 
 pytestmark = pytest.mark.usefixtures("nothing_lasts", "quick_compilation")
 test_of.__test__ = False  # type: ignore[attr-defined]  # it is none of pytest's
@@ -62,13 +63,10 @@ def test_a_test_ends_with_the_first_mean_that_exploded(losses: list[float]) -> N
 
 @given(LOSSES, st.integers(0, 40))
 def test_a_checkpoint_keeps_all_of_it(losses: list[float], at: int) -> None:
-    kept = test_of(json.loads(json.dumps(made(losses[:at]).to_json(), allow_nan=False)))
-    rates = np.geomspace(1e-6, 1, max(2, at))  # `made` has others of a shorter list
-    for rate, loss in zip(rates, losses[at:], strict=False):
-        kept = kept.then(float(rate), loss)
     whole = made(losses[:at])
-    for rate, loss in zip(rates, losses[at:], strict=False):
-        whole = whole.then(float(rate), loss)
+    kept = test_of(json.loads(json.dumps(whole.to_json(), allow_nan=False)))
+    for loss in losses[at:]:
+        whole, kept = whole.then(1.0, loss), kept.then(1.0, loss)
     assert repr(kept) == repr(whole)  # as text, so that NaN is NaN
 
 
@@ -124,15 +122,9 @@ def test_a_range_is_two_rates(text: str, rates: tuple[float, float] | None) -> N
 def test_a_test_does_without_what_it_has_no_use_for() -> None:
     asked = parse_args(shlex.split("--preset demo --find-lr --find-lr-steps 30 -v 7 --patience 2 --export-llmc"))
     config = of_test(asked)
-    assert config.max_steps == 30 and not config.saves_at_end
-    assert (
-        asked.val_every
-        and asked.sample_every
-        and config
-        == replace(
-            asked, max_steps=30, save=False, export_llmc=False, val_every=0, sample_every=0, patience=0, max_nonfinite=0
-        )
-    )
+    assert not config.saves_at_end
+    off = {"save": False, "export_llmc": False, "val_every": 0, "sample_every": 0, "patience": 0, "max_nonfinite": 0}
+    assert asked.val_every and asked.sample_every and config == replace(asked, max_steps=30, **off)
     assert of_test(replace(asked, find_lr=False)) == replace(asked, find_lr=False)
 
 
@@ -143,10 +135,8 @@ TEST = ["--find-lr", "--find-lr-range", "1e-5:1000", "--find-lr-steps", 90, "-n"
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    folder = tmp_path_factory.mktemp("data")
-    write_shards(folder, {"train": (9 * 32 + 1, 11 * 32 + 5), "val": (200,)})
-    return ["-i", folder / "train_*.bin", "-j", folder / "val_*.bin"]
+def data(shards: Path) -> list[Any]:
+    return ["-i", shards / "train_*.bin", "-j", shards / "val_*.bin"]
 
 
 def run(folder: Path, *flags: Any) -> Result:
@@ -180,9 +170,8 @@ def test_the_rate_rises_evenly_and_the_test_ends_where_the_loss_explodes(tested:
 def test_what_a_test_leaves(tested: Result) -> None:
     found = record(tested)
     (event,) = [each for each in tested.events if each["event"] == "find_lr"]
-    assert {name: event[name] for name in ("suggestion", "lowest_loss", "lowest_at", "exploded_at")} == {
-        name: found[name] for name in ("suggestion", "lowest_loss", "lowest_at", "exploded_at")
-    }
+    for name in ("suggestion", "lowest_loss", "lowest_at", "exploded_at"):
+        assert event[name] == found[name]
     assert tested.events[-1]["outcome"] == "done"
     assert (tested.folder / "find_lr.png").read_bytes()[:4] == b"\x89PNG"
     assert tested.values("val", "loss") == tested.values("sample", "text") == [] and tested.models == []
@@ -201,9 +190,7 @@ def test_a_killed_test_comes_to_the_same(
     monkeypatch.setattr(Beside, "_begun", lambda *_: None)
     monkeypatch.setattr(Plan, "runs_ahead", ahead)
     folder = Path(shutil.copytree(tested.folder, tmp_path / "run"))
-    for step in steps_of(folder, "state")[1:]:
-        (folder / f"DONE_{step:08d}").unlink()
-        shutil.rmtree(folder / f"state_{step:08d}")
+    forget(folder, *steps_of(folder, "state")[1:])
     (folder / "find_lr.json").unlink()
     assert main(["-y", "1", "-o", str(folder)]) == 0
     again = Result(0, folder, "", "")

@@ -22,6 +22,7 @@ from llmc_jax.run.command import main
 from tests.evaluate import models
 from tests.generate import plain
 from tests.questions import questions, write_questions
+from tests.run.in_turn import forget
 from tests.same_run import Result, check_same, write_shards
 
 pytestmark = pytest.mark.usefixtures("nothing_lasts", "quick_compilation")
@@ -152,9 +153,7 @@ def test_a_run_that_was_killed_goes_on_as_without_a_break(
 ) -> None:
     """Its logs are cut back to the checkpoint, which says what was evaluated before its step."""
     shutil.copytree(whole.run.folder, tmp_path / "run")
-    for step in {4, 5} - {left}:
-        shutil.rmtree(tmp_path / "run" / f"state_{step:08d}")
-        (tmp_path / "run" / f"DONE_{step:08d}").unlink()
+    forget(tmp_path / "run", *{4, 5} - {left})
     run = train("-y", 1)
     assert run.values("resume", "step") == [left]
     check_same(run.folder, whole.run.folder)

@@ -424,12 +424,6 @@ def test_the_picture_has_the_name_of_the_model(train: Train, monkeypatch: pytest
 
 
 @pytest.fixture
-def main_thread() -> None:
-    if threading.current_thread() is not threading.main_thread():
-        pytest.skip("Python lets only the main thread handle signals")
-
-
-@pytest.fixture
 def program(tokens: Any, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Starts train.py on the tiny model in a process of its own; whatever still runs is killed at the end."""
     started: list[subprocess.Popen[str]] = []

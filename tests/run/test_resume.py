@@ -29,44 +29,34 @@ from llmc_jax.run.command import main
 from llmc_jax.run.figures import StepFigures
 from llmc_jax.run.folder import RunLog, locked
 from llmc_jax.run.resume import check_fits, find_earlier, repeated
-from tests.same_run import Result, arrays, check_same, healthy, leftovers, steps_of, write_shards
+from tests.run.in_turn import forget
+from tests.same_run import Result, arrays, check_same, healthy, leftovers, steps_of
 
 pytestmark = pytest.mark.usefixtures("nothing_lasts", "quick_compilation")
 
-ROOT = Path(__file__).resolve().parents[2]
-
-# Batches of 2 x 16 tokens, 20 of them an epoch in two shards: with one or two a step, an epoch ends at every 20 or 10.
-SHARDS = {"train": (9 * 32 + 1, 11 * 32 + 5), "val": (200,), "other": (9 * 32 + 1, 11 * 32 + 5)}
 TINY = "L1-NH1-C16-V257-T16"
 
 
 Train = Callable[..., Result]
+Resumed = Callable[..., None]
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Token files train_*.bin, val_*.bin and other_*.bin; read-only by agreement."""
-    folder = tmp_path_factory.mktemp("data")
-    write_shards(folder, SHARDS)
-    return folder
-
-
-def flags_of(data: Path, *more: Any) -> list[str]:
+def flags_of(shards: Path, *more: Any) -> list[str]:
     flags = [
-        *("-e", TINY, "-i", data / "train_*.bin", "-j", data / "val_*.bin", "-b", 2, "-t", 16, "-l", "1e-2"),
+        *("-e", TINY, "-i", shards / "train_*.bin", "-j", shards / "val_*.bin", "-b", 2, "-t", 16, "-l", "1e-2"),
         *("-v", 3, "-m", 2, "-s", 5, "-g", 4, "-x", 12),
     ]
     return [str(word) for word in (*flags, *more)]
 
 
 @pytest.fixture
-def train(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Train:
+def train(shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Train:
     """Runs the command line in this process; flags given here count. stop: a signal comes after so many steps."""
 
     def run(*flags: Any, folder: Path | str = "run", stop: int = 0, number: int = signal.SIGTERM) -> Result:
         output = tmp_path / folder
         with stopped_after(stop, number):
-            code = main(flags_of(data, "-o", output, *flags))
+            code = main(flags_of(shards, "-o", output, *flags))
         return Result(code, output, *capsys.readouterr())
 
     return run
@@ -156,8 +146,7 @@ def covering(cases: list[Case], together: int) -> list[Case]:
 ALL = [Case(*each) for each in itertools.product(SCHEDULES, PRECISIONS, (1, 2), (False, True), STOPS)]
 EVERY = covering(ALL, 2)
 
-SOME = [Case("linear", "bf16", 2, False, "before")]
-names_of = {"ids": lambda case: "-".join(map(str, case))}
+SOME = Case("linear", "bf16", 2, False, "before")
 
 
 @pytest.fixture(scope="module")
@@ -166,44 +155,38 @@ def references() -> dict[Case, Path]:
     return {}
 
 
-def check_resumed(
-    case: Case,
-    train: Train,
-    references: dict[Case, Path],
-    tmp_path_factory: Any,
-    between: Callable[[], None] = lambda: None,
-) -> None:
-    """A run stopped by a signal and continued is the run without a break. between: called before it is continued."""
-    uninterrupted = case._replace(stop="")
-    if uninterrupted not in references:
-        references[uninterrupted] = complete(
-            train(*case.flags(), folder=tmp_path_factory.mktemp("reference") / "run")
-        ).folder
-    stop = STOPS[case.stop]
-    first = train(*case.flags(), stop=stop)
-    assert (first.code, steps_of(first.folder, "DONE")) == (130, [stop]), first.out + first.err
-    between()
-    again = complete(train(*case.flags()))
-    assert "not bit-exact" not in again.out and "another run" not in again.out
-    check_same(again.folder, references[uninterrupted])
-    if case.outliers:
-        skipped = again.values("train", "skipped")
-        assert 0 < sum(skipped[128:]) < STEPS - 128, "choose another threshold"
+@pytest.fixture
+def resumed(train: Train, references: dict[Case, Path], tmp_path_factory: pytest.TempPathFactory) -> Resumed:
+    """Checks that a run stopped by a signal and continued is the run without a break.
+
+    between: called before it is continued.
+    """
+
+    def check(case: Case, between: Callable[[], Any] = lambda: None) -> None:
+        whole, stop = case._replace(stop=""), STOPS[case.stop]
+        if whole not in references:
+            run = train(*case.flags(), folder=tmp_path_factory.mktemp("reference") / "run")
+            references[whole] = complete(run).folder
+        first = train(*case.flags(), stop=stop)
+        assert (first.code, steps_of(first.folder, "DONE")) == (130, [stop]), first.out + first.err
+        between()
+        again = complete(train(*case.flags()))
+        assert "not bit-exact" not in again.out and "another run" not in again.out
+        check_same(again.folder, references[whole])
+        if case.outliers:
+            skipped = again.values("train", "skipped")
+            assert 0 < sum(skipped[128:]) < STEPS - 128, "choose another threshold"
+
+    return check
 
 
-@pytest.mark.parametrize("case", SOME, **names_of)
-def test_stopped_and_continued_is_the_same_run(
-    case: Case, train: Train, references: dict[Case, Path], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    check_resumed(case, train, references, tmp_path_factory)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", [case for case in EVERY if case not in SOME], **names_of)
-def test_every_way_to_train_stopped_and_continued(
-    case: Case, train: Train, references: dict[Case, Path], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    check_resumed(case, train, references, tmp_path_factory)
+@pytest.mark.parametrize(
+    "case",
+    [SOME, *(pytest.param(case, marks=pytest.mark.slow) for case in EVERY if case != SOME)],
+    ids=lambda case: "-".join(map(str, case)),
+)
+def test_every_way_to_train_stopped_and_continued(case: Case, resumed: Resumed) -> None:
+    resumed(case)
 
 
 TWICE = (
@@ -287,71 +270,52 @@ def test_what_was_done_at_the_step_is_not_done_again(train: Train) -> None:
 
 def test_counters_of_an_older_checkpoint_begin_anew() -> None:
     older = {"skipped": 2, "skipped_in_a_row": 0, "val_loss": None, "validated": -1, "sampled": 20}
-    assert metadata_with(older).counters == Counters(skipped=2, sampled=20, drawn=0)
-
-
-def metadata_with(progress: dict[str, Any]) -> Metadata:
     stored = Metadata(3, Identity(ModelConfig(8, 16, 128, 1, 1, 4), "fp32", True), 9).to_json()
-    return Metadata.from_json(stored | {"progress": progress}, Path("here"))
-
-
-def forget(run: Path, *steps: int) -> None:
-    """Takes checkpoints away, as if the run had been killed before it made them."""
-    for step in steps:
-        (run / f"DONE_{step:08d}").unlink()
-        shutil.rmtree(run / f"state_{step:08d}")
+    found = Metadata.from_json(stored | {"progress": older}, Path("here"))
+    assert found.counters == Counters(skipped=2, sampled=20, drawn=0)
 
 
 # ----- that a mistake would be seen ---------------------------------------------------------------------------------
 
 
-def misread(wrong: str, factor: float = 0) -> Callable[..., np.ndarray]:
-    """Checkpoint.read, but for an array or a tensor of a buffer, which comes back as zeros or a multiple of itself."""
+def misread(wrong: str) -> Callable[..., np.ndarray]:
+    """Checkpoint.read, but for an array or a tensor of a buffer, which comes back as twice what it is."""
     read_array = store.Checkpoint.read
     buffer, _, tensor = wrong.partition("/")
 
     def read(checkpoint: store.Checkpoint, name: str) -> np.ndarray:
         found = read_array(checkpoint, name)
         if name == buffer and tensor:
-            getattr(views(found, checkpoint.metadata.identity.model), tensor)[...] *= factor
-        return (found * factor).astype(found.dtype) if name == wrong else found
+            getattr(views(found, checkpoint.metadata.identity.model), tensor)[...] *= 2
+        return (found * 2).astype(found.dtype) if name == wrong else found
 
     return read
 
 
-MISTAKES: dict[str, Callable[[pytest.MonkeyPatch], Any]] = {
-    "position of the data": lambda patch: patch.setattr(TokenLoader, "restore", lambda *_: None),
-    "outliers": lambda patch: patch.setattr(store.Checkpoint, "read", misread("outliers/values")),
-    "m": lambda patch: patch.setattr(store.Checkpoint, "read", misread("m/wte")),
-    "v of the last tensor": lambda patch: patch.setattr(store.Checkpoint, "read", misread("v/lnfb")),
-    "number of the step": lambda patch: patch.setattr(store.Checkpoint, "read", misread("step")),
-    "number of the update": lambda patch: patch.setattr(store.Checkpoint, "read", misread("updates")),
-    "loss scale": lambda patch: patch.setattr(store.Checkpoint, "read", misread("loss_scale/scale", 2)),
-    "16-bit copy": lambda patch: patch.setattr(store.Checkpoint, "read", misread("copy/qkvw")),
-}
-
-
-@pytest.mark.parametrize(
-    "mistake", [name if k == 0 else pytest.param(name, marks=pytest.mark.slow) for k, name in enumerate(MISTAKES)]
-)
-def test_a_resume_that_forgets_is_seen(
-    mistake: str, train: Train, references: dict[Case, Path], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    position, *_ = MISTAKES  # which any run shows; the others it takes one that has a loss scale and outliers
-    case = SOME[0] if mistake == position else Case("constant", "fp16", 2, True, "before")
+def test_a_resume_that_forgets_the_position_of_the_data_is_seen(resumed: Resumed) -> None:
     with pytest.MonkeyPatch.context() as patch, pytest.raises(AssertionError, match=r"event |differs"):
-        check_resumed(case, train, references, tmp_path_factory, lambda: MISTAKES[mistake](patch))
+        resumed(SOME, lambda: patch.setattr(TokenLoader, "restore", lambda *_: None))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "wrong", ["outliers/values", "m/wte", "v/lnfb", "step", "updates", "loss_scale/scale", "copy/qkvw"]
+)
+def test_a_resume_that_reads_it_wrongly_is_seen(wrong: str, resumed: Resumed) -> None:
+    case = Case("constant", "fp16", 2, True, "before")
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(AssertionError, match=r"event |differs"):
+        resumed(case, lambda: patch.setattr(store.Checkpoint, "read", misread(wrong)))
 
 
 # ----- refusals and notes -------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def stopped(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def stopped(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of twelve steps stopped after seven, with a checkpoint at four; read-only by agreement."""
     folder = tmp_path_factory.mktemp("stopped") / "run"
     with stopped_after(7):
-        assert main(flags_of(data, "-n", 4, "-o", folder)) == 130
+        assert main(flags_of(shards, "-n", 4, "-o", folder)) == 130
     assert steps_of(folder, "DONE") == [4, 7]
     return folder
 
@@ -376,9 +340,9 @@ def copy(stopped: Path, tmp_path: Path) -> Path:
         ),
     ],
 )
-def test_another_run_is_refused(train: Train, data: Path, copy: Path, flags: list[Any], named: list[str]) -> None:
+def test_another_run_is_refused(train: Train, shards: Path, copy: Path, flags: list[Any], named: list[str]) -> None:
     before = snapshot(copy)
-    given = [data / "other_*.bin" if word == "other" else word for word in flags]
+    given = [shards / "other_*.bin" if word == "other" else word for word in flags]
     refused = train("-y", 1, *given)
     assert refused.code == 2 and "Traceback" not in refused.err
     lines = refused.err.splitlines()
@@ -462,11 +426,11 @@ def gelu_of(place: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def by_other(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def by_other(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run stopped after two steps whose GELU is another row's; read-only by agreement."""
     folder = tmp_path_factory.mktemp("other") / "run"
     with stopped_after(2), other_gelu(preferred=True):
-        assert main(flags_of(data, *BARE, "-o", folder)) == 130
+        assert main(flags_of(shards, *BARE, "-o", folder)) == 130
     assert gelu_of(folder) == gelu_of(folder / "state_00000002") == "other"
     return folder
 
@@ -581,10 +545,10 @@ def flip_a_bit(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def unbroken(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def unbroken(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run of `stopped` without a break."""
     folder = tmp_path_factory.mktemp("unbroken") / "run"
-    assert main(flags_of(data, "-n", 4, "-o", folder)) == 0
+    assert main(flags_of(shards, "-n", 4, "-o", folder)) == 0
     return folder
 
 

@@ -27,12 +27,6 @@ with stop_on_signals(stop, lambda text: print(text, flush=True)):
 """
 
 
-@pytest.fixture
-def main_thread() -> None:
-    if threading.current_thread() is not threading.main_thread():
-        pytest.skip("Python lets only the main thread handle signals")
-
-
 def test_a_second_signal_ends_a_busy_program_at_once() -> None:
     with subprocess.Popen([sys.executable, "-c", BUSY], cwd=ROOT, stdout=subprocess.PIPE, text=True) as program:
         too_late = threading.Timer(120, program.kill)  # so that a mistake fails the test instead of holding it for ever
