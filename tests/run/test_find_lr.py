@@ -18,7 +18,6 @@ from llmc_jax.checkpoint.store import open_checkpoint
 from llmc_jax.config.flags import parse_args
 from llmc_jax.config.train import of_test
 from llmc_jax.plan.plan import Plan
-from llmc_jax.run.beside import Beside
 from llmc_jax.run.command import main
 from llmc_jax.run.find_lr import RangeTest, draw_test, test_of
 from tests.run.in_turn import forget
@@ -147,9 +146,7 @@ def run(folder: Path, *flags: Any) -> Result:
 @pytest.fixture(scope="module")
 def tested(data: list[Any], tmp_path_factory: pytest.TempPathFactory) -> Result:
     """A test that exploded before its last step; read-only by agreement."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Beside, "_begun", lambda *_: None)
-        return run(tmp_path_factory.mktemp("tested") / "run", *data, *TEST)
+    return run(tmp_path_factory.mktemp("tested") / "run", *data, *TEST)
 
 
 def record(result: Result) -> dict[str, Any]:
@@ -187,7 +184,6 @@ def test_a_killed_test_comes_to_the_same(
     data: list[Any], tested: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: bool
 ) -> None:
     """From the folder's options alone; also where a step is begun before the one before it has been read."""
-    monkeypatch.setattr(Beside, "_begun", lambda *_: None)
     monkeypatch.setattr(Plan, "runs_ahead", ahead)
     folder = Path(shutil.copytree(tested.folder, tmp_path / "run"))
     forget(folder, *steps_of(folder, "state")[1:])

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -45,8 +46,8 @@ from llmc_jax.run.state import Progress
 from llmc_jax.training.step import Metrics, evaluate_loss
 from llmc_jax.trials import here
 from tests.drawing import drawing
-from tests.metrics import read_metrics
 from tests.same_run import Result
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("nothing_lasts", "quick_compilation")
 
@@ -60,15 +61,12 @@ Train = Callable[..., Result]
 
 
 @pytest.fixture
-def train(tmp_path: Path, tokens: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Train:
-    """Runs the command line in this process: a tiny model, quiet, without the picture; flags given here count."""
+def train(tmp_path: Path, tokens: Any, capsys: pytest.CaptureFixture[str]) -> Train:
+    """Runs the command line in this process: a tiny model, quiet; flags given here count."""
 
-    def run(*flags: Any, folder: str = "run", picture: bool = False) -> Result:
-        if not picture:
-            monkeypatch.setattr(Beside, "_begun", lambda *_: None)
+    def run(*flags: Any, folder: str = "run") -> Result:
         output = tmp_path / folder
-        defaults = [*tiny_flags(tokens), "-o", output]
-        code = main([str(word) for word in (*defaults, *flags)])
+        code = main([str(word) for word in (*tiny_flags(tokens), "-o", output, *flags)])
         return Result(code, output, *capsys.readouterr())
 
     return run
@@ -237,9 +235,8 @@ def test_the_command_after_a_run_asks_it(full_run: Result) -> None:
 def test_off_means_off(train: Train, tmp_path: Path) -> None:
     nowhere = tmp_path / "nowhere.bin"
     run = train("-v", 0, "-s", 0, "-n", 0, "--no-save", "-j", nowhere)  # what is not used need not be there
-    assert run.code == 0
+    assert (run.code, run.models, run.checkpoints) == (0, [], [])
     assert [each["event"] for each in run.events] == ["start", "train", "train", "train", "end"]
-    assert run.models == [] and run.checkpoints == []
     assert "checkpoint:" not in run.out and not generates(run)
     assert (run.folder / "samples.txt").read_text() == ""
 
@@ -253,22 +250,19 @@ def test_what_happens_on_the_way_changes_nothing(train: Train, full_run: Result)
     assert train(*steps, "--seed", 6, folder="other").losses != full_run.losses
 
 
-def test_zero_steps_evaluate_only(train: Train, tmp_path: Path) -> None:
-    run = train("-x", 0, "-v", 5, "-m", -1, "-s", 5, "-g", 4, "-i", tmp_path / "nowhere.bin")
-    assert run.code == 0
-    assert [each["event"] for each in run.events] == ["start", "val", "sample", "end"]
-    assert run.models == [] and run.checkpoints == []
-
-
 @pytest.mark.parametrize(
-    ("flags", "states", "models"),
-    [(["--export-llmc"], [0], ["model_00000000.bin"]), (["-n", 5], [0], []), (["-n", 5, "--no-save"], [], [])],
+    ("flags", "events", "models"),
+    [
+        ("-v 5 -m -1 -s 5 -g 4 -i nowhere.bin", ["val", "sample"], []),
+        ("--export-llmc", ["checkpoint"], ["model_00000000.bin"]),
+        ("-n 5", ["checkpoint"], []),
+        ("-n 5 --no-save", [], []),
+    ],
 )
-def test_zero_steps_save_what_is_asked_for(
-    train: Train, flags: list[Any], states: list[int], models: list[str]
-) -> None:
-    run = train("-x", 0, *flags)
-    assert (run.code, run.checkpoints, run.models) == (0, states, models)
+def test_zero_steps_do_what_is_asked_for(train: Train, flags: str, events: list[str], models: list[str]) -> None:
+    run = train("-x", 0, *flags.split())
+    assert run.code == 0 and [each["event"] for each in run.events] == ["start", *events, "end"]
+    assert run.models == models and run.checkpoints == [0] * events.count("checkpoint")
     if models:
         np.testing.assert_array_equal(run.exported(0), initial())
 
@@ -415,7 +409,7 @@ def test_a_reused_folder_without_a_checkpoint_begins_its_logs_anew(train: Train)
 def test_the_picture_has_the_name_of_the_model(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(Beside, "_begun", lambda beside, request: asked.append(json.loads(request)))
-    run = train(picture=True)
+    run = train()
     assert run.code == 0 and "picture:" not in run.out
     assert asked == [[str(run.folder), TINY, {}, 0.0]]
 
@@ -442,20 +436,11 @@ def program(tokens: Any, tmp_path: Path) -> Iterator[Callable[..., subprocess.Po
         process.communicate()
 
 
-def wait_for_step(folder: Path, step: int, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 120
-    metrics = folder / "metrics.jsonl"
-    while not (metrics.exists() and f'"event": "train", "step": {step},' in metrics.read_text()):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def check_stopped(folder: Path) -> int:
     """Everything a stopped run must leave; returns the steps it made."""
-    events = read_metrics(folder / "metrics.jsonl")
-    steps = sum(each["event"] == "train" for each in events)
-    assert {"event": "end", "step": steps, "outcome": "stopped", "skipped": 0}.items() <= events[-1].items()
     run = Result(130, folder, "", "")
+    steps = len(run.losses)
+    assert {"event": "end", "step": steps, "outcome": "stopped", "skipped": 0}.items() <= run.events[-1].items()
     assert run.checkpoints == run.values("checkpoint", "step") == [steps]
     metadata = store.open_checkpoint(folder / f"state_{steps:08d}").metadata
     assert metadata.identity.model == parse_descriptor(TINY)
@@ -467,11 +452,12 @@ def check_stopped(folder: Path) -> int:
 
 def test_ctrl_c_ends_the_run_after_a_whole_step(program: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
     process = program("-x", 10**9, "--print-every", 10**6)
-    wait_for_step(tmp_path / "run", 5, process)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    begun = '"event": "train", "step": 5,'
+    wait_until(lambda: metrics.exists() and begun in metrics.read_text(), lambda: process.poll() is None)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=120)
-    assert process.returncode == 130
-    assert err == ""
+    assert (process.returncode, err) == (130, "")
     steps = check_stopped(tmp_path / "run")
     assert "stopping after this step; a second signal exits at once" in out
     assert f"stopped:      after {steps} of 1000000000 steps" in out
@@ -498,19 +484,14 @@ def test_the_folder_alone_goes_on_with_the_run(
     assert [(each["event"], each["step"]) for each in run.events[len(events) :]] == [
         *(("resume", 3), ("train", 3), ("sample", 4), ("train", 4), ("sample", 5), ("checkpoint", 5), ("end", 5)),
     ]
-    assert [
-        each["options"]["max_steps"] for each in run.values("start", "config") + run.values("resume", "config")
-    ] == [
-        *(3, 5),
-    ]
-    assert run.values("resume", "config") == [json.loads((run.folder / "config.json").read_text())]
+    configs = run.values("start", "config") + run.values("resume", "config")
+    assert [each["options"]["max_steps"] for each in configs] == [3, 5]
+    assert configs[1] == json.loads((run.folder / "config.json").read_text())
     log = (run.folder / "main.log").read_text().splitlines()
     assert [line.split()[0] for line in log] == [f"s:{step}" for step in range(5)]
     after = options()
     assert after == before | {"max_steps": 5, "reuse": True}
-    assert any(
-        line.startswith("-y 1: options as in ") and line.endswith(": -x 3 -> 5") for line in run.out.splitlines()
-    )
+    assert re.search(r"^-y 1: options as in .*: -x 3 -> 5$", run.out, re.MULTILINE)
     assert "resume with:" not in run.out
     # An evaluation, and a start that fails, leave the options that the next one takes as they are, and the kernels.
     kernels = (run.folder / "kernels.json").read_bytes()
@@ -591,8 +572,7 @@ def test_a_signal_during_validation_ends_it_there(
 
     monkeypatch.setattr(batches, "evaluate_loss", evaluate)
     run = train("-v", 2, "-m", 5, "-s", 2, "-g", 4, "-n", 2, "-x", 10)
-    assert run.code == 130
-    assert len(calls) == 5 + 3
+    assert (run.code, len(calls)) == (130, 5 + 3)
     assert run.values("val", "step") == [0]  # no half validation is logged
     assert [each["event"] for each in run.events] == ["start", "val", "train", "train", "checkpoint", "end"]
     assert run.checkpoints == [2]
@@ -614,10 +594,8 @@ def test_a_signal_while_sampling_ends_it_there(
 
     monkeypatch.setattr(due, "generate", generate)
     run = train("-s", 2, "-g", 16, "-x", 10)
-    assert run.code == 130
-    assert drawn == [0, 1, 2, 3]
-    assert run.values("sample", "text") == []
-    assert run.checkpoints == [2]
+    assert (run.code, drawn) == (130, [0, 1, 2, 3])
+    assert (run.values("sample", "text"), run.checkpoints) == ([], [2])
 
 
 def test_a_signal_before_the_first_step_leaves_no_checkpoint(
@@ -625,9 +603,8 @@ def test_a_signal_before_the_first_step_leaves_no_checkpoint(
 ) -> None:
     monkeypatch.setattr(begin, "announce", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     run = train("-v", 1)
-    assert run.code == 130
+    assert (run.code, run.checkpoints) == (130, [])
     assert [each["event"] for each in run.events] == ["start", "end"]
-    assert run.checkpoints == []
 
 
 # ---- divergence
@@ -722,9 +699,8 @@ def test_only_steps_in_a_row_count() -> None:
 
 def test_waiting_for_data_is_part_of_a_step() -> None:
     result = one_step(metrics(), seconds=0.05)
-    assert result.seconds >= 0.05
     later = loop.counted(TrainConfig(), Progress(0, step=1, read=1), result)  # type: ignore[arg-type]
-    assert later.seconds == result.seconds
+    assert later.seconds == result.seconds >= 0.05
     first = loop.counted(TrainConfig(), Progress(0, step=8, begun_at=7, read=7), result)  # type: ignore[arg-type]
     assert first.seconds == 0  # the first step of a process is left out of the mean, as llm.c does
 
@@ -759,8 +735,7 @@ def test_a_bf16_run_writes_what_a_run_can_start_from(train: Train) -> None:
 @pytest.mark.slow
 def test_an_fp16_run_logs_its_loss_scale(train: Train) -> None:
     run = train("--dtype", "fp16", "--loss-scale", 64, "--loss-scale-steps", 2, "-x", 5, "--export-llmc")
-    assert run.code == 0
-    assert run.values("train", "loss_scale") == [64, 64, 128, 128, 256]
+    assert run.code == 0 and run.values("train", "loss_scale") == [64, 64, 128, 128, 256]
     assert run.values("train", "skipped") == [False] * 5
     assert read_header(run.folder / "model_00000005.bin").version == 3  # the master weights
     state = run.state(5)
@@ -885,10 +860,8 @@ def test_a_full_disk_under_the_screen_is_one_line(train: Train, monkeypatch: pyt
     with open("/dev/full", "w", encoding="utf-8") as screen:
         monkeypatch.setattr(sys, "stdout", screen)
         run = train()
-        assert run.code == 2
-        assert (
-            run.err == "train.py: standard output: cannot be written (No space left on device); the run was stopped\n"
-        )
+        words = "train.py: standard output: cannot be written (No space left on device); the run was stopped\n"
+        assert (run.code, run.err) == (2, words)
 
 
 def test_memory_that_is_not_enough_is_one_line(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -897,8 +870,8 @@ def test_memory_that_is_not_enough_is_one_line(train: Train, monkeypatch: pytest
 
     monkeypatch.setattr(loop, "compile_step", full)
     run = train()
-    assert run.code == 2
-    assert run.err.count("\n") == 1 and "Out of memory allocating 123 bytes; lower -b or -t, or" in run.err
+    assert run.code == 2 and run.err.count("\n") == 1
+    assert "Out of memory allocating 123 bytes; lower -b or -t, or" in run.err
 
 
 @pytest.mark.slow
@@ -912,28 +885,16 @@ def test_a_step_that_the_compiler_says_is_too_large_is_refused(train: Train, mon
 # ---- the GPU's figures
 
 
-class FakeMonitor:
-    """A GPU's figures that come, and once do not."""
-
-    def __init__(self) -> None:
-        self.read_times, self.closed = 0, False
-
-    def read(self, warn: Callable[[str], None]) -> GpuReading | None:
-        self.read_times += 1
-        if self.read_times == 2:
-            warn("-lg: gone")
-            return None
-        return GpuReading(*[None] * 5, 1755, 1980, 612.0, 700.0, 54, 87, "no")
-
-    def close(self) -> None:
-        self.closed = True
-
-
 def test_the_gpu_s_figures_are_shown_and_kept(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    monitor = FakeMonitor()
+    """They come, but once not."""
+    reading, closed = GpuReading(*[None] * 5, 1755, 1980, 612.0, 700.0, 54, 87, "no"), list[bool]()
+    readings = iter([reading, None, reading])
+    monitor = SimpleNamespace(
+        read=lambda warn: next(readings) or warn("-lg: gone"), close=lambda: closed.append(True)
+    )  # fmt: skip
     monkeypatch.setattr("llmc_jax.run.prepare.open_monitor", lambda: monitor)
     run = train("-lg", 2, "-x", 7)
-    assert run.code == 0 and monitor.closed
+    assert run.code == 0 and closed == [True]
     assert run.values("gpu", "step") == [1, 5]  # after steps 2, 4 and 6, of which the second reading failed
     assert run.values("gpu", "temperature_celsius") == [54, 54]
     assert run.out.count("1755 of 1980 MHz") == 2 and run.out.count("-lg: gone") == 1

@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import signal
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -25,12 +24,14 @@ from llmc_jax.kernels import choice, record
 from llmc_jax.logs.files import KERNELS
 from llmc_jax.models.gpt2.tensors import views
 from llmc_jax.plan.plan import Plan
+from llmc_jax.run import resume
 from llmc_jax.run.command import main
 from llmc_jax.run.figures import StepFigures
 from llmc_jax.run.folder import RunLog, locked
 from llmc_jax.run.resume import check_fits, find_earlier, repeated
 from tests.run.in_turn import forget
 from tests.same_run import Result, arrays, check_same, healthy, leftovers, steps_of
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("nothing_lasts", "quick_compilation")
 
@@ -388,12 +389,9 @@ def test_what_does_not_matter_is_not_told(train: Train, copy: Path) -> None:
 
 
 def test_another_environment_is_told_in_one_line(train: Train, copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from llmc_jax.run import resume
-
     versions = resume.versions()
     monkeypatch.setattr(resume, "versions", lambda: versions | {"jax": "0.99"})
-    run = complete(train("-y", 1))
-    (note,) = [line for line in run.out.splitlines() if "not bit-exact from here" in line]
+    (note,) = not_exact(complete(train("-y", 1)))
     assert f"jax {versions['jax']} -> 0.99" in note
 
 
@@ -403,18 +401,14 @@ def test_another_environment_is_told_in_one_line(train: Train, copy: Path, monke
 BARE = ("-v", 0, "-s", 0)
 
 
-def rows_with(name: str = "", *, preferred: bool) -> tuple[choice.Implementation, ...]:
-    """The implementations and, if named, one more of GELU; of those of XLA the last one is preferred."""
-    plain = next(row for row in choice.IMPLEMENTATIONS if (row.operation, row.name) == ("gelu", "xla"))
-    more = (plain._replace(name=name),) if name else ()
-    return (*choice.IMPLEMENTATIONS, *more) if preferred else (*more, *choice.IMPLEMENTATIONS)
-
-
 @contextmanager
-def other_gelu(name: str = "other", *, preferred: bool = False) -> Iterator[None]:
-    """Within the block there is another implementation of GELU; preferred: which would be chosen."""
+def other_gelu(*, preferred: bool = False) -> Iterator[None]:
+    """Within the block there is another implementation of GELU; preferred: which would be chosen, as the last one."""
+    rows = choice.IMPLEMENTATIONS
+    xla = next(row for row in rows if (row.operation, row.name) == ("gelu", "xla"))
+    other = xla._replace(name="other")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(choice, "IMPLEMENTATIONS", rows_with(name, preferred=preferred))
+        patch.setattr(choice, "IMPLEMENTATIONS", (*rows, other) if preferred else (other, *rows))
         yield
 
 
@@ -482,16 +476,12 @@ def test_a_checkpoint_of_an_earlier_version_has_no_kernels(
 ) -> None:
     with monkeypatch.context() as patch:
         to_json = Metadata.to_json
-        patch.setattr(Metadata, "to_json", lambda metadata: without(to_json(metadata), "kernels"))
+        patch.setattr(Metadata, "to_json", lambda kept: {k: v for k, v in to_json(kept).items() if k != "kernels"})
         older = train("-n", 4, stop=7)
     (older.folder / KERNELS).unlink()
     run = complete(train("-y", 1, "-n", 4))
     assert not_exact(run) == []
     check_same(run.folder, unbroken)
-
-
-def without(facts: dict[str, Any], name: str) -> dict[str, Any]:
-    return {key: each for key, each in facts.items() if key != name}
 
 
 def test_kernels_from_repeats_the_choice_of_another_run(train: Train, by_other: Path) -> None:
@@ -632,10 +622,7 @@ def test_a_run_whose_files_were_taken_away_ends_and_writes_nothing_there(
     run, there = tmp_path / "run", dict[str, Any]()
 
     def act() -> None:
-        end = time.monotonic() + 120
-        while not (run / "DONE_00000004").exists():  # the save beside the steps comes to its end
-            assert time.monotonic() < end, "step 4 was not saved"
-            time.sleep(0.01)
+        wait_until((run / "DONE_00000004").exists)  # the save beside the steps comes to its end
         away(run)
         there.update(snapshot(run) if run.exists() else {})
 
@@ -670,15 +657,13 @@ def test_a_run_starts_from_the_weights_alone(train: Train, stopped: Path, name: 
     assert found["step"] == 2 and np.abs(found["params"] - theirs["params"]).max() <= 2.1e-2  # two updates
 
 
-@pytest.mark.parametrize("what", ["missing", "empty", "damaged"])
-def test_a_run_does_not_start_from_what_is_no_checkpoint(train: Train, tmp_path: Path, copy: Path, what: str) -> None:
+def test_a_run_does_not_start_from_what_is_no_checkpoint(train: Train, tmp_path: Path, copy: Path) -> None:
     (tmp_path / "empty").mkdir()
     flip_a_bit(copy / "state_00000007")
-    name = {"damaged": copy / "state_00000007"}.get(what, tmp_path / what)
-    refused = train("-e", name, folder="new")
-    assert refused.code == 2
-    assert refused.err.startswith(f"train.py: -e {name}: ") and refused.err.count("\n") == 1
-    assert not (tmp_path / "new").exists()
+    for place in (tmp_path / "missing", tmp_path / "empty", copy / "state_00000007"):
+        refused = train("-e", place, folder="new")
+        assert refused.code == 2 and not refused.folder.exists()
+        assert refused.err.startswith(f"train.py: -e {place}: ") and refused.err.count("\n") == 1
 
 
 # ----- what is saved, and what a failing save costs -----------------------------------------------------------------
@@ -699,13 +684,13 @@ def test_retention(train: Train) -> None:
     assert steps_of(run.folder, "state") == sorted(kept)
 
 
-def failing(step: int, words: str = "no space left on device") -> Callable[..., Any]:
+def failing(step: int) -> Callable[..., Any]:
     """store.begin, but for one step, whose save fails."""
     begin = store.begin
 
     def begun(run: Path, at: int, *rest: Any) -> Any:
         if at == step:
-            raise InputError(f"{run}/state_{at:08d}: {words}")
+            raise InputError(f"{run}/state_{at:08d}: no space left on device")
         return begin(run, at, *rest)
 
     return begun

@@ -26,7 +26,6 @@ from tests.own_table import PADDED, TEXT, V, made_tokenizer, write_own
 pytestmark = pytest.mark.usefixtures("nothing_lasts", "quick_compilation")
 
 Say = Callable[..., str]
-of_full_size = pytest.mark.parametrize("trained", [V], indirect=True)  # where padding makes no difference
 
 
 class Trained(NamedTuple):
@@ -36,6 +35,11 @@ class Trained(NamedTuple):
     data: Path
     tokenizer: Tokenizer
     vocab_size: int
+
+    @property
+    def ids(self) -> list[int]:
+        """Those of TEXT."""
+        return self.tokenizer.encode(TEXT).tolist()
 
 
 def shape(vocab_size: int) -> str:
@@ -48,23 +52,25 @@ def flags(data: Path, out: Path, *more: Any) -> list[str]:
     return [str(word) for word in words]
 
 
-# Whose tests ask for both: V=50257, for which the vocabulary alone would suggest GPT-2's table; and V=512 for a table
-# of 326 pieces.
+# V=50257, for which the vocabulary alone would suggest GPT-2's table; and V=512 for a table of 326 pieces.
 of_both = pytest.mark.parametrize("trained", [V, PADDED], indirect=True)
 of_padded = pytest.mark.parametrize("trained", [PADDED], indirect=True)
 
 
-@pytest.fixture(scope="module")
+def prepare_and_train(folder: Path, table: Path, *more: Any) -> None:
+    (folder / "text.txt").write_text(TEXT * 40)
+    words = ["--tokenizer", str(table), "--out", str(folder / "d"), "--name", "mine"]
+    assert data_main(["prepare", str(folder / "text.txt"), *words]) == 0
+    assert train_main(flags(folder / "d", folder / "run", *more)) == 0
+
+
+@pytest.fixture(scope="module", params=[V])
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     """V=50257, unless the test says otherwise."""
-    asked = getattr(request, "param", V)
-    folder = tmp_path_factory.mktemp("own")
+    asked, folder = request.param, tmp_path_factory.mktemp("own")
     size = V if asked == V else 326
     table = write_own(folder / "own.bin", size)
-    (folder / "text.txt").write_text(TEXT * 40)
-    assert data_main(["prepare", str(folder / "text.txt"), "--tokenizer", str(table), "--out", str(folder / "d"),
-                      "--name", "mine"]) == 0  # fmt: skip
-    assert train_main(flags(folder / "d", folder / "run", "-e", shape(asked))) == 0
+    prepare_and_train(folder, table, "-e", shape(asked))
     table.unlink()
     (folder / "run").rename(folder / "moved")
     (folder / "d").rename(folder / "elsewhere")
@@ -76,8 +82,7 @@ def say(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureF
     """Run a command in a folder with another table of GPT-2's size and name; return what it prints."""
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path / "empty"))
     monkeypatch.chdir(tmp_path)
-    pieces = made_tokenizer().pieces
-    tables.write(tmp_path / "gpt2_tokenizer.bin", table_of(pieces[::-1][1:]))
+    tables.write(tmp_path / "gpt2_tokenizer.bin", other_table(made_tokenizer()))
 
     def run(main: Callable[[list[str]], int], *words: Any, status: int = 0) -> str:
         capsys.readouterr()
@@ -88,19 +93,20 @@ def say(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureF
     return run
 
 
-def table_of(pieces: tuple[bytes, ...]) -> Tokenizer:
+def other_table(tokenizer: Tokenizer) -> Tokenizer:
+    """A table of the same size, whose pieces are in another order."""
+    pieces = tokenizer.pieces[::-1][1:]
     return table_tokenizer("other", Table((*pieces, END_OF_TEXT), len(pieces)), "other")
 
 
-def ids_of(path: Path) -> list[int]:
-    model = llmc_jax.load(path)
-    return llmc_jax.encode(model, TEXT).tolist()
+def ids_of(path: Path | str, **options: Any) -> list[int]:
+    return llmc_jax.encode(llmc_jax.load(path, **options), TEXT).tolist()
 
 
 @pytest.mark.slow
 @of_both
 def test_every_command_reads_by_the_table_of_the_training(trained: Trained, say: Say) -> None:
-    ids = trained.tokenizer.encode(TEXT).tolist()
+    ids = trained.ids
     assert ids_of(trained.run) == ids
     found = json.loads(say(generate.main, trained.run, "--prompt", TEXT[:20], "-n", "9", "--json"))
     assert found["prompt"]["ids"] == trained.tokenizer.encode(TEXT[:20]).tolist()
@@ -113,18 +119,20 @@ def test_every_command_reads_by_the_table_of_the_training(trained: Trained, say:
     assert of_text["subjects"][0]["results"][0]["tokens"] == len(ids)
 
 
-def test_the_run_and_its_states_name_the_table(trained: Trained) -> None:
+def test_the_run_and_its_states_name_the_table(trained: Trained, tmp_path: Path) -> None:
     named = tables.named(trained.tokenizer)
     assert json.loads((trained.run / "config.json").read_text())["tokenizer"]["sha256"] == named.sha256
     metadata = store.open_checkpoint(trained.run / "state_00000002").metadata
     assert metadata.tokenizer == named._replace(name="mine.tokenizer")
-    assert file_tokenizer(trained.run / "tokenizer.bin").pieces == trained.tokenizer.pieces
-    assert file_tokenizer(trained.data / "mine.tokenizer").pieces == trained.tokenizer.pieces
+    for path in (trained.run / "tokenizer.bin", trained.data / "mine.tokenizer"):
+        assert file_tokenizer(path).pieces == trained.tokenizer.pieces
+    (tmp_path / "latest").symlink_to(trained.run / "state_00000002")
+    assert ids_of(tmp_path / "latest") == trained.ids
 
 
 @pytest.mark.slow
 def test_every_export_carries_it_that_can(trained: Trained, say: Say) -> None:
-    ids, run = trained.tokenizer.encode(TEXT).tolist(), trained.run
+    ids, run = trained.ids, trained.run
     say(convert.main, "convert", run, "hf", "--to", "hf")
     assert ids_of(Path("hf")) == ids
     assert json.loads(Path("hf/config.json").read_text())["eos_token_id"] == trained.tokenizer.eot
@@ -140,9 +148,8 @@ def test_every_export_carries_it_that_can(trained: Trained, say: Say) -> None:
 
 
 @pytest.mark.slow
-@of_full_size
 def test_training_goes_on_with_it_from_a_folder_a_state_and_after_a_break(trained: Trained, say: Say) -> None:
-    ids = trained.tokenizer.encode(TEXT).tolist()
+    ids = trained.ids
     say(convert.main, "convert", trained.run, "hf", "--to", "hf")
     shutil.copytree(trained.data, "plain", ignore=shutil.ignore_patterns("*.tokenizer"))
     for name, start in {"of-folder": ("-e", "hf"), "of-run": ("-e", trained.run)}.items():
@@ -171,8 +178,7 @@ def test_a_table_that_is_gone_is_not_replaced(trained: Trained, say: Say) -> Non
         assert "note    no tokenizer is written" in out
         assert not Path(f"hf{other is None}", "vocab.json").exists()
     write_own(Path("mine.bin"), trained.tokenizer.vocab_size)
-    model = llmc_jax.load("run", tokenizer="mine.bin")
-    assert llmc_jax.encode(model, TEXT).tolist() == trained.tokenizer.encode(TEXT).tolist()
+    assert ids_of("run", tokenizer="mine.bin") == trained.ids
     write_own(Path("larger.bin"), trained.vocab_size + 1)
     told = say(generate.main, "run", "--prompt", "the", "--tokenizer", "larger.bin", status=2)
     assert f"{trained.vocab_size + 1} ids" in told and f"V={trained.vocab_size}" in told
@@ -182,12 +188,12 @@ def test_a_table_that_is_gone_is_not_replaced(trained: Trained, say: Say) -> Non
 def test_data_and_model_of_two_tables_are_refused(trained: Trained, say: Say) -> None:
     say(convert.main, "convert", trained.run, "hf", "--to", "hf")
     shutil.copytree(trained.data, "data")
-    tables.write(Path("data/mine.tokenizer"), table_of(trained.tokenizer.pieces[::-1][1:]))
+    tables.write(Path("data/mine.tokenizer"), other_table(trained.tokenizer))
     told = say(train_main, *flags(Path("data"), Path("two"), "-e", "hf"), status=2)
     assert "mine.tokenizer" in told and "--tokenizer" in told and not Path("two").exists()
     write_own(Path("named.bin"), trained.tokenizer.vocab_size)
     say(train_main, *flags(Path("data"), Path("named"), "-e", "hf", "--tokenizer", "named.bin"))
-    assert ids_of(Path("named")) == trained.tokenizer.encode(TEXT).tolist()
+    assert ids_of(Path("named")) == trained.ids
     Path("data/mine.tokenizer").write_bytes(b"damaged")
     told = say(train_main, *flags(Path("data"), Path("damaged"), "-e", "hf"), status=2)
     assert "mine.tokenizer" in told and not Path("damaged").exists()
@@ -196,7 +202,6 @@ def test_data_and_model_of_two_tables_are_refused(trained: Trained, say: Say) ->
 
 
 @pytest.mark.slow
-@of_full_size
 def test_a_folder_whose_tokenizer_cannot_be_read(trained: Trained, say: Say) -> None:
     """Training does without, and says so; no later export has another table in its place."""
     say(convert.main, "convert", trained.run, "hf", "--to", "hf")
@@ -236,7 +241,6 @@ def test_padding_is_never_drawn(trained: Trained, say: Say) -> None:
 
 
 @pytest.mark.slow
-@of_full_size
 def test_questions_in_text_are_read_by_it_too(trained: Trained, say: Say) -> None:
     """By `evaluate`, and by a run with -h 1."""
     endings = ["cat. ", "dog.", "the mat", "then"]
@@ -251,21 +255,19 @@ def test_questions_in_text_are_read_by_it_too(trained: Trained, say: Say) -> Non
 
 
 @pytest.mark.slow
-@of_full_size
 def test_a_resume_with_another_table_leaves_the_states_before_their_own(trained: Trained, say: Say) -> None:
     shutil.copytree(trained.run, "run")
-    other = table_of(trained.tokenizer.pieces[::-1][1:])
+    other = other_table(trained.tokenizer)
     tables.write(Path("other.bin"), other)
     start = ("-e", shape(trained.vocab_size), "-y", 1, "-x", 4, "-n", 1, "--tokenizer", "other.bin")
     say(train_main, *flags(trained.data, Path("run"), *start))
     for step, tokenizer in ((2, trained.tokenizer), (3, other)):
-        model = llmc_jax.load("run", step=step)
-        assert llmc_jax.encode(model, TEXT).tolist() == tokenizer.encode(TEXT).tolist()
+        assert ids_of("run", step=step) == tokenizer.encode(TEXT).tolist()
     Path("run/tokenizer.bin").write_bytes(b"damaged")
     write_own(Path("named.bin"), trained.tokenizer.vocab_size)
     start = ("-e", shape(trained.vocab_size), "-y", 1, "-x", 5, "--tokenizer", "named.bin")
     say(train_main, *flags(trained.data, Path("run"), *start))  # named anew, so nothing else is asked
-    assert ids_of(Path("run")) == trained.tokenizer.encode(TEXT).tolist()
+    assert ids_of(Path("run")) == trained.ids
 
 
 def test_a_lost_table_is_not_replaced_by_one_that_is_known_to_differ(trained: Trained, say: Say) -> None:
@@ -273,7 +275,7 @@ def test_a_lost_table_is_not_replaced_by_one_that_is_known_to_differ(trained: Tr
     shutil.copytree(trained.data, "data")
     Path("run/tokenizer.bin").unlink()
     start = ("-e", shape(trained.vocab_size), "-y", 1, "-x", 3)
-    tables.write(Path("data/mine.tokenizer"), table_of(trained.tokenizer.pieces[::-1][1:]))
+    tables.write(Path("data/mine.tokenizer"), other_table(trained.tokenizer))
     told = say(train_main, *flags(Path("data"), Path("run"), *start), status=2)
     assert "mine.tokenizer" in told and "--tokenizer" in told
     Path("data/mine.tokenizer").unlink()
@@ -299,7 +301,6 @@ def test_what_ends_a_text_is_of_the_table_and_no_padding(trained: Trained, say: 
     assert llmc_jax.load("named").end_of_text == 299
 
 
-@of_full_size
 def test_a_copied_folder_is_read_as_it_was(trained: Trained, say: Say) -> None:
     """With the class that config.json names, which the tokenizer's other files mean nothing without."""
     say(convert.main, "convert", trained.run, "hf", "--to", "hf")
@@ -321,19 +322,9 @@ def test_a_copied_folder_is_read_as_it_was(trained: Trained, say: Say) -> None:
     assert json.loads(Path("without/config.json").read_text())["eos_token_id"] is None  # not what V suggests
 
 
-@of_full_size
-def test_a_link_to_a_state_finds_the_runs_table(trained: Trained, say: Say) -> None:
-    Path("latest").symlink_to(trained.run / "state_00000002")
-    assert ids_of(Path("latest")) == trained.tokenizer.encode(TEXT).tolist()
-
-
 def exported(folder: Path) -> Path:
     """Train on an own table at a rate of 0, which leaves the weights as they were drawn, and export the run."""
-    (folder / "text.txt").write_text(TEXT * 40)
-    table = write_own(folder / "own.bin")
-    words = ["--tokenizer", str(table), "--out", str(folder / "d"), "--name", "mine"]
-    assert data_main(["prepare", str(folder / "text.txt"), *words]) == 0
-    assert train_main(flags(folder / "d", folder / "run", "-e", shape(V), "-l", 0)) == 0
+    prepare_and_train(folder, write_own(folder / "own.bin"), "-e", shape(V), "-l", 0)
     assert convert.main(["convert", str(folder / "run"), str(folder / "hf"), "--to", "hf"]) == 0
     return folder / "hf"
 
@@ -355,17 +346,16 @@ def test_transformers_reads_a_run_as_it_was_trained(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@of_full_size
 def test_a_table_that_was_named_stays_the_runs(trained: Trained, say: Say) -> None:
     """Beside data of another: after a move the file is not asked for again. With none it is kept out of the run."""
     shutil.copytree(trained.data, "data")
-    tables.write(Path("data/mine.tokenizer"), table_of(trained.tokenizer.pieces[::-1][1:]))
+    tables.write(Path("data/mine.tokenizer"), other_table(trained.tokenizer))
     write_own(Path("named.bin"), trained.tokenizer.vocab_size)
     start = ("-e", shape(trained.vocab_size), "--tokenizer")
     say(train_main, *flags(Path("data"), Path("run"), *start, "named.bin"))
     Path("named.bin").unlink()
     say(train_main, *flags(Path("data"), Path("run"), *start, "named.bin", "-y", 1, "-x", 3))
-    assert ids_of(Path("run")) == trained.tokenizer.encode(TEXT).tolist()
+    assert ids_of(Path("run")) == trained.ids
     told = say(evaluate.main, "run", "--data", "data/mine_val_*.bin", status=2)
     assert "mine.tokenizer" in told and "run/tokenizer.bin" in told
     say(evaluate.main, "run", "--data", trained.data / "mine_val_*.bin")

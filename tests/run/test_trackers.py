@@ -5,6 +5,7 @@ The tracker is a stand-in for wandb, in a process as in a run.
 
 import errno
 import os
+import re
 import resource
 import subprocess
 import time
@@ -20,6 +21,7 @@ from llmc_jax.config.checks import validate
 from llmc_jax.config.flags import parse_args
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.logs.files import METRICS
+from llmc_jax.run.command import main
 from llmc_jax.run.folder import RunLog
 from llmc_jax.run.trackers import Trackers, asked_trackers, require_trackers
 from llmc_jax.trackers import child
@@ -119,28 +121,20 @@ def test_a_resume_shows_the_same_run_from_where_it_begins(show: Show) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "until", "sent", "reached"),
+    ("how", "until", "sent"),
     [
-        ("hangs in init", "hangs", 0, True),
-        ("hangs in log", "hangs", 0, True),
-        ("hangs in finish", "hangs", 32, False),  # which it comes to only at the end
-        ("raises", "a warning", 0, False),
-        ("exits", "a warning", 0, False),
-        ("dies", "a warning", 0, False),
+        ("hangs in init", "hangs", 0), ("hangs in log", "hangs", 0),
+        ("hangs in finish", "", 32),  # which it comes to only at the end
+        ("raises", "a warning", 0), ("exits", "a warning", 0), ("dies", "a warning", 0),
     ],
-)
-def test_a_tracker_that_misbehaves_is_told_of_and_ended(
-    show: Show, how: str, until: str, sent: int, reached: bool
-) -> None:
-    shown = show(how, until="" if how == "hangs in finish" else until)
-    assert shown.status.sent == sent
-    assert shown.status.problem
-    assert shown.status.dropped == (32 - sent if how != "dies" else shown.status.dropped)
+)  # fmt: skip
+def test_a_tracker_that_misbehaves_is_told_of_and_ended(show: Show, how: str, until: str, sent: int) -> None:
+    shown = show(how, until=until)
+    assert shown.status.sent == sent and shown.status.problem
+    assert how == "dies" or shown.status.dropped == 32 - sent
     assert shown.seconds < PATIENCE
-    assert not reached or ["hangs"] in shown.told
-    words = " ".join([shown.status.problem, *shown.warnings])
-    assert "secret" not in words
-    assert "hunter2" not in words
+    assert until != "hangs" or ["hangs"] in shown.told
+    assert not re.search("secret|hunter2", " ".join([shown.status.problem, *shown.warnings]))
 
 
 def test_a_tracker_that_prints_without_end_is_not_heard(show: Show) -> None:
@@ -219,9 +213,7 @@ def test_what_may_be_a_secret_is_refused_and_not_repeated(flag: str, secret: str
     ):
         with pytest.raises(InputError) as caught:
             refuse()
-        assert secret not in str(caught.value)
-        assert "hunter2" not in str(caught.value)
-        assert "\n" not in str(caught.value)
+        assert all(each not in str(caught.value) for each in (secret, "hunter2", "\n"))
 
 
 @pytest.mark.parametrize("name", ["gpt2", "team/gpt2", "/Users/me@example.org/gpt2", "a b: c", "Größe"])
@@ -234,30 +226,17 @@ def test_names_are_taken(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("nothing_lasts", "quick_compilation")
 def test_the_run_goes_on_and_says_how_each_tracker_went(
-    tmp_path: Path,
-    tokens: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, tokens: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from llmc_jax.run.command import main
-
     fake_wandb(tmp_path / "fakes", "raises")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "fakes"))
     monkeypatch.setenv("WANDB_API_KEY", "secret-of-mine")
     monkeypatch.syspath_prepend(tmp_path / "fakes")
-    flags = (
-        f"-e L1-NH1-C8-V257-T16 -b 2 -t 16 -x 3 -v 0 -s 0 --no-save --wandb project -i {tokens.train} -j {tokens.val}"
-    )
-    assert main([*flags.split(), "-o", str(tmp_path / "run")]) == 0
+    flags = "-e L1-NH1-C8-V257-T16 -b 2 -t 16 -x 3 -v 0 -s 0 --no-save --wandb project"
+    files = ["-i", str(tokens.train), "-j", str(tokens.val), "-o", str(tmp_path / "run")]
+    assert main([*flags.split(), *files]) == 0
     *_, end, tracker = read_metrics(tmp_path / "run" / METRICS)
-    assert (end["event"], tracker["event"], tracker["name"]) == ("end", "tracker", "wandb")
-    assert (tracker["sent"], tracker["dropped"], tracker["where"]) == (0, 3, "/elsewhere/run")
-    assert tracker["problem"]
-    everything = "".join(
-        [
-            *capsys.readouterr(),
-            *(each.read_text() for each in (tmp_path / "run").iterdir() if each.suffix not in (".png", ".bin")),
-        ]
-    )
-    assert "secret-of-mine" not in everything
-    assert "hunter2" not in everything
+    expected = {"event": "tracker", "name": "wandb", "sent": 0, "dropped": 3, "where": "/elsewhere/run"}
+    assert end["event"] == "end" and expected.items() <= tracker.items() and tracker["problem"]
+    files = [each.read_text() for each in (tmp_path / "run").iterdir() if each.suffix not in (".png", ".bin")]
+    assert not re.search("secret-of-mine|hunter2", "".join([*capsys.readouterr(), *files]))
