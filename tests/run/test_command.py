@@ -67,9 +67,7 @@ def test_the_run_s_own_preset_resets_nothing_and_another_takes_nothing(run_folde
     assert config == parse(line) and len(notes) == 1
 
 
-def test_an_error_in_a_value_of_the_run_says_where_it_is_from(
-    run_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_bad_value_of_the_run_says_where_it_is_from(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(shlex.split(f"-d 300 -y 1 -o {run_folder}")) == 2
     said = capsys.readouterr().err
     assert "-d 300" in said and str(run_folder / "config.json") in said
@@ -142,9 +140,7 @@ def test_one_line_says_what_to_write(line: str, words: str, capsys: pytest.Captu
     assert captured.out == "" and captured.err.startswith(f"train.py: {words}") and captured.err.count("\n") == 1
 
 
-def test_a_launcher_s_environment_is_looked_at(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_launcher_s_environment_counts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
     assert main(["-pn", "2"]) == ExitCode.BAD_INPUT
@@ -219,9 +215,7 @@ def test_texts_are_printed_and_nothing_runs(
     assert capsys.readouterr().out.startswith(text)
 
 
-def test_the_command_has_its_own_name_in_messages(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_s_name_is_in_messages(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["/usr/bin/llmc-jax", "-b", "0"])
     assert main() == 2
     assert capsys.readouterr().err == "llmc-jax train: -b 0: batch size must be at least 1, or auto\n"

@@ -136,36 +136,28 @@ def test_in_any_order_it_is_the_run_in_a_fixed_one_but_for_rounding(runs: Runs) 
     np.testing.assert_allclose(ours.values("val", "loss"), fixed.values("val", "loss"), rtol=1e-6)
 
 
-def loaders(folder: Path, n: int) -> list[TokenLoader]:
-    """Those of n processes of llm.c."""
-    return [
-        TokenLoader(
-            sorted((folder / "data").glob("train_*.bin")), 2, 16, vocab_size=61, shuffle=True, flag="-i",
-            process_rank=rank, num_processes=n,
-        )
-        for rank in range(n)
-    ]  # fmt: skip
+def loader(folder: Path, rank: int | None, n: int) -> TokenLoader:
+    """That of one of n processes of llm.c, or of all of them together."""
+    return TokenLoader(
+        sorted((folder / "data").glob("train_*.bin")), 2, 16, vocab_size=61, shuffle=True, flag="-i",
+        process_rank=rank, num_processes=n,
+    )  # fmt: skip
 
 
 def test_tokens_of_as_many_processes_of_llmc(runs: Runs) -> None:
     """The run reads what llm.c's processes read in turns, and its checkpoint keeps the place of each."""
     run = runs.result("llmc")
     assert run.code == 0 and len(run.losses) == 6
-    processes = loaders(runs.folder, 2)
-    stored = open_checkpoint(run.folder / "state_00000006").stored["loader"]
-    together = TokenLoader(
-        processes[0].paths, 2, 16, vocab_size=61, shuffle=True, flag="-i", process_rank=None, num_processes=2
-    )
+    together = loader(runs.folder, None, 2)
     check_tokens(together)
-    fresh = loaders(runs.folder, 2)
     inputs, targets = together.next_batch(8)
-    for rank, each in enumerate(fresh):
-        ours, theirs = (inputs[rank::2], targets[rank::2]), each.next_batch(4)
-        np.testing.assert_array_equal(ours, theirs)
+    for rank in range(2):
+        theirs = loader(runs.folder, rank, 2).next_batch(4)
+        np.testing.assert_array_equal((inputs[rank::2], targets[rank::2]), theirs)
     together.next_batch(5 * 8)
-    assert together.state() == stored
-    alone = loaders(runs.folder, 1)[0].next_batch(8)
-    assert not np.array_equal(alone[0], inputs)
+    assert together.state() == open_checkpoint(run.folder / "state_00000006").stored["loader"]
+    alone, _ = loader(runs.folder, 0, 1).next_batch(8)
+    assert not np.array_equal(alone, inputs)
 
 
 @pytest.mark.parametrize(("name", "batches"), [("four", 5), ("llmc", 2 * 5), ("llmc on one", 2 * 5)])
@@ -188,9 +180,7 @@ def test_a_validations_tokens_are_those_of_llmcs_processes(runs: Runs, order: st
     assert val is not None and validation_batches(config, val) == count
     ours, _ = val.next_batch(2 * 4)
     for rank in range(2):
-        each = TokenLoader(
-            files, 2, 16, vocab_size=61, shuffle=False, flag="-j", process_rank=rank, num_processes=2
-        )  # fmt: skip
+        each = TokenLoader(files, 2, 16, vocab_size=61, shuffle=False, flag="-j", process_rank=rank, num_processes=2)
         np.testing.assert_array_equal(ours[rank::2], each.next_batch(4)[0])
 
 

@@ -130,9 +130,3 @@ def test_a_validation_that_is_due_may_be_the_improvement(data: list[Any], tmp_pa
 def test_the_best_checkpoint_stays(data: list[Any], tmp_path: Path) -> None:
     found = run(tmp_path / "run", *data, "--patience", 2, "-n", 3, "-nk", 1, "-s", 0)
     assert found.code == 0 and found.checkpoints == [BEST, STOPPED - 3]
-
-
-def test_losses_that_are_not_finite_are_no_improvement(data: list[Any], tmp_path: Path) -> None:
-    found = run(tmp_path / "run", *data, "--patience", 2, "-s", 0, "-l", 1e25, "--grad-clip", 0, "--max-nonfinite", 0)
-    assert found.code == 0 and found.values("early_stop", "step") == [6]
-    assert (found.values("early_stop", "best_step"), found.values("val", "step")) == ([0], [0, 3, 6])

@@ -91,13 +91,16 @@ def test_sizes_are_compiled_until_one_fits(
 ) -> None:
     """16 is estimated at far more than there is, 8 at a little more."""
     estimated, seen = {16: 180, 8: 109, 4: 50, 2: 30, 1: 20}, list[int]()
+
+    def compiled_bytes(plan: Plan) -> int | None:
+        seen.append(plan.config.batch_size)
+        return compiled[seen[-1]]
+
     monkeypatch.setattr(fitting, "sizes_up_to", lambda *_: list(estimated))
     monkeypatch.setattr(fitting, "check_fits", lambda plan: None)
     monkeypatch.setattr(fitting, "computed", lambda plan: SimpleNamespace(program=estimated[plan.config.batch_size]))
-    monkeypatch.setattr(
-        fitting, "compiled_bytes", lambda plan: seen.append(plan.config.batch_size) or compiled[plan.config.batch_size]
-    )
-    if not any(taken is not None and taken <= 100 for taken in compiled.values()):
+    monkeypatch.setattr(fitting, "compiled_bytes", compiled_bytes)
+    if tried[-1] == 1:
         with pytest.raises(DoesNotFit, match=r"^-b auto: not even -b 1 fits"):
             fitting.fitted(TrainConfig(), 16, 100, plan_with)
     else:
@@ -106,35 +109,30 @@ def test_sizes_are_compiled_until_one_fits(
     assert seen == tried
 
 
-class Two(Group):
-    """The first of two processes, of which the other one has found what it is told to have found."""
-
-    size = 2
-
-    def __init__(self, other: int | None) -> None:
-        self.other = other
-
-    def meet(self, name: str, value: Any = None) -> list[Any]:
-        return [value, self.other]
-
-
 @pytest.mark.parametrize(("other", "all_of_them"), [(1, 100), (2**40, 2**40), (None, None)])
 def test_of_several_processes_the_one_that_needs_most_counts(
     other: int | None, all_of_them: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    class OfTwo(Group):
+        size = 2
+
+        def meet(self, name: str, value: Any = None) -> list[Any]:
+            return [value, other]
+
     monkeypatch.setattr(fitting.compiling, "compiled", lambda *_: None)
     monkeypatch.setattr(fitting, "step_bytes", lambda _: 100)
-    monkeypatch.setattr(cluster, "_here", Two(other))
+    monkeypatch.setattr(cluster, "_here", OfTwo())
     assert fitting.compiled_bytes(plan_with(1)) == all_of_them
 
 
 def test_a_compiler_without_memory_says_that_it_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(words: str) -> None:
+    def full(*_: Any) -> None:
         raise jax.errors.JaxRuntimeError(words)
 
-    monkeypatch.setattr(fitting.compiling, "compiled", lambda *_: full("RESOURCE_EXHAUSTED: no room to time a product"))
+    monkeypatch.setattr(fitting.compiling, "compiled", full)
+    words = "RESOURCE_EXHAUSTED: no room to time a product"
     assert fitting.compiled_bytes(plan_with(1)) is None
-    monkeypatch.setattr(fitting.compiling, "compiled", lambda *_: full("INTERNAL: another mistake"))
+    words = "INTERNAL: another mistake"
     with pytest.raises(jax.errors.JaxRuntimeError):
         fitting.compiled_bytes(plan_with(1))
 
@@ -142,8 +140,11 @@ def test_a_compiler_without_memory_says_that_it_does_not_fit(monkeypatch: pytest
 # ----- runs -----------------------------------------------------------------------------------------------------------
 
 
+Train = Callable[..., Path]
+
+
 @pytest.fixture
-def train(tmp_path: Path, tokens: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+def train(tmp_path: Path, tokens: Any, monkeypatch: pytest.MonkeyPatch) -> Train:
     """Runs the command line with as much main memory as it is told."""
     describe = here.describe_device
 
@@ -171,9 +172,7 @@ def enough_for(plan: Plan) -> int:
 
 
 @pytest.mark.slow
-def test_a_run_with_auto_is_the_run_with_its_number_and_keeps_it(
-    train: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_with_auto_is_the_run_with_its_number_and_keeps_it(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = train("plain", "-b 8 -d 512")
     memory = enough_for(plan_with(8, "-d 512"))
     auto = train("auto", "-b auto -d 512", memory)
@@ -198,7 +197,7 @@ def test_no_batch_is_larger_than_the_data(words: str, rows: int, tokens: Any) ->
 
 
 def test_too_little_memory_ends_the_run_before_anything_is_written(
-    train: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(AssertionError):
         train("run", "-b auto", 2**20)

@@ -95,9 +95,7 @@ def test_a_folder_with_files_is_refused_unless_reused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("output_dir", ["", "a/b"])
-def test_a_folder_that_cannot_be_used_is_not_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output_dir: str
-) -> None:
+def test_a_folder_of_no_use_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output_dir: str) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tempfile, "TemporaryFile", refuses(errno.ENOSPC))
     for there in ([], ["a"], ["a/b", "runs"]):
@@ -150,6 +148,14 @@ def test_a_float32_comes_back_with_the_same_bits(tmp_path_factory: pytest.TempPa
     (event,) = read_metrics(folder / "metrics.jsonl")
     back = np.float32(event["loss"])
     assert back.tobytes() == np.float32(value).tobytes() or (math.isnan(back) and math.isnan(value))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("name", ["main.log", "metrics.jsonl"])
+def test_a_full_disk_is_an_error_that_names_the_file(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).symlink_to("/dev/full")
+    with _log(tmp_path) as log, pytest.raises(InputError, match=f"{name}: .*No space left"):
+        _train(log, 0)
 
 
 def test_a_pipe_in_place_of_a_log_is_not_waited_for(tmp_path: Path) -> None:
@@ -462,9 +468,7 @@ def test_a_log_that_was_replaced_is_not_written(tmp_path: Path, name: str) -> No
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK])
-def test_a_file_system_without_locks_guards_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
+def test_file_systems_without_locks_guard_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     with locked(tmp_path) as held:
         assert held.guarded
     monkeypatch.setattr(fcntl, "flock", refuses(number))

@@ -1,10 +1,12 @@
 """Runs with -h 1: figures are those of the weights at that step, a break changes nothing, bad files end it early."""
 
+import io
 import json
 import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,12 +43,9 @@ class Whole(NamedTuple):
 
 
 def flags(data: Path, folder: Path) -> list[str]:
-    words = [
-        *("-e", TINY, "-i", data / "train_*.bin", "-j", data / "val_*.bin", "-b", 2, "-t", 16, "-l", "1e-2"),
-        *("-x", 5, "-v", 2, "-m", 2, "-s", 2, "-g", 4, "-n", 2, "--hellaswag-file", data / "questions.bin"),
-        *("-h", 1, "-o", folder),
-    ]
-    return [str(word) for word in words]
+    files = ("-i", data / "train_*.bin", "-j", data / "val_*.bin", "--hellaswag-file", data / "questions.bin")
+    numbers = "-b 2 -t 16 -l 1e-2 -x 5 -v 2 -m 2 -s 2 -g 4 -n 2 -h 1"
+    return ["-e", TINY, *numbers.split(), *map(str, files), "-o", str(folder)]
 
 
 @pytest.fixture(scope="module")
@@ -55,11 +54,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
     data = folder / "data"
     write_shards(data, {"train": (500,), "val": (200,)})
     items = write_questions(data / "questions.bin", COUNT)
-    with pytest.MonkeyPatch.context() as patch:
-        said = list[str]()
-        patch.setattr("llmc_jax.run.console.Console._print", lambda _, text, style="": said.append(text))
+    with redirect_stdout(io.StringIO()) as out:
         code = main(flags(data, folder / "run"))
-    return Whole(Result(code, folder / "run", "\n".join(said), ""), data, items)
+    return Whole(Result(code, folder / "run", out.getvalue(), ""), data, items)
 
 
 @pytest.fixture
@@ -79,7 +76,7 @@ def test_the_figures_are_those_of_the_weights_at_that_step(whole: Whole) -> None
     assert list(evals) == [2, 4, 5]
     lines = (whole.run.folder / "main.log").read_text().splitlines()
     for step, found in evals.items():
-        correct, correct_norm = plain_figures(whole.run.model(step), whole.items, parse_descriptor(TINY))
+        correct, correct_norm = figures_of(whole.run.model(step), whole.items, parse_descriptor(TINY))
         assert (found["items"], found["correct"], found["correct_norm"]) == (COUNT, correct, correct_norm)
         assert (found["accuracy"], found["accuracy_norm"]) == (correct / COUNT, correct_norm / COUNT)
         assert f"s:{step} eval:{correct_norm / COUNT:.4f}" in lines
@@ -87,9 +84,7 @@ def test_the_figures_are_those_of_the_weights_at_that_step(whole: Whole) -> None
     assert len({(each["correct"], each["correct_norm"]) for each in evals.values()}) > 1
 
 
-def plain_figures(
-    flat: np.ndarray, items: list[Item], config: ModelConfig, attention: str = "softmax"
-) -> tuple[int, int]:
+def figures_of(flat: np.ndarray, items: list[Item], config: ModelConfig, attention: str = "softmax") -> tuple[int, int]:
     """How many are right by the sum of a completion's losses, and by their mean per token."""
     chosen = [plain_choices(flat, item, config, attention) for item in items]
     by_sum, by_mean = (sum(each[k] == item.label for each, item in zip(chosen, items, strict=True)) for k in (0, 1))
@@ -148,9 +143,7 @@ def test_a_run_stopped_while_it_evaluates_goes_on_as_without_a_break(
 
 
 @pytest.mark.parametrize("left", [2, 4])
-def test_a_run_that_was_killed_goes_on_as_without_a_break(
-    whole: Whole, train: Train, tmp_path: Path, left: int
-) -> None:
+def test_a_killed_run_goes_on_as_without_a_break(whole: Whole, train: Train, tmp_path: Path, left: int) -> None:
     """Its logs are cut back to the checkpoint, which says what was evaluated before its step."""
     shutil.copytree(whole.run.folder, tmp_path / "run")
     forget(tmp_path / "run", *{4, 5} - {left})
@@ -161,8 +154,7 @@ def test_a_run_that_was_killed_goes_on_as_without_a_break(
 
 def test_a_run_without_steps_is_evaluated(whole: Whole, train: Train, tmp_path: Path) -> None:
     run = train("-x", 0, "-s", 0, "-n", 0, "-e", whole.run.folder)
-    last = whole.run.events
-    assert run.values("eval", "correct") == [each["correct"] for each in last if each["event"] == "eval"][-1:]
+    assert run.values("eval", "correct") == whole.run.values("eval", "correct")[-1:]
     assert run.values("eval", "step") == [0]
 
 
@@ -171,17 +163,15 @@ def test_a_model_with_relu_attention_is_evaluated_as_that(whole: Whole, train: T
     write_model(tmp_path / "model.bin", models.CONFIG, values)
     run = train("-x", 0, "-s", 0, "-n", 0, "-e", tmp_path / "model.bin", "--attention", "relu")
     (found,) = [each for each in run.events if each["event"] == "eval"]
-    figures = plain_figures(values, whole.items, models.CONFIG, "relu")
+    figures = figures_of(values, whole.items, models.CONFIG, "relu")
     assert (found["correct"], found["correct_norm"]) == figures
-    assert figures != plain_figures(values, whole.items, models.CONFIG)
+    assert figures != figures_of(values, whole.items, models.CONFIG)
 
 
 DEFAULT = "dev/data/hellaswag/hellaswag_val.bin"
 
 
-def test_llmcs_path_is_read_where_it_is_there(
-    whole: Whole, train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_llmcs_path_is_read_where_it_is_there(train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     without = train("--hellaswag-file", DEFAULT, "-x", 2)
     assert (without.code, without.err, without.values("eval", "step")) == (0, "", [])
@@ -191,29 +181,22 @@ def test_llmcs_path_is_read_where_it_is_there(
     assert "-h 1: " not in found.out and "HellaSwag: " in found.out
 
 
-def long(path: Path) -> None:
-    write_questions(path, positions=17)
-
-
-def beyond(path: Path) -> None:
-    write_questions(path, vocab_size=300)
-
-
 def cut(path: Path) -> None:
     write_questions(path)
     path.write_bytes(path.read_bytes()[:-2])
 
 
-BAD: dict[str, tuple[Callable[[Path], None], str]] = {
-    "missing": (lambda _: None, ""), "too long": (long, "T=16"), "beyond V": (beyond, "257"),
-    "damaged": (cut, ": byte "), "no questions": (lambda path: write_shards(path.parent, {"bad": (9,)}), ""),
-}  # fmt: skip
+BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "missing": (lambda _: None, ""),
+    "too long": (lambda path: write_questions(path, positions=17), "T=16"),
+    "beyond V": (lambda path: write_questions(path, vocab_size=300), "257"),
+    "damaged": (cut, ": byte "),
+    "no questions": (lambda path: write_shards(path.parent, {"bad": (9,)}), ""),
+}
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_file_that_cannot_be_used_ends_the_run_before_anything_is_written(
-    train: Train, tmp_path: Path, name: str
-) -> None:
+def test_a_bad_file_ends_the_run_before_anything_is_written(train: Train, tmp_path: Path, name: str) -> None:
     make, word = BAD[name]
     path = tmp_path / "bad_0.bin"
     make(path)

@@ -34,9 +34,7 @@ SMALL_IDS = {
 # Before its second update with GPT-2's V, one row of tokens, and seed 48 for 42 of the order and the weights: coins
 # that lie 2e-6 from another id or more, of which the fourth is 45373 if the sums are not float32's.
 LARGE_V = "-e L1-NH2-C16-V50257-T64 -b 1 --seed 48 -x 1 -v 0 -s 1 -g 17"
-LARGE_V_IDS = {
-    1: "11568 9571 15603 45372 34434 15461 14347 21402 21254 33322 24488 21632 38130 24158 8884 17319",
-}
+LARGE_V_IDS = {1: "11568 9571 15603 45372 34434 15461 14347 21402 21254 33322 24488 21632 38130 24158 8884 17319"}
 
 
 def samples(events: list[dict[str, Any]]) -> dict[int, str]:
@@ -62,10 +60,8 @@ def test_golden_run_of_llmc(shared: Path, tmp_path: Path) -> None:
 
     ours = {(each["event"], each["step"]): each["loss"] for each in run.events if each["event"] in ("train", "val")}
     names = {"trl": "train", "tel": "val"}
-    lines = [
-        re.fullmatch(r"s:(\d+) (trl|tel):(\S+)", line) for line in (golden / "losses.log").read_text().splitlines()
-    ]
-    theirs = {(names[line[2]], int(line[1])): float(line[3]) for line in lines if line}
+    lines = re.findall(r"^s:(\d+) (trl|tel):(\S+)$", (golden / "losses.log").read_text(), re.MULTILINE)
+    theirs = {(names[kind], int(step)): float(loss) for step, kind, loss in lines}
     assert sorted(step for name, step in theirs if name == "train") == list(range(41))
     assert sorted(step for name, step in theirs if name == "val") == [0, 10, 20, 30, 40]
     train = max(abs(ours[key] - theirs[key]) for key in theirs if key[0] == "train")
@@ -77,6 +73,4 @@ def test_golden_run_of_llmc(shared: Path, tmp_path: Path) -> None:
     params = float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
     print(f"golden: training losses within {train:.1e}, validation {val:.1e}, final parameters {params:.1e} relative")
     assert abs(ours["train", 0] - theirs["train", 0]) <= 5e-6
-    assert train <= 3e-5
-    assert val <= 3e-5
-    assert params <= 1e-4
+    assert train <= 3e-5 and val <= 3e-5 and params <= 1e-4

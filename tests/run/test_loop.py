@@ -58,6 +58,7 @@ VAL_BATCHES = 31  # (2000 - 1) // 64
 
 
 Train = Callable[..., Result]
+Program = Callable[..., subprocess.Popen[str]]
 
 
 @pytest.fixture
@@ -89,6 +90,12 @@ def table_rows(out: str) -> dict[str, str]:
             name = left or name
             rows[name] = right if left else f"{rows[name]} {right}"
     return rows
+
+
+def generates(run: Result) -> list[str]:
+    """The words of the command that generates text from a run, behind the program's name; none where there is none."""
+    found = (line for line in run.out.splitlines() if line.startswith("generate:"))
+    return [word for line in found for word in shlex.split(line)[3:]]
 
 
 def initial() -> np.ndarray:
@@ -124,18 +131,6 @@ def test_the_folder_holds_everything_and_nothing_else(full_run: Result) -> None:
         "tokenizer.bin",
     ]
     assert full_run.checkpoints == full_run.values("checkpoint", "step") == [3, 6]  # the last one not twice
-
-
-def test_main_log_is_that_of_llmc(full_run: Result) -> None:
-    lines = (full_run.folder / "main.log").read_text().splitlines()
-    assert [re.sub(r":-?\d+\.\d+", ":", line) for line in lines] == [
-        "s:0 tel:", "s:0 trl: lr: norm:", "s:1 trl: lr: norm:",
-        "s:2 tel:", "s:2 trl: lr: norm:", "s:3 trl: lr: norm:",
-        "s:4 tel:", "s:4 trl: lr: norm:", "s:5 trl: lr: norm:",
-        "s:6 tel:",
-    ]  # fmt: skip
-    first = next(each for each in full_run.events if each["event"] == "train")
-    assert lines[1] == f"s:0 trl:{first['loss']:.4f} lr:{first['lr']:.6f} norm:{first['norm']:.2f}"
 
 
 def test_metrics_are_complete(full_run: Result) -> None:
@@ -214,19 +209,10 @@ def test_the_screen_shows_table_steps_and_where_everything_is(full_run: Result) 
     assert {f"val loss {loss:.6f}" for loss in full_run.values("val", "loss")} | {"generating:"} <= {*lines}
     for name, path in (("run folder:", ""), ("picture:", "curves.png"), ("checkpoint:", "state_00000006")):
         assert f"{name:<13} {full_run.folder / path}" in lines
-    mean = next(line for line in lines if line.startswith("total average iteration time: "))
-    assert math.isclose(float(mean.split()[-2]), np.mean(full_run.values("train", "ms")[1:]), abs_tol=1e-5)
-
-
-def generates(run: Result) -> list[str]:
-    """The words of the command that generates text from a run, behind the program's name; none where there is none."""
-    found = (line for line in run.out.splitlines() if line.startswith("generate:"))
-    return [word for line in found for word in shlex.split(line)[3:]]
-
-
-def test_the_command_after_a_run_asks_it(full_run: Result) -> None:
     assert generates(full_run) == [str(full_run.folder), "--interactive"]
     assert generate_flags.parse(generates(full_run)).interactive
+    mean = next(line for line in lines if line.startswith("total average iteration time: "))
+    assert math.isclose(float(mean.split()[-2]), np.mean(full_run.values("train", "ms")[1:]), abs_tol=1e-5)
 
 
 # ---- what the flags mean
@@ -333,9 +319,7 @@ def test_the_table_has_the_optimizers_numbers_and_what_runs(train: Train, full_r
     assert "step_every" not in plain and "kernels" not in rows and plain["kernels"] == "xla (on a CPU)"
 
 
-def test_several_gpus_are_named_and_one_is_used_where_it_is_asked_for(
-    train: Train, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_several_gpus_are_named_and_one_is_used_if_asked_for(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     device = describe_device()._replace(platform="gpu", kind="Some GPU", num_devices=8, memory_bytes=None)
     monkeypatch.setattr(here, "describe_device", lambda: device)
     run = train("-x", 0, "--devices", 1)
@@ -403,9 +387,6 @@ def test_a_reused_folder_without_a_checkpoint_begins_its_logs_anew(train: Train)
     assert not list(run.folder.glob("config-*"))
 
 
-# ---- the picture
-
-
 def test_the_picture_has_the_name_of_the_model(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(Beside, "_begun", lambda beside, request: asked.append(json.loads(request)))
@@ -418,7 +399,7 @@ def test_the_picture_has_the_name_of_the_model(train: Train, monkeypatch: pytest
 
 
 @pytest.fixture
-def program(tokens: Any, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def program(tokens: Any, tmp_path: Path) -> Iterator[Program]:
     """Starts train.py on the tiny model in a process of its own; whatever still runs is killed at the end."""
     started: list[subprocess.Popen[str]] = []
 
@@ -450,7 +431,7 @@ def check_stopped(folder: Path) -> int:
     return steps
 
 
-def test_ctrl_c_ends_the_run_after_a_whole_step(program: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
+def test_ctrl_c_ends_the_run_after_a_whole_step(program: Program, tmp_path: Path) -> None:
     process = program("-x", 10**9, "--print-every", 10**6)
     metrics = tmp_path / "run" / "metrics.jsonl"
     begun = '"event": "train", "step": 5,'
@@ -506,9 +487,7 @@ def test_the_folder_alone_goes_on_with_the_run(
 
 
 @pytest.mark.slow
-def test_a_reader_that_goes_away_ends_the_run_cleanly(
-    program: Callable[..., subprocess.Popen[str]], tmp_path: Path
-) -> None:
+def test_a_reader_that_goes_away_ends_the_run_cleanly(program: Program, tmp_path: Path) -> None:
     process = program("-x", 10**9)  # after the first three steps the next line is due in a minute
     assert process.stdout is not None and process.stderr is not None
     while not process.stdout.readline().startswith("step    3/"):
@@ -558,16 +537,13 @@ def test_an_option_that_xla_does_not_know_is_one_line(train: Train, monkeypatch:
     assert run.err.count("\n") == 1 and "xla_no_such_option" in run.err
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_during_validation_ends_it_there(
-    train: Train, main_thread: None, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
-) -> None:
+def test_a_signal_during_validation_ends_it(train: Train, main_thread: None, monkeypatch: pytest.MonkeyPatch) -> None:
     real, calls = batches.evaluate_loss, []
 
     def evaluate(*arguments: Any) -> Any:
         calls.append(1)
         if len(calls) == 5 + 3:  # the third batch of the second validation
-            os.kill(os.getpid(), number)
+            os.kill(os.getpid(), signal.SIGINT)
         return real(*arguments)
 
     monkeypatch.setattr(batches, "evaluate_loss", evaluate)
@@ -580,9 +556,7 @@ def test_a_signal_during_validation_ends_it_there(
     assert (counters.validated, counters.sampled) == (0, -1)  # so both are done when it goes on
 
 
-def test_a_signal_while_sampling_ends_it_there(
-    train: Train, main_thread: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_while_sampling_ends_it(train: Train, main_thread: None, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = []
 
     def generate(*_: Any) -> Iterator[int]:
@@ -671,26 +645,11 @@ def metrics(*, finite: bool = True, applied: bool = True) -> Metrics:
     return Metrics(**made, finite=np.bool_(finite), applied=np.bool_(applied))  # type: ignore[arg-type]
 
 
-def one_step(given: Metrics, seconds: float = 0.0) -> loop.Result:
-    """What the pipeline makes of a step that reports this, and whose data come after so many seconds."""
-
-    def slow() -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        time.sleep(seconds)
-        yield np.zeros(1), np.zeros(1)
-
-    pipeline = loop.Pipeline()
-    batch = batches.Batches(slow(), lambda: None)
-    pipeline.submit(lambda state, *_: (state, given), 0, batch)  # type: ignore[arg-type]
-    assert list(pipeline.results(pending=1)) == []
-    (result,) = pipeline.results(pending=0)
-    return result
-
-
 def test_only_steps_in_a_row_count() -> None:
     pattern = [(True, True), (False, False), (False, False), (True, True), (False, False), (True, False)]  # an outlier
     progress, counts = Progress(0), []  # type: ignore[arg-type]
     for finite, applied in pattern:
-        result = one_step(metrics(finite=finite, applied=applied))
+        result = loop.Result(metrics(finite=finite, applied=applied), 1.0)
         progress = loop.counted(TrainConfig(), progress, result)
         counts.append((progress.counters.skipped, progress.counters.skipped_in_a_row))
     assert counts == [(0, 0), (1, 1), (2, 2), (2, 0), (3, 1), (4, 0)]
@@ -698,7 +657,15 @@ def test_only_steps_in_a_row_count() -> None:
 
 
 def test_waiting_for_data_is_part_of_a_step() -> None:
-    result = one_step(metrics(), seconds=0.05)
+    def slow() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        time.sleep(0.05)
+        yield np.zeros(1), np.zeros(1)
+
+    pipeline = loop.Pipeline()
+    batch = batches.Batches(slow(), lambda: None)
+    pipeline.submit(lambda state, *_: (state, metrics()), 0, batch)  # type: ignore[arg-type]
+    assert list(pipeline.results(pending=1)) == []
+    (result,) = pipeline.results(pending=0)
     later = loop.counted(TrainConfig(), Progress(0, step=1, read=1), result)  # type: ignore[arg-type]
     assert later.seconds == result.seconds >= 0.05
     first = loop.counted(TrainConfig(), Progress(0, step=8, begun_at=7, read=7), result)  # type: ignore[arg-type]
@@ -811,25 +778,15 @@ def test_profile_records_the_steps_that_were_named(train: Train, monkeypatch: py
     assert list((run.folder / "profile").rglob("*.xplane.pb"))
 
 
-# ---- two runs in one process
-
-
 def test_a_second_run_compiles_nothing_and_nothing_is_left_behind(train: Train, full_run: Result) -> None:
     compiled: list[str] = []
-    listening = True
-
-    def listen(event: str, *_: Any, **__: Any) -> None:
-        if listening and "backend_compile" in event:
-            compiled.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
+    jax.monitoring.register_event_duration_secs_listener(lambda event, *_, **__: compiled.append(event))
     threads = threading.active_count()
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     for seed in (3, 4):  # the first run of a process brings in what adds to the settings by which JAX keeps programs
         compiled.clear()
         train(*FULL, "-l", 5e-3, "-x", 4, "--seed", seed, folder=str(seed))
-    listening = False
-    assert compiled == []
+    assert not [event for event in compiled if "backend_compile" in event]
     assert threading.active_count() == threads
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
 
@@ -880,9 +837,6 @@ def test_a_step_that_the_compiler_says_is_too_large_is_refused(train: Train, mon
     run = train("-b", 64)
     assert run.code == 2 and run.err.startswith("train.py: -b 64: ") and run.err.count("\n") == 1
     assert run.checkpoints == []
-
-
-# ---- the GPU's figures
 
 
 def test_the_gpu_s_figures_are_shown_and_kept(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:

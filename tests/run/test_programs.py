@@ -133,9 +133,7 @@ def shared_by(own: Path, key: str) -> Path:
 
 
 @pytest.mark.parametrize("latest", [0, 1])
-def test_what_runs_used_stays_longest(
-    latest: int, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_runs_use_stays_longest(latest: int, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs, "MOST", 2)
     for number in range(2):
         os.utime(shared_by(tmp_path / f"{number}", f"key{number}"), (number, number))

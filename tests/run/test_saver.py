@@ -44,12 +44,8 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Whether the state is copied on the device, or written before the next step."""
     if request.param == "between":
         monkeypatch.setattr("llmc_jax.run.saver.ALWAYS_ROOM", 0)
-        monkeypatch.setattr("llmc_jax.run.saver.copied", no_copy)
+        monkeypatch.setattr("llmc_jax.run.saver.copied", lambda state: pytest.fail("the state was copied"))
     return str(request.param)
-
-
-def no_copy(state: TrainState) -> NoReturn:
-    pytest.fail("the state was copied")
 
 
 def new_state(dtype: Any = None, master_weights: bool = True, loss_scale: float | None = None) -> TrainState:
@@ -108,9 +104,6 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], threading.
     yield close
     for event in events:
         event.set()
-
-
-# ---- room
 
 
 LARGE = 2 * ALWAYS_ROOM
@@ -187,7 +180,7 @@ def test_the_bits_are_those_of_the_time_of_the_save(
 
 
 def test_the_last_one_is_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llmc_jax.run.saver.copied", no_copy)
+    monkeypatch.setattr("llmc_jax.run.saver.copied", lambda state: pytest.fail("the state was copied"))
     state = new_state()
     expected = in_memory(state)
     save_well(Saver(tmp_path, MODEL, *ALL), state, 3, last=True)
@@ -229,9 +222,6 @@ def test_a_save_leaves_every_step_its_buffers(tmp_path: Path, way: str, gate: Ca
         assert pointers(state) == before and size == 4 * flat_size(MODEL)
         assert all(leaf.is_deleted() for leaf in old.flat.values())
     assert stored(tmp_path, 1) == expected
-
-
-# ---- one after the other
 
 
 @pytest.mark.slow
@@ -286,9 +276,7 @@ QUICK = ("begin", "seal", "the name")
 @pytest.mark.parametrize(
     "failure", [each if each in QUICK else pytest.param(each, marks=pytest.mark.slow) for each in FAILURES]
 )
-def test_a_save_that_fails_harms_nothing(
-    tmp_path: Path, way: str, failure: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_save_harms_nothing(tmp_path: Path, way: str, failure: str, monkeypatch: pytest.MonkeyPatch) -> None:
     name, fail, words = FAILURES[failure]
     saver = Saver(tmp_path, MODEL, *ALL, export=True)
     state = new_state()
@@ -325,9 +313,7 @@ def test_a_failed_save_of_the_same_step_leaves_the_one_before(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("name", ["begin", "seal"])
-def test_a_mistake_of_ours_is_raised_by_whoever_asks_next(
-    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_our_mistake_is_raised_by_whoever_asks_next(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(*_: Any) -> NoReturn:
         raise TypeError("a bug")
 
