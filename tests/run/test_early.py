@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from llmc_jax.checkpoint.contents import Counters, Identity, Metadata, judged, stops_early
@@ -30,6 +30,7 @@ LOSSES = st.lists(st.floats(0, 9) | st.sampled_from([math.nan, math.inf, 3.0, 3.
 
 
 @given(LOSSES, st.sampled_from([0.0, 0.25, 1.0]))
+@example([math.nan, 3.0, math.inf], 0.0)
 def test_counts_validations_since_the_last_improvement(losses: list[float], delta: float) -> None:
     counters = Counters()
     for step, loss in enumerate(losses):
