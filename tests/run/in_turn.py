@@ -30,16 +30,8 @@ class Start(NamedTuple):
     of: str = ""
 
 
-class Said(NamedTuple):
-    """How it ended."""
-
-    code: int
-    out: str
-    err: str
-
-
-def in_turn(starts: Sequence[Start], folder: Path) -> list[Said]:
-    """Make the starts in a process of their own, whose programs are compiled quickly."""
+def in_turn(starts: Sequence[Start], folder: Path) -> list[tuple[int, str, str]]:
+    """Make the starts in a process of their own, whose programs are compiled quickly; return status, out and err."""
     env = os.environ | {
         "JAX_PLATFORMS": "cpu", "NPROC": "8", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "PYTHONPATH": str(ROOT),
     }  # fmt: skip
@@ -49,7 +41,7 @@ def in_turn(starts: Sequence[Start], folder: Path) -> list[Said]:
         command, input=json.dumps(starts), cwd=folder, env=env, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    return [Said(*each) for each in json.loads(done.stdout)]
+    return [tuple(each) for each in json.loads(done.stdout)]
 
 
 def forget(run: Path, *steps: int) -> None:
@@ -77,7 +69,7 @@ def main() -> None:
             forget(Path(start.name), 6)
         with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
             code = int(train([*shlex.split(start.words), "-o", start.name]))
-        found.append(Said(code, out.getvalue(), err.getvalue()))
+        found.append((code, out.getvalue(), err.getvalue()))
     json.dump(found, sys.stdout)
 
 

@@ -166,7 +166,6 @@ def shown(written: str) -> list[str]:
 
 
 def lines_of(written: str) -> list[str]:
-    """The lines without the bar."""
     return [line for line in shown(written) if not re.match(r"\d+/\d+ ", line)]
 
 
@@ -180,12 +179,8 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     return Terminal()
 
 
-def new_screen(steps: int, print_every: int, file: Any) -> Console:
-    return Console(steps, print_every, file, utilization=lambda _: "38.0% bf16 MFU")
-
-
-def _run(file: Any, print_every: int = 5) -> None:
-    with new_screen(12, print_every, file) as screen:
+def _run(file: Any) -> None:
+    with Console(12, 5, file, utilization=lambda _: "38.0% bf16 MFU") as screen:
         screen.note("[bold]not markup[/bold] :smile:")
         screen.val(5.5)
         for step in range(12):

@@ -160,10 +160,6 @@ def train(tmp_path: Path, tokens: Any, monkeypatch: pytest.MonkeyPatch) -> Train
     return run
 
 
-def record_of(folder: Path) -> Any:
-    return json.loads((folder / "config.json").read_text())
-
-
 def enough_for(plan: Plan) -> int:
     """The main memory of which a plan's compiled step may take just what it takes."""
     needed = fitting.compiled_bytes(plan)
@@ -177,7 +173,7 @@ def test_a_run_with_auto_is_the_run_with_its_number_and_keeps_it(train: Train, m
     memory = enough_for(plan_with(8, "-d 512"))
     auto = train("auto", "-b auto -d 512", memory)
     check_same(auto, plain)
-    record = record_of(auto)
+    record = json.loads((auto / "config.json").read_text())
     assert record["options"]["batch_size"] == record["batch_size"]["taken"] == 8
     assert record["batch_size"]["bytes"] == record["batch_size"]["limit_bytes"]
     assert read_metrics(auto / "metrics.jsonl")[0]["config"] == record

@@ -26,7 +26,6 @@ from llmc_jax.run.figures import StepFigures
 from llmc_jax.run.folder import RunLog, config_record, create_run_folder, cut_logs, locked, write_config
 from tests.metrics import read_metrics
 
-ROOT = Path(__file__).resolve().parents[2]
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # however busy the machine is
 
 
@@ -307,20 +306,6 @@ def test_lines_that_cannot_be_understood_stay(tmp_path: Path) -> None:
     assert (tmp_path / "main.log").read_text().splitlines() == odd_log
     left = (tmp_path / "metrics.jsonl").read_bytes().decode(errors="surrogateescape").split("\n")
     assert left == [*odd_events, '{"event": "sample", "step": 2}', ""]
-
-
-@UNHURRIED
-@given(st.binary(max_size=300), st.sampled_from([None, 0, 1]))
-def test_any_bytes_are_cut_to_some_of_their_lines(
-    tmp_path_factory: pytest.TempPathFactory, data: bytes, kept: int | None
-) -> None:
-    folder = tmp_path_factory.mktemp("run")
-    for name in ("main.log", "metrics.jsonl", "samples.txt"):
-        (folder / name).write_bytes(data)
-    cut_logs(folder, kept)
-    for name in ("main.log", "metrics.jsonl"):
-        lines = iter(data.split(b"\n")[:-1])
-        assert all(line in lines for line in (folder / name).read_bytes().split(b"\n")[:-1])  # in their order
 
 
 @pytest.mark.parametrize("nth", [1, 2, 3])

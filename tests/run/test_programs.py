@@ -188,9 +188,6 @@ def test_what_killed_processes_left_goes_and_links_do(cache: Path, tmp_path: Pat
         assert not folder.exists() and (elsewhere / "file").exists()
 
 
-# ----- what they depend on --------------------------------------------------------------------------------------------
-
-
 def plan_of(words: str) -> Plan:
     return plan_for("cpu", f"{FLAGS} {words}")
 
@@ -288,9 +285,6 @@ print(imported)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout.strip() == "[False, True]"
-
-
-# ----- whole runs -----------------------------------------------------------------------------------------------------
 
 
 def test_a_run_alike_lowers_and_compiles_nothing(

@@ -28,7 +28,9 @@ from llmc_jax.models.gpt2.tensors import num_parameters
 from llmc_jax.run.folder import RunLog
 from llmc_jax.run.saver import ALWAYS_ROOM, GPU_SHARE, SHARE, Saved, Saver, room_for_copy
 from llmc_jax.training.state import TrainState, initial_state
+from tests.run.test_resume import flip_a_bit
 from tests.same_run import arrays, healthy
+from tests.waiting import wait_until
 
 MODEL = parse_descriptor("L1-NH1-C16-V257-T16")
 ALL = 0, 0  # stay
@@ -282,11 +284,7 @@ def test_our_mistake_is_raised_by_whoever_asks_next(tmp_path: Path, name: str, m
 
     saver = Saver(tmp_path, MODEL, *ALL)
 
-    def until_finished() -> None:
-        while not saver.finished():
-            time.sleep(0.01)
-
-    for ask in (saver.wait, until_finished, lambda: saver.save(new_state(), metadata(2), *ANY)):
+    for ask in (saver.wait, lambda: wait_until(saver.finished), lambda: saver.save(new_state(), metadata(2), *ANY)):
         with monkeypatch.context() as patch, pytest.raises(TypeError, match="a bug"):
             patch.setattr(store, name, wrong)
             saver.save(new_state(), metadata(1), *ANY)
@@ -375,10 +373,7 @@ def test_which_stay(
 def test_a_checkpoint_that_rotted_does_not_count(tmp_path: Path) -> None:
     """One that this process has read back is believed; those of another are read before others go because of them."""
     save_all(Saver(tmp_path, MODEL, *ALL), dict.fromkeys(range(1, 4)))
-    largest = max((path for path in (tmp_path / "state_00000003").rglob("*") if path.is_file()), key=os.path.getsize)
-    data = bytearray(largest.read_bytes())
-    data[len(data) // 2] ^= 1
-    largest.write_bytes(data)
+    flip_a_bit(tmp_path / "state_00000003")
     (ended,) = save_all(Saver(tmp_path, MODEL, 1, 0), {4: None})
     assert ended.removed == (1,)
     good = {entry.step: entry.problem is None for entry in store.entries(tmp_path)}
