@@ -2,6 +2,7 @@
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,12 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     epoch = (9 * 32 + 1, 11 * 32 + 5)
     write_shards(folder, {"train": epoch, "val": (200,), "other": epoch})
     return folder
+
+
+@pytest.fixture(scope="session")
+def data(shards: Path) -> list[Any]:
+    """The flags that name them."""
+    return ["-i", shards / "train_*.bin", "-j", shards / "val_*.bin"]
 
 
 @pytest.fixture

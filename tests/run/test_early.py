@@ -64,11 +64,6 @@ def test_without_patience_nothing_stops() -> None:
 # ----- whole runs -----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def data(shards: Path) -> list[Any]:
-    return ["-i", shards / "train_*.bin", "-j", shards / "val_*.bin"]
-
-
 def run(folder: Path, *flags: Any) -> Result:
     code = main([str(word) for word in (*FLAGS, "-o", folder, *flags)])
     return Result(code, folder, "", "")
@@ -104,9 +99,7 @@ def test_a_stopped_run_ends_at_once_when_started_again(data: list[Any], stopped:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "step", [k if k in (5, 11) else pytest.param(k, marks=pytest.mark.slow) for k in range(1, STOPPED)]
-)
+@pytest.mark.parametrize("step", range(1, STOPPED))
 def test_a_killed_run_stops_at_the_same_step(data: list[Any], stopped: Result, tmp_path: Path, step: int) -> None:
     folder = Path(shutil.copytree(stopped.folder, tmp_path / "run"))
     forget(folder, *range(step + 1, STOPPED + 1))

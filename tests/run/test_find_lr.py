@@ -69,17 +69,14 @@ def test_a_checkpoint_keeps_all_of_it(losses: list[float], at: int) -> None:
     assert repr(kept) == repr(whole)  # as text, so that NaN is NaN
 
 
-def sigmoid_losses(fall: float, rise: float, noise: float, seed: int = 0) -> list[float]:
-    """100 losses that fall by 3 round a rate 10^fall, and rise from 10^rise on."""
-    x = np.linspace(-6, 0, 100)
-    clean = 5.5 - 3 / (1 + np.exp(-4 * (x - fall))) + np.exp(8 * (x - rise)) * 0.1
-    return list(clean + noise * np.random.default_rng(seed).standard_normal(100))
-
-
 @given(st.floats(-4, -1.5), st.floats(0.8, 1.2), st.integers(0, 99))
 def test_the_suggestion_lies_where_the_loss_falls(fall: float, gap: float, seed: int) -> None:
-    """Within a decade of it. The mean lags behind the losses, so it is rather higher."""
-    found = made(sigmoid_losses(fall, fall + gap, 0.03, seed))
+    """It falls by 3 round a rate 10^fall, and rises from 10^(fall + gap) on. The suggestion is within a decade; the
+    mean lags behind the losses, so it is rather higher.
+    """
+    x = np.linspace(-6, 0, 100) - fall
+    losses = 5.5 - 3 / (1 + np.exp(-4 * x)) + 0.1 * np.exp(8 * (x - gap))
+    found = made(list(losses + 0.03 * np.random.default_rng(seed).standard_normal(100)))
     assert found.suggestion is not None and -0.4 < math.log10(found.suggestion) - fall < 1
 
 
@@ -131,11 +128,6 @@ def test_a_test_does_without_what_it_has_no_use_for() -> None:
 
 TINY = ["-e", "L1-NH1-C16-V257-T16", "-b", 2, "-t", 16, "-d", 64, "-x", 7, "-u", 5, "-v", 3, "-s", 5, "-g", 4]
 TEST = ["--find-lr", "--find-lr-range", "1e-5:1000", "--find-lr-steps", 90, "-n", 20]
-
-
-@pytest.fixture(scope="module")
-def data(shards: Path) -> list[Any]:
-    return ["-i", shards / "train_*.bin", "-j", shards / "val_*.bin"]
 
 
 def run(folder: Path, *flags: Any) -> Result:

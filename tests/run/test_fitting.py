@@ -160,18 +160,13 @@ def train(tmp_path: Path, tokens: Any, monkeypatch: pytest.MonkeyPatch) -> Train
     return run
 
 
-def enough_for(plan: Plan) -> int:
-    """The main memory of which a plan's compiled step may take just what it takes."""
-    needed = fitting.compiled_bytes(plan)
-    assert needed is not None
-    return next(memory for memory in count(int(needed / 0.75)) if limit_of("cpu", memory) >= needed)
-
-
 @pytest.mark.slow
 def test_a_run_with_auto_is_the_run_with_its_number_and_keeps_it(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = train("plain", "-b 8 -d 512")
-    memory = enough_for(plan_with(8, "-d 512"))
-    auto = train("auto", "-b auto -d 512", memory)
+    needed = fitting.compiled_bytes(plan_with(8, "-d 512"))
+    assert needed is not None
+    enough = next(memory for memory in count(int(needed / 0.75)) if limit_of("cpu", memory) >= needed)
+    auto = train("auto", "-b auto -d 512", enough)
     check_same(auto, plain)
     record = json.loads((auto / "config.json").read_text())
     assert record["options"]["batch_size"] == record["batch_size"]["taken"] == 8

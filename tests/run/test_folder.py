@@ -29,11 +29,6 @@ from tests.metrics import read_metrics
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # however busy the machine is
 
 
-def _log(folder: Path) -> RunLog:
-    folder.mkdir(exist_ok=True)
-    return RunLog(folder)
-
-
 def refuses(number: int) -> Callable[..., NoReturn]:
     """A function of the system that ends with this error."""
 
@@ -109,7 +104,7 @@ def test_a_folder_of_no_use_is_not_left(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_main_log_is_llmcs(tmp_path: Path) -> None:
-    with _log(tmp_path) as log:
+    with RunLog(tmp_path) as log:
         log.val(0, loss=11.00918, batches=20)
         _train(log, 0, loss=np.float32(11.009131), lr=8.571428e-07, norm=15.3666)
         _train(log, 1, loss=float("nan"), norm=float("inf"), skipped=True)
@@ -119,7 +114,7 @@ def test_main_log_is_llmcs(tmp_path: Path) -> None:
 
 
 def test_events_are_written_before_the_log_is_closed(tmp_path: Path) -> None:
-    with _log(tmp_path) as log:
+    with RunLog(tmp_path) as log:
         log.event("start", tokens=0)
         log.val(0, loss=5.5, batches=3)
         _train(log, 0, loss=5.25)
@@ -139,7 +134,7 @@ def test_events_are_written_before_the_log_is_closed(tmp_path: Path) -> None:
 @given(st.floats(width=32))
 def test_a_float32_comes_back_with_the_same_bits(tmp_path_factory: pytest.TempPathFactory, value: float) -> None:
     folder = tmp_path_factory.mktemp("run")
-    with _log(folder) as log:
+    with RunLog(folder) as log:
         _train(log, 0, loss=np.float32(value))
     line = (folder / "metrics.jsonl").read_text()
     json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
@@ -152,20 +147,20 @@ def test_a_float32_comes_back_with_the_same_bits(tmp_path_factory: pytest.TempPa
 @pytest.mark.parametrize("name", ["main.log", "metrics.jsonl"])
 def test_a_full_disk_is_an_error_that_names_the_file(tmp_path: Path, name: str) -> None:
     (tmp_path / name).symlink_to("/dev/full")
-    with _log(tmp_path) as log, pytest.raises(InputError, match=f"{name}: .*No space left"):
+    with RunLog(tmp_path) as log, pytest.raises(InputError, match=f"{name}: .*No space left"):
         _train(log, 0)
 
 
 def test_a_pipe_in_place_of_a_log_is_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / "main.log").mkdir()  # a folder is none either
     with pytest.raises(InputError, match=r"main\.log: cannot open"):
-        _log(tmp_path)
+        RunLog(tmp_path)
     (tmp_path / "main.log").rmdir()
     os.mkfifo(tmp_path / "main.log")
     with pytest.raises(InputError, match=r"main\.log: cannot open"):
-        _log(tmp_path)
+        RunLog(tmp_path)
     reader = os.open(tmp_path / "main.log", os.O_RDONLY | os.O_NONBLOCK)
-    with _log(tmp_path) as log:  # somebody reads it
+    with RunLog(tmp_path) as log:  # somebody reads it
         log.val(0, loss=1.0, batches=1)
         log.sync()
         assert os.read(reader, 100) == b"s:0 tel:1.0000\n"
@@ -204,7 +199,8 @@ def write_run(
     def due(every: int, step: int) -> bool:
         return every > 0 and step % every == 0
 
-    with _log(folder) as log:
+    folder.mkdir()
+    with RunLog(folder) as log:
         log.event("start", step=0, steps=100)
         for step in range(last + 1):
             if due(plan.val_every, step) and (validated or step < last):
@@ -292,18 +288,19 @@ def test_a_whole_log_of_llmc(shared: Path, tmp_path: Path) -> None:
 
 
 def test_lines_that_cannot_be_understood_stay(tmp_path: Path) -> None:
-    odd_log = ["# a note of mine", "s:9 abc:1", "s:-1 trl:2", "s:99999999999999999999999 trl:1", "", "s:9"]
+    odd_log = ["# a note of mine", "s:9 abc:1", "s:-1 trl:2", "s:99999999999999999999999 trl:1", "", "s:9", "\udcff"]
     odd_events = [
         "not json", "[1]", "7", '{"event": "val"}', '{"event": 3, "step": 9}', '{"step": 9}', "",
         '{"event": "val", "st', '{"event": "val", "step": "9"}', '{"event": "val", "step": 9.5}',
         "[" * 100_000, "\udcff",
     ]  # fmt: skip
-    (tmp_path / "main.log").write_text("".join(f"{line}\n" for line in [*odd_log, "s:9 trl:1 lr:1 norm:1"]))
+    log = "".join(f"{line}\n" for line in [*odd_log, "s:9 trl:1 lr:1 norm:1"])
+    (tmp_path / "main.log").write_text(log, errors="surrogateescape")
     events = [*odd_events, '{"event": "train", "step": 9}', '{"event": "sample", "step": 2}']
     text = "".join(f"{line}\n" for line in events).encode(errors="surrogateescape")
     (tmp_path / "metrics.jsonl").write_bytes(text)
     cut_logs(tmp_path, 5)
-    assert (tmp_path / "main.log").read_text().splitlines() == odd_log
+    assert (tmp_path / "main.log").read_text(errors="surrogateescape").splitlines() == odd_log
     left = (tmp_path / "metrics.jsonl").read_bytes().decode(errors="surrogateescape").split("\n")
     assert left == [*odd_events, '{"event": "sample", "step": 2}', ""]
 
@@ -328,7 +325,7 @@ def test_a_cut_that_fails_leaves_whole_files_and_is_made_up_for(
 
 
 def test_a_sync_that_fails_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with _log(tmp_path) as log:
+    with RunLog(tmp_path) as log:
         monkeypatch.setattr(os, "fsync", refuses(errno.EIO))
         with pytest.raises(InputError, match=r"main\.log: cannot write to it: Input/output error"):
             log.sync()
@@ -336,7 +333,7 @@ def test_a_sync_that_fails_names_the_file(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_line_that_cannot_be_written_leaves_no_half(tmp_path: Path) -> None:
     """Else the next event would be glued to it, and the file could not be read again."""
-    with _log(tmp_path) as log:
+    with RunLog(tmp_path) as log:
         _train(log, 0)
         before = (tmp_path / "main.log").read_bytes()
         limit = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -354,7 +351,7 @@ def test_a_line_that_cannot_be_written_leaves_no_half(tmp_path: Path) -> None:
 def test_a_log_that_leads_nowhere_is_no_problem(tmp_path: Path) -> None:
     (tmp_path / "main.log").symlink_to(os.devnull)
     cut_logs(tmp_path, 0)
-    with _log(tmp_path) as log:
+    with RunLog(tmp_path) as log:
         _train(log, 0)
         log.sync()
     assert (tmp_path / "main.log").is_symlink()
@@ -409,7 +406,7 @@ def test_a_folder_replaced_while_it_is_locked_is_not_taken(tmp_path: Path, monke
 def test_a_log_that_was_replaced_is_not_written(tmp_path: Path, name: str) -> None:
     """It would be lost with the file that only this process still has."""
     path = tmp_path / name
-    with _log(tmp_path) as log:
+    with RunLog(tmp_path) as log:
 
         def write() -> None:
             _train(log, 0)

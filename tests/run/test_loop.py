@@ -397,22 +397,20 @@ def test_the_picture_has_the_name_of_the_model(train: Train, monkeypatch: pytest
 
 
 @pytest.fixture
-def program(tokens: Any, tmp_path: Path) -> Iterator[Program]:
+def program(tokens: Any, tmp_path: Path, request: pytest.FixtureRequest) -> Program:
     """Starts train.py on the tiny model in a process of its own; whatever still runs is killed at the end."""
-    started: list[subprocess.Popen[str]] = []
 
     def start(*flags: Any) -> subprocess.Popen[str]:
         words = [str(word) for word in (*tiny_flags(tokens), "-o", tmp_path / "run", *flags)]
         pipe = subprocess.PIPE
         command = [sys.executable, str(ROOT / "train.py"), *words]
         quickly = os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # its programs are there already
-        started.append(subprocess.Popen(command, cwd=tmp_path, env=quickly, stdout=pipe, stderr=pipe, text=True))
-        return started[-1]
+        process = subprocess.Popen(command, cwd=tmp_path, env=quickly, stdout=pipe, stderr=pipe, text=True)
+        request.addfinalizer(process.communicate)
+        request.addfinalizer(process.kill)  # comes first
+        return process
 
-    yield start
-    for process in started:
-        process.kill()
-        process.communicate()
+    return start
 
 
 def check_stopped(folder: Path) -> int:

@@ -34,29 +34,23 @@ from tests.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("nothing_lasts", "quick_compilation")
 
-TINY = "L1-NH1-C16-V257-T16"
-
-
+FLAGS = "-e L1-NH1-C16-V257-T16 -b 2 -t 16 -l 1e-2 -v 3 -m 2 -s 5 -g 4 -x 12"
 Train = Callable[..., Result]
 Resumed = Callable[..., None]
 
 
-def flags_of(shards: Path, *more: Any) -> list[str]:
-    flags = [
-        *("-e", TINY, "-i", shards / "train_*.bin", "-j", shards / "val_*.bin", "-b", 2, "-t", 16, "-l", "1e-2"),
-        *("-v", 3, "-m", 2, "-s", 5, "-g", 4, "-x", 12),
-    ]
-    return [str(word) for word in (*flags, *more)]
+def flags_of(*more: Any) -> list[str]:
+    return [*FLAGS.split(), *map(str, more)]
 
 
 @pytest.fixture
-def train(shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Train:
+def train(data: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Train:
     """Runs the command line in this process; flags given here count. stop: a signal comes after so many steps."""
 
     def run(*flags: Any, folder: Path | str = "run", stop: int = 0, number: int = signal.SIGTERM) -> Result:
         output = tmp_path / folder
         with stopped_after(stop, number):
-            code = main(flags_of(shards, "-o", output, *flags))
+            code = main(flags_of(*data, "-o", output, *flags))
         return Result(code, output, *capsys.readouterr())
 
     return run
@@ -129,22 +123,21 @@ class Case(NamedTuple):
         ]  # fmt: skip
 
 
-def covering(cases: list[Case], together: int) -> list[Case]:
-    """As few of the cases as it takes to have every combination of so many of their values (found greedily)."""
+def covering(cases: list[Case]) -> list[Case]:
+    """As few of the cases as it takes to have every pair of their values (found greedily)."""
 
-    def combinations(case: Case) -> set[Any]:
-        return set(itertools.combinations(enumerate(case), together))
+    def pairs(case: Case) -> set[Any]:
+        return set(itertools.combinations(enumerate(case), 2))
 
     chosen = []
-    missing = set().union(*map(combinations, cases))
+    missing = set().union(*map(pairs, cases))
     while missing:
-        chosen.append(max(cases, key=lambda case: len(combinations(case) & missing)))
-        missing -= combinations(chosen[-1])
+        chosen.append(max(cases, key=lambda case: len(pairs(case) & missing)))
+        missing -= pairs(chosen[-1])
     return chosen
 
 
-ALL = [Case(*each) for each in itertools.product(SCHEDULES, PRECISIONS, (1, 2), (False, True), STOPS)]
-EVERY = covering(ALL, 2)
+EVERY = covering([Case(*each) for each in itertools.product(SCHEDULES, PRECISIONS, (1, 2), (False, True), STOPS)])
 
 SOME = Case("linear", "bf16", 2, False, "before")
 
@@ -297,11 +290,11 @@ def test_a_resume_that_reads_it_wrongly_is_seen(wrong: str, resumed: Resumed) ->
 
 
 @pytest.fixture(scope="module")
-def stopped(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def stopped(data: list[Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of twelve steps stopped after seven, with a checkpoint at four; read-only by agreement."""
     folder = tmp_path_factory.mktemp("stopped") / "run"
     with stopped_after(7):
-        assert main(flags_of(shards, "-n", 4, "-o", folder)) == 130
+        assert main(flags_of(*data, "-n", 4, "-o", folder)) == 130
     assert steps_of(folder, "DONE") == [4, 7]
     return folder
 
@@ -399,11 +392,11 @@ def gelu_of(place: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def by_other(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def by_other(data: list[Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run stopped after two steps whose GELU is another row's; read-only by agreement."""
     folder = tmp_path_factory.mktemp("other") / "run"
     with stopped_after(2), other_gelu(preferred=True):
-        assert main(flags_of(shards, *BARE, "-o", folder)) == 130
+        assert main(flags_of(*data, *BARE, "-o", folder)) == 130
     assert gelu_of(folder) == gelu_of(folder / "state_00000002") == "other"
     return folder
 
@@ -508,10 +501,10 @@ def flip_a_bit(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def unbroken(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def unbroken(data: list[Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run of `stopped` without a break."""
     folder = tmp_path_factory.mktemp("unbroken") / "run"
-    assert main(flags_of(shards, "-n", 4, "-o", folder)) == 0
+    assert main(flags_of(*data, "-n", 4, "-o", folder)) == 0
     return folder
 
 

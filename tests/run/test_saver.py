@@ -4,7 +4,7 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -92,9 +92,8 @@ Gate = Callable[[str], threading.Event]
 
 
 @pytest.fixture
-def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+def gate(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Gate:
     """gate("begin"): whoever enters store.begin waits there until the event is set. Set at the end in any case."""
-    events: list[threading.Event] = []
 
     def close(name: str) -> threading.Event:
         real, event = getattr(store, name), threading.Event()
@@ -104,12 +103,10 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
             return real(*arguments)
 
         monkeypatch.setattr(store, name, waiting)
-        events.append(event)
+        request.addfinalizer(event.set)
         return event
 
-    yield close
-    for event in events:
-        event.set()
+    return close
 
 
 LARGE = 2 * ALWAYS_ROOM

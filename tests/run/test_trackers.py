@@ -64,18 +64,16 @@ def show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Show:
                 run.event("sample", step=steps, text="<script>\x1b[2J", tokens=3)
                 if end:
                     run.event("end", step=steps, outcome=end)
-                wait_until(
-                    lambda: not until or any(each[0] == until for each in told(log)) or warned(trackers, warnings)
-                )
+
+                def arrived() -> bool:
+                    trackers.tell(warnings.append)
+                    return not until or bool(warnings) or any(each[0] == until for each in told(log))
+
+                wait_until(arrived)
                 (status,) = trackers.end().values()
                 return Shown(status, told(log), warnings)
 
     return shown
-
-
-def warned(trackers: Trackers, warnings: list[str]) -> bool:
-    trackers.tell(warnings.append)
-    return bool(warnings)
 
 
 def test_everything_arrives_and_the_end_too(show: Show) -> None:
