@@ -96,9 +96,7 @@ def test_two_processes_make_the_run_of_one(folder: Path) -> None:
     assert (begun["config"]["device"]["processes"], begun["config"]["device"]["used"]) == (2, 2)
     other = [each["event"] for each in run.events("rank_00001.jsonl")]
     assert other == ["start", "warnings", "checkpoint", "checkpoint", "end"]
-    assert not list(folder.glob("*.json")), (
-        "where process 0 listened, and nothing else, was written down for the others"
-    )
+    assert not list(folder.glob("*.json"))  # where process 0 listened is not left
 
 
 LONG = f"{FIXED} -k constant -v 0 -s 0 --print-every 0 -n 0"

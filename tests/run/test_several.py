@@ -120,11 +120,9 @@ def ended(group: Group, saved: Saved, full: bool) -> Outcome:
         log=SimpleNamespace(event=event),
         console=SimpleNamespace(warning=lambda words: None),
     )
-    state: Any = None
-    batches: Any = None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cluster, "_here", group)
-        return last_save(run, Outcome(ExitCode.DONE, Progress(state, step=8, saving=8)), batches)
+        return last_save(run, Outcome(ExitCode.DONE, Progress(None, step=8, saving=8)), None)
 
 
 def test_a_log_that_cannot_be_written_ends_the_process() -> None:

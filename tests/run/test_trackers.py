@@ -190,14 +190,11 @@ def test_a_package_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.
             require_trackers(config)
 
 
-SECRETS = (
+@pytest.mark.parametrize("flag", ["--wandb", "--mlflow"])
+@pytest.mark.parametrize("secret", [
     "https://me:hunter2@host/p", "me:hunter2@host", "0123456789abcdef0123456789abcdef01234567", "wandb_v1_hunter2",
     "api_key=hunter2",
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("flag", ["--wandb", "--mlflow"])
-@pytest.mark.parametrize("secret", SECRETS)
+])  # fmt: skip
 def test_what_may_be_a_secret_is_refused_and_not_repeated(flag: str, secret: str) -> None:
     name = flag.removeprefix("--")
     for refuse in (
