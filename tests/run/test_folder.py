@@ -290,7 +290,7 @@ def test_a_whole_log_of_llmc(shared: Path, tmp_path: Path) -> None:
 def test_lines_that_cannot_be_understood_stay(tmp_path: Path) -> None:
     odd_log = ["# a note of mine", "s:9 abc:1", "s:-1 trl:2", "s:99999999999999999999999 trl:1", "", "s:9", "\udcff"]
     odd_events = [
-        "not json", "[1]", "7", '{"event": "val"}', '{"event": 3, "step": 9}', '{"step": 9}', "",
+        "not json", "[1]", "7", '{"event": "val"}', '{"event": "x"}', '{"event": 3, "step": 9}', '{"step": 9}', "",
         '{"event": "val", "st', '{"event": "val", "step": "9"}', '{"event": "val", "step": 9.5}',
         "[" * 100_000, "\udcff",
     ]  # fmt: skip
