@@ -176,6 +176,15 @@ def test_all_problems_of_one_kind_come_at_once(bench: Bench) -> None:
 # ---- the output
 
 
+def test_output_that_cannot_be_written(bench: Bench) -> None:
+    for name in ("file", "runs", "full/notes.txt"):
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text("keep me")
+    for flags in (["-o", "file"], ["-o", "file/below"], ["-o", "file/far/below"], []):
+        assert f"-o {flags[-1] if flags else 'runs'}: a file is in the way" in refused(bench, *flags)
+    assert "not empty" in refused(bench, "-o", "full")
+
+
 def test_a_missing_file_is_found_before_the_folder_is_made(bench: Bench) -> None:
     Path("bad.bin").write_bytes(b"")
     for flags in ("-i bad.bin", "-j bad.bin", "-e ./bad.bin", "-s 1 --tokenizer ./bad.bin", "-s 1 -g 99", "-d 3"):

@@ -122,8 +122,9 @@ STARTS = ("start", "resume")
 def recent(path: str | Path, kinds: Iterable[str] = ()) -> list[dict[str, Any]]:
     """Return the last start or resume, the last event of each kind since then, and the last TAIL bytes' events.
 
-    A start that no step follows does not count: the events before it are still the newest. In order; nothing where there is no file. Other lines are passed over and not parsed, so that a long file takes
-    little time. Raises InputError where it cannot be read.
+    A start that no step follows does not count: the events before it are still the newest. In order; nothing where
+    there is no file. Other lines are passed over and not parsed, so that a long file takes little time. Raises
+    InputError where it cannot be read.
     """
     try:
         with open(path, "rb", buffering=0, opener=_open_at_once) as file:

@@ -224,6 +224,9 @@ def test_a_complete_run_says_so(train: Train) -> None:
     assert not any(line.startswith("step ") for line in again.out.splitlines())
     changed = {path.name for path, content in kept.items() if path.read_bytes() != content}
     assert changed <= {"metrics.jsonl", "config.json"}
+    before = snapshot(first.folder)
+    fewer = train("-n", 5, "-y", 1, "-x", 11)
+    assert fewer.code == 2 and "-x 11: the run has made 12 steps" in fewer.err and snapshot(first.folder) == before
 
 
 def test_what_was_done_at_the_step_is_not_done_again(train: Train) -> None:
