@@ -59,8 +59,9 @@ every_written_page = pytest.mark.parametrize("path", HAND_WRITTEN, ids=name_of)
 # ----- examples and excerpts ----------------------------------------------------------------------------------------
 
 
+QUICK_EXAMPLE = ROOT / "docs/derivations/layernorm.md"
 EXAMPLES = [
-    pytest.param(path, id=name_of(path), marks=[pytest.mark.slow] if path.name == "library.md" else [])
+    pytest.param(path, id=name_of(path), marks=[] if path == QUICK_EXAMPLE else pytest.mark.slow)
     for path in DOCS
     if ">>>" in text_of(path)
 ]

@@ -80,6 +80,7 @@ def test_a_debug_state_of_a_model(tmp_path: Path, version: int) -> None:
     assert not state.gradient[V * C : 128 * C].any()
 
 
+@pytest.mark.slow
 def test_random_tokens_are_always_the_same(tmp_path: Path) -> None:
     write_model(tmp_path / "model.bin", TINY, plain_model.random_flat(TINY, N, seed=1).astype(np.float32))
     for name in ("a.bin", "b.bin"):

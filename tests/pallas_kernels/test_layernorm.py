@@ -42,8 +42,13 @@ BACKWARD = [
 
 
 def every(cases: list[Any]) -> pytest.MarkDecorator:
-    names = [f"{'x'.join(map(str, (*rows, C)))}-{dtype.__name__}" for rows, C, dtype, _ in cases]
-    return pytest.mark.parametrize(("rows", "C", "dtype", "of_w"), cases, ids=names)
+    """One of a warp and one that is streamed are quick."""
+    params = [
+        pytest.param(*case, id=f"{'x'.join(map(str, (*case[0], case[1])))}-{case[2].__name__}",
+                     marks=[] if case[1] == 768 or case[1] >= 5000 else pytest.mark.slow)
+        for case in cases
+    ]  # fmt: skip
+    return pytest.mark.parametrize(("rows", "C", "dtype", "of_w"), params)
 
 
 def arrays(rows: tuple[int, ...], C: int, dtype: jnp.dtype, of_w: jnp.dtype) -> tuple[jax.Array, ...]:
