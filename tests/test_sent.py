@@ -76,7 +76,7 @@ reduce-scatter-start(%param.2), {GROUPS}, to_apply=%region_17.18, {LAYER_2}, {co
 def test_a_pair_has_what_is_scheduled_between_its_start_and_its_done(
     config: str, done_metadata: str, between: tuple[Operation, ...]
 ) -> None:
-    """Where its start is not marked as synchronous: what else is marked so further down does not count."""
+    """A start that is not marked as synchronous: what else is marked so further down does not count."""
     found = only(reduce_scatter(config, done_metadata))
     assert found == Collective(
         "reduce-scatter", "reduce-scatter-start.2", ("backward/layer_02/reduce",), 2 * 7088128, 1, 8, bool(between),

@@ -113,9 +113,6 @@ def starting_state(
         metadata = begun_metadata(plan, data, found.device, origin_of(earlier, model))
         if earlier is not None:
             check_fits(earlier, config, metadata.identity)
-            if 0 < config.max_steps < earlier.step:
-                made = f"the run has made {earlier.step} steps already"
-                raise InputError(f"-x {config.max_steps}: {made}; give a larger -x, or another -o")
         steps = total_steps(config, data.train)
         state, doubts = starting_weights(plan, place, given, drawing)
         data = continued_data(config, earlier, data)

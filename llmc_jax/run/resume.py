@@ -151,7 +151,13 @@ def with_batch_of(earlier: Checkpoint | None, config: TrainConfig) -> TrainConfi
 
 
 def check_fits(earlier: Checkpoint, config: TrainConfig, identity: Identity) -> None:
-    """Raise InputError with every difference that makes this another run than the one the checkpoint is of."""
+    """Raise InputError with every difference that makes this another run than the one the checkpoint is of.
+
+    An -x below the steps that the run has made is refused too.
+    """
+    if 0 < config.max_steps < earlier.step:
+        made = f"the run has made {earlier.step} steps already"
+        raise InputError(f"-x {config.max_steps}: {made}; give a larger -x, or another -o")
     found = list(_differences(earlier, config, identity))
     if found:
         first = f"-y 1: the checkpoint {earlier.folder} was made by a different run:"

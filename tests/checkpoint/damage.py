@@ -17,7 +17,7 @@ from llmc_jax.checkpoint import reading
 
 @contextmanager
 def refused(path: Path, words: str) -> Iterator[None]:
-    """What the block reads is refused in one line that begins with the file's name."""
+    """Check that what the block reads is refused in one line that begins with the file's name."""
     with pytest.raises(FormatError, match=words) as caught:
         yield
     assert str(caught.value).startswith(f"{path}: ") and "\n" not in str(caught.value)

@@ -63,7 +63,7 @@ class Place:
         return path
 
     def hosts(self, lines: str) -> dict[str, str]:
-        """What tells hosts.sh of a file of hosts, and of a program in the place of ssh."""
+        """Variables that name a file of hosts to hosts.sh, and a program in the place of ssh."""
         (self.folder / "hosts.txt").write_text(lines)
         ssh = self.program("ssh", SSH.format(folder=self.folder))
         return {"HOSTS": f"{self.folder}/hosts.txt", "SSH": str(ssh)}

@@ -47,7 +47,7 @@ def write_parquet(path: Path, texts: list[str | None], field: str = "text") -> N
 
 
 def made_of(*inputs: str, out: str = "out", force: bool = False, **settings: Any) -> Prepared:
-    """What `prepare` makes of files, in bytes."""
+    """The files that `prepare` makes of others, in bytes."""
     return prepare([*inputs], Path(out), "x", BYTES, Settings(**settings), force)
 
 

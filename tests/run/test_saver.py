@@ -63,7 +63,7 @@ def advanced(state: TrainState) -> TrainState:
 
 
 def pointers(state: TrainState) -> list[int]:
-    """Where its buffers lie. Those that somebody holds are copied by a step, which needs twice the memory then."""
+    """Addresses of its buffers. Those that somebody holds are copied by a step, which needs twice the memory then."""
     return [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(state)][:3]
 
 
