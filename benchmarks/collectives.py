@@ -47,7 +47,7 @@ class Measured(NamedTuple):
 
     memory: MemoryUse
     state: int  # bytes
-    needed: int  # bytes, by models/gpt2/memory.py: at least
+    needed: int  # bytes, by models/memory.py: at least
     logit_rows: int
     copies: tuple[str, ...]  # arrays of at least LARGE bytes that are copied whole
     collectives: tuple[Collective, ...]

@@ -42,8 +42,8 @@ import numpy as np  # noqa: E402
 
 from llmc_jax.config.model import ModelConfig, parse_descriptor  # noqa: E402
 from llmc_jax.machine import compiling  # noqa: E402
-from llmc_jax.models.gpt2.model import Execution  # noqa: E402
-from llmc_jax.models.gpt2.tensors import flat_size, num_parameters  # noqa: E402
+from llmc_jax.models.execution import Execution  # noqa: E402
+from llmc_jax.models.layout import flat_size, num_parameters  # noqa: E402
 from llmc_jax.training.adamw import AdamWNumbers  # noqa: E402
 from llmc_jax.training.schedule import ScheduleNumbers  # noqa: E402
 from llmc_jax.training.state import initial_state  # noqa: E402

@@ -33,7 +33,7 @@ from benchmarks.heading import machine_line  # noqa: E402
 from llmc_jax.checkpoint import store  # noqa: E402
 from llmc_jax.checkpoint.contents import Identity, Metadata  # noqa: E402
 from llmc_jax.config.model import ModelConfig, parse_descriptor  # noqa: E402
-from llmc_jax.models.gpt2.tensors import flat_size, num_parameters  # noqa: E402
+from llmc_jax.models.layout import flat_size, num_parameters  # noqa: E402
 from llmc_jax.models.tensors import BLOCKS  # noqa: E402
 
 RESULTS = ROOT / "benchmarks/results/shared_checkpoint.md"

@@ -21,7 +21,7 @@ times are estimates.
 - Each kernel is followed by 1 µs of nothing, on Hopper by 0.1 µs.
 
 Bytes are those of each kernel's arrays, of an array that it takes a part of only the part; of attention, AdamW and the
-embedding, which write parts of arrays, those that llmc_jax/models/gpt2/work.py knows. What the caches hold and how
+embedding, which write parts of arrays, those that llmc_jax/models/work.py knows. What the caches hold and how
 many instructions a kernel has is not seen.
 """
 
@@ -49,7 +49,7 @@ from llmc_jax.config.model import ModelConfig, parse_descriptor  # noqa: E402
 from llmc_jax.config.train import TrainConfig  # noqa: E402
 from llmc_jax.machine import gpus  # noqa: E402
 from llmc_jax.machine.hlo import Instruction, elements  # noqa: E402
-from llmc_jax.models.gpt2.work import PHASES, Shape, rows_at_once, step_work  # noqa: E402
+from llmc_jax.models.work import PHASES, Shape, rows_at_once, step_work  # noqa: E402
 from llmc_jax.plan import efficiency  # noqa: E402
 from llmc_jax.plan.efficiency import (  # noqa: E402
     ATTENTION,
@@ -83,7 +83,7 @@ GROUPS = (
     "layernorm backward", "GELU forward", "GELU backward", "classifier", "embedding", "slices of weights",
     "gradient in one piece", "norm", "AdamW", "other",
 )  # fmt: skip
-# Groups whose kernels write parts of arrays, and what models/gpt2/work.py calls their work.
+# Groups whose kernels write parts of arrays, and what models/work.py calls their work.
 KNOWN_BYTES = {
     "attention forward": ("forward", "attention"),
     "attention backward": ("backward", "attention"),

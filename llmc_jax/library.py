@@ -21,8 +21,9 @@ import numpy as np
 
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import refuse_existing
-from llmc_jax.checkpoint.llmc import write_model
-from llmc_jax.config.model import ModelConfig
+from llmc_jax.checkpoint.llmc import FILES, write_model
+from llmc_jax.checkpoint.source import gpt2_shape
+from llmc_jax.config.model import ModelShape
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.data.tokenizers import Tokenizer
 from llmc_jax.generate import heads
@@ -30,9 +31,10 @@ from llmc_jax.generate.engine import Drawn, Request, generate
 from llmc_jax.generate.model import Model, flat_weights, open_model
 from llmc_jax.generate.sampling import Sampling
 from llmc_jax.generate.scorer import LOSSES, scores_of_batch
-from llmc_jax.models.gpt2.decode import separated
-from llmc_jax.models.gpt2.model import Execution, forward, loss_fn
-from llmc_jax.models.gpt2.tensors import Params, views
+from llmc_jax.models import program
+from llmc_jax.models.execution import Execution
+from llmc_jax.models.layout import views
+from llmc_jax.models.program import head_of, loss_fn, separated
 from llmc_jax.plan.plan import step_numbers
 from llmc_jax.training.adamw import ADAMW
 from llmc_jax.training.state import DTYPES, TrainState, initial_state
@@ -135,9 +137,8 @@ def logits(model: Model, ids: Ids) -> jax.Array:
 
 
 @partial(jax.jit, static_argnames=("config", "execution"))
-def _logits(weights: Params, rows: jax.Array, config: ModelConfig, execution: Execution) -> jax.Array:
-    found, _ = forward(weights, rows, config, execution)
-    return found[..., : config.vocab_size].astype(jnp.float32)
+def _logits(weights: Any, rows: jax.Array, config: ModelShape, execution: Execution) -> jax.Array:
+    return program.logits(weights, rows, config, execution)[..., : config.vocab_size].astype(jnp.float32)
 
 
 def loss(model: Model, ids: Ids) -> float:
@@ -154,7 +155,7 @@ def loss(model: Model, ids: Ids) -> float:
     return float(jnp.mean(losses))
 
 
-def loss_and_gradient(model: Model, ids: Ids) -> tuple[float, Params]:
+def loss_and_gradient(model: Model, ids: Ids) -> tuple[float, Any]:
     """Return what `loss` returns, and its gradient: 16 tensors by name, in the dtype that the model computes in.
 
     Tensors of the layers have those along their first axis, so `gradient.qkvw[layer]` is the gradient of
@@ -178,8 +179,8 @@ def attention_weights(model: Model, ids: Sequence[int] | np.ndarray | jax.Array,
 
 @partial(jax.jit, static_argnames=("config", "execution"))
 def _loss_and_gradient(
-    weights: Params, rows: jax.Array, config: ModelConfig, execution: Execution
-) -> tuple[jax.Array, Params]:
+    weights: Any, rows: jax.Array, config: ModelShape, execution: Execution
+) -> tuple[jax.Array, Any]:
     flat = flat_weights(weights, config)
     found, gradient = jax.value_and_grad(loss_fn)(flat, rows[:, :-1], rows[:, 1:], config, execution)
     return found, views(gradient, config)
@@ -286,7 +287,7 @@ def begin(
         raise InputError(f"final_lr_fraction={final_lr_fraction}: needs steps=…, after how many it is reached")
     scale = options.loss_scale if model.dtype == "fp16" else None
     params = flat_weights(model.weights, model.config).astype(jnp.float32)
-    state = initial_state(params, model.weights.wte.dtype, loss_scale=scale)
+    state = initial_state(params, head_of(model.weights, model.config).dtype, loss_scale=scale)
     numbers = step_numbers(options, ADAMW, steps)
     chosen = StepOptions(options.schedule, options.decay if options.weight_decay else "none", model.execution)
 
@@ -311,9 +312,10 @@ def save(model: Model, path: str | Path, *, force: bool = False) -> None:
     there. Raises InputError where there is one, and where it cannot be written.
     Source: llm.c train_gpt2.cu, `gpt2_write_to_checkpoint`.
     """
+    config = gpt2_shape(model.config, FILES)
     refuse_existing(Path(path), force)
     flat = np.asarray(flat_weights(model.weights, model.config).astype(jnp.float32))
-    write_model(path, model.config, flat, version=5 if model.dtype == "bf16" else 3)
+    write_model(path, config, flat, version=5 if model.dtype == "bf16" else 3)
 
 
 # ----- planning -----------------------------------------------------------------------------------------------------

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from llmc_jax.config.model import ModelConfig
+from llmc_jax.models.execution import PLAIN, Execution
 from llmc_jax.models.gpt2 import model as gpt2
-from llmc_jax.models.gpt2.model import PLAIN, Execution
-from llmc_jax.models.gpt2.tensors import flat_size
+from llmc_jax.models.layout import flat_size
 from llmc_jax.training import adamw, optimizer, state, step
 from llmc_jax.training.adamw import AdamWNumbers
 from llmc_jax.training.schedule import ScheduleNumbers

@@ -14,7 +14,7 @@ import numpy as np
 from llmc_jax.checkpoint.sources import flat_parameters, open_source
 from llmc_jax.checkpoint.store import Checkpoint, entries, open_checkpoint
 from llmc_jax.data.tokenfile import write_token_file
-from llmc_jax.models.gpt2.tensors import num_parameters
+from llmc_jax.models.layout import num_parameters
 from tests.metrics import read_metrics
 
 WALL_CLOCK = {"ms", "tokens_per_second", "time", "seconds", "memory"}

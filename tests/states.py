@@ -3,7 +3,7 @@
 import numpy as np
 
 from llmc_jax.config.model import ModelConfig
-from llmc_jax.models.gpt2.tensors import flat_size, tensor_specs
+from llmc_jax.models.layout import flat_size, tensor_specs
 
 
 def joined(arrays: dict[str, np.ndarray], model: ModelConfig) -> dict[str, np.ndarray]:

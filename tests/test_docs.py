@@ -381,7 +381,8 @@ def table_rows(path: Path, first_column: str) -> list[list[str]]:
 
 def test_table_of_tensors_is_the_layout_of_d12() -> None:
     from llmc_jax.config.model import parse_descriptor
-    from llmc_jax.models.gpt2.tensors import BY_NAME, tensor_specs
+    from llmc_jax.models.gpt2.tensors import BY_NAME
+    from llmc_jax.models.layout import tensor_specs
 
     config = parse_descriptor("d12")
     rows = table_rows(ROOT / "docs/derivations/whole_model.md", "tensor")

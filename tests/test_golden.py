@@ -15,10 +15,10 @@ import pytest
 
 from llmc_jax.checkpoint.sources import flat_parameters, open_source
 from llmc_jax.config.model import ModelConfig, parse_descriptor
+from llmc_jax.models.execution import Execution
 from llmc_jax.models.gpt2 import model as gpt2
 from llmc_jax.models.gpt2.init import random_parameters
-from llmc_jax.models.gpt2.model import Execution
-from llmc_jax.models.gpt2.tensors import flat_size, num_parameters, views
+from llmc_jax.models.layout import flat_size, num_parameters, views
 from llmc_jax.training.step import StepOptions
 from tests import plain_model
 from tests.comparisons import QUICK, Batch, Run, step_numbers, train

@@ -38,7 +38,7 @@ from llmc_jax.kernels import GROUPS
 from llmc_jax.kernels.functions import FILES
 from llmc_jax.machine import deviceless
 from llmc_jax.machine.nvml import GpuReading
-from llmc_jax.models.gpt2.tensors import flat_size
+from llmc_jax.models.layout import flat_size
 from llmc_jax.trials import problems
 from llmc_jax.trials.children import END_SECONDS, SAME, NotMeasured, Outcome, Task
 from pallas_kernels import gelu, layernorm, tuning

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from llmc_jax.config.model import ModelConfig, parse_descriptor
+from llmc_jax.models.execution import PLAIN
 from llmc_jax.models.gpt2 import model as gpt2
 from llmc_jax.models.gpt2.init import random_parameters
-from llmc_jax.models.gpt2.model import PLAIN
-from llmc_jax.models.gpt2.tensors import flat_size, views
+from llmc_jax.models.layout import flat_size, views
 from llmc_jax.training.optimizer import LossScale, LossScaleNumbers, next_loss_scale
 from llmc_jax.training.rounding import round_stochastically, rounding_seed
 from llmc_jax.training.state import TrainState, initial_state

@@ -8,7 +8,7 @@ from benchmarks import step_table
 from benchmarks.step_table import GROUPS, Facts, Group, Table, make_table
 from llmc_jax.base.errors import InputError
 from llmc_jax.config.model import parse_descriptor
-from llmc_jax.models.gpt2.work import Shape, step_work
+from llmc_jax.models.work import Shape, step_work
 
 MODEL = parse_descriptor("L1-NH2-C128-V200-T64")
 SHAPE = Shape(4, 64, dtype="bf16", flash=True)  # 256 rows

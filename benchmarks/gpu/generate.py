@@ -12,8 +12,8 @@ import numpy as np
 from benchmarks.gpu.steps import random_values
 from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.generate.sampling import Sampling, draw, numbers_of, steps_of
+from llmc_jax.models.execution import PLAIN
 from llmc_jax.models.gpt2.decode import cache_bytes, decode, prefill, repeated, separated
-from llmc_jax.models.gpt2.model import PLAIN
 from llmc_jax.models.gpt2.tensors import Params
 from llmc_jax.training.state import DTYPES
 from llmc_jax.trials.children import Figures

@@ -16,9 +16,9 @@ from llmc_jax.config.train import TrainConfig
 from llmc_jax.machine import compiling
 from llmc_jax.machine import device as hardware
 from llmc_jax.machine.gpus import peak_flops
-from llmc_jax.models.gpt2.model import Execution
-from llmc_jax.models.gpt2.tensors import flat_size, num_parameters
-from llmc_jax.models.gpt2.work import flops_per_token
+from llmc_jax.models.execution import Execution
+from llmc_jax.models.layout import flat_size, num_parameters
+from llmc_jax.models.work import flops_per_token
 from llmc_jax.plan.plan import Plan, make_plan
 from llmc_jax.training.adamw import AdamWNumbers
 from llmc_jax.training.schedule import ScheduleNumbers

@@ -1,6 +1,6 @@
 """Records as JSON can hold them, and back: each field is checked by its annotation. Bytes of others are read so too.
 
-A record is a named tuple, or a dataclass on the way to JSON.
+A record is a named tuple, or a dataclass.
 """
 
 import dataclasses
@@ -49,7 +49,7 @@ def from_json(kind: Any, value: Any, name: str = "") -> Any:
             return tuple(from_json(part, each, name) for part, each in zip(parts, value, strict=True))
     elif origin in (dict, Mapping) and isinstance(value, Mapping):
         return {key: from_json(parts[1], each, f"{name}.{key}") for key, each in value.items()}
-    elif hasattr(kind, "_fields") and isinstance(value, Mapping):
+    elif (hasattr(kind, "_fields") or dataclasses.is_dataclass(kind)) and isinstance(value, Mapping):
         return _read_fields(kind, value, name)
     elif (
         kind is Any
@@ -68,9 +68,15 @@ def _read_fields(kind: Any, value: Mapping[str, Any], name: str) -> Any:
     hints, dotted = hints_of(kind), f"{name}." if name else ""
     if unknown := sorted(set(value) - set(hints)):
         raise ValueError(f"this version does not know {dotted}{unknown[0]}")
-    if missing := sorted(set(hints) - set(value) - set(kind._field_defaults)):
+    if missing := sorted(set(hints) - set(value) - _with_defaults(kind)):
         raise ValueError(f"it lacks {dotted}{missing[0]}")
     return kind(**{each: from_json(hints[each], found, f"{dotted}{each}") for each, found in value.items()})
+
+
+def _with_defaults(kind: Any) -> set[str]:
+    if hasattr(kind, "_fields"):
+        return set(kind._field_defaults)
+    return {each.name for each in dataclasses.fields(kind) if each.default is not dataclasses.MISSING}
 
 
 @cache

@@ -6,15 +6,16 @@ Leaves out the arrays (state.py), how both are stored (store.py), and whether a 
 import hashlib
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from llmc_jax.base.errors import FormatError
-from llmc_jax.config.model import ModelConfig
+from llmc_jax.base.errors import FormatError, InputError
+from llmc_jax.config.model import ModelShape
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.data.tokenizers import Named
+from llmc_jax.models.family import shape_from_json, shape_to_json
 
 FORMAT = 2  # of the metadata and of the manifest beside it, as they are written
 DTYPES = ("fp32", "bf16", "fp16")  # in which a model computes
@@ -43,7 +44,7 @@ class Counters(NamedTuple):
 class Identity(NamedTuple):
     """What makes a run this run: with another one of these its checkpoint cannot be continued."""
 
-    model: ModelConfig
+    model: ModelShape
     dtype: str  # one of DTYPES
     master_weights: bool
     rounding: str | None = None  # nearest, stochastic; None: another program's state, which does not say
@@ -86,7 +87,7 @@ class Metadata:
             "format": FORMAT,
             "step": self.step,
             **self.identity._asdict(),
-            "model": asdict(self.identity.model),
+            "model": shape_to_json(self.identity.model),
             "val_data": self.val_data,
             "options": dict(self.options),
             "total_steps": self.total_steps,
@@ -121,11 +122,14 @@ class Metadata:
         return Metadata(step, identity, counters=Counters(**known) if known else None, tokenizer=tokenizer, **rest)
 
 
-def shape_of(found: Any) -> ModelConfig | None:
-    """Return a model's shape that stands in JSON; None where none does."""
-    names = ModelConfig.__dataclass_fields__.keys()
-    sound = isinstance(found, Mapping) and found.keys() == names and all(type(each) is int for each in found.values())
-    return ModelConfig(**found) if sound else None
+def shape_of(found: Any) -> Any:
+    """Return a model's shape that stands in JSON; None where none does. Raises InputError as `family_of`."""
+    try:
+        return shape_from_json(found)
+    except InputError:
+        raise
+    except ValueError:
+        return None
 
 
 # ----- early stopping -----------------------------------------------------------------------------------------------

@@ -23,10 +23,11 @@ from llmc_jax.checkpoint.llmc import bf16_to_fp32, fp32_to_bf16
 from llmc_jax.checkpoint.llmc_state import OurState
 from llmc_jax.checkpoint.manifest import dtype_of
 from llmc_jax.checkpoint.reading import chunks, not_finite
-from llmc_jax.checkpoint.source import Slice, Source, SpecialTokens, slices
+from llmc_jax.checkpoint.source import Slice, Source, SpecialTokens, gpt2_shape, slices
 from llmc_jax.checkpoint.sources import flat_parameters, open_source
+from llmc_jax.config.model import ModelConfig
 from llmc_jax.data.tokenizers import Tokenizer, drawable, known_eot
-from llmc_jax.models.gpt2.tensors import flat_size
+from llmc_jax.models.layout import flat_size
 from llmc_jax.models.tensors import BLOCKS
 
 DIFFERS = "not written: what was read back differs from what was written; is the disk sound?"
@@ -124,9 +125,10 @@ def rounded(values: np.ndarray) -> np.ndarray:
 def check_written(passage: Passage, back: Source, out: Path, padding: bool) -> None:
     """Compare what was read back with what passed. padding: the padding rows too. Raises InputError."""
     config, found = passage.source.config, passed(back)
-    same = replace(back.config, padded_vocab_size=config.padded_vocab_size) == config
-    same = same and found.digests == passage.digests
-    if not same or (padding and (back.config, found.padding) != (config, passage.padding)):
+    theirs = back.config
+    if not padding and isinstance(theirs, ModelConfig) and isinstance(config, ModelConfig):
+        theirs = replace(theirs, padded_vocab_size=config.padded_vocab_size)
+    if theirs != config or found.digests != passage.digests or (padding and found.padding != passage.padding):
         raise InputError(f"{out}: {DIFFERS}")
 
 
@@ -135,13 +137,14 @@ def check_written(passage: Passage, back: Source, out: Path, padding: bool) -> N
 
 def to_model(source: Source, out: Path, dtype: str, force: bool) -> Outcome:
     """Write an llm.c model file, version 3 (fp32) or 5 (bf16)."""
+    config = gpt2_shape(source.config, llmc.FILES)
     refuse_existing(out, force)
     passage, version, header = Passage(source, dtype), 3 if dtype == "fp32" else 5, _header_of(source)
     with llmc.new_file(out) as temporary:
         with temporary.open("xb") as file:
-            llmc.dump_pieces(file, source.config, map(passage.take, slices(source.config)), version, header)
+            llmc.dump_pieces(file, config, map(passage.take, slices(source.config)), version, header)
         back = llmc.read_header(temporary)
-        if not np.array_equal(back.header, llmc.make_header(source.config, version, header)):
+        if not np.array_equal(back.header, llmc.make_header(config, version, header)):
             raise InputError(f"{out}: {DIFFERS}")
         check_written(passage, open_source(temporary), out, padding=True)
     return passage.outcome(out, f"llm.c model, version {version}")
@@ -168,9 +171,9 @@ class TokenizerFiles(NamedTuple):
 def to_hugging_face(source: Source, out: Path, dtype: str, tokenizer: TokenizerFiles | None) -> Outcome:
     """Write a folder as transformers does it. tokenizer: None: no files of one, and the ids that the source has."""
     tokenizer = tokenizer or TokenizerFiles({}, special_tokens(source, None), {})
-    passage = Passage(source, dtype)
+    passage, config = Passage(source, dtype), gpt2_shape(source.config, "Hugging Face's folders of GPT-2")
     with new_folder(out) as temporary:
-        hugging_face.write_folder(temporary, source.config, dtype, passage.take, tokenizer.special, tokenizer.settings)
+        hugging_face.write_folder(temporary, config, dtype, passage.take, tokenizer.special, tokenizer.settings)
         for name, content in tokenizer.files.items():
             (temporary / name).write_bytes(content)
         check_written(passage, open_source(temporary), out, padding=False)

@@ -28,7 +28,7 @@ from llmc_jax.checkpoint.sources import open_source
 from llmc_jax.checkpoint.tokenizer import choose_tokenizer, folder_of
 from llmc_jax.data.hf_tokenizer import FILES, files_of
 from llmc_jax.data.tokenizers import Choice, load_tokenizer
-from llmc_jax.models.gpt2.tensors import num_parameters, tensor_specs
+from llmc_jax.models.layout import head_spec, letters, num_parameters, tensor_specs
 
 DESCRIPTION = """\
 Look into a checkpoint of any format, and convert between them: llm.c's model files and training states, training states
@@ -38,6 +38,7 @@ of llmc-jax, GPT-2 of Hugging Face (a folder, gpt2, hf:OWNER/NAME), nanoGPT's ck
 Training states of llm.c's and of llmc-jax's become each other, and models: fp32 from their master weights, bf16 from
 the 16-bit weights that they computed with. From a model a run begins with train.py -e."""
 
+SIZES = {"L": "num_layers", "NH": "num_heads", "C": "channels"}  # by their letters
 TARGETS = {
     "llmc": "a model file of llm.c, version 3 (fp32) or 5 (bf16)",
     "llmc-state": "a folder with a training state of llm.c",
@@ -128,10 +129,10 @@ def inspect(path: Path, step: int | None, as_json: bool) -> None:
         print_json(_inspection(source, passage, found))
         return
     print(_headline(source))
-    c = source.config
+    c, sizes = source.config, letters(source.config)
     print(
-        f"max_seq_len {c.max_seq_len}, vocab_size {c.vocab_size} (padded {c.padded_vocab_size}), "
-        f"num_layers {c.num_layers}, num_heads {c.num_heads}, channels {c.channels}"
+        f"max_seq_len {c.max_seq_len}, vocab_size {c.vocab_size} (padded {head_spec(c).shape[0]})"
+        + "".join(f", {name} {sizes[letter]}" for letter, name in SIZES.items() if letter in sizes)
     )
     place = f"{'byte':>14} " if source.kind == "llmc-model" else ""
     head = "".join(f"{name:>11} " for name in Stats._fields[:4]) + f"{'NaN':>7} {'inf':>7}"

@@ -21,11 +21,11 @@ from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.base.files import opened, refuse_existing, stamp_of
 from llmc_jax.checkpoint import llmc
 from llmc_jax.checkpoint.reading import HEADER_BYTES, HEADER_INTS, Stored, Summed, check_size, read_at, read_header_ints
-from llmc_jax.checkpoint.source import Source
+from llmc_jax.checkpoint.source import Source, gpt2_shape
 from llmc_jax.checkpoint.sources import flat_parameters
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.data.tokenfile import open_token_file
-from llmc_jax.models.gpt2.tensors import num_parameters, views
+from llmc_jax.models.layout import num_parameters, views
 
 WHAT = "a debug state of llm.c"
 VERSIONS = (1, 2)
@@ -130,7 +130,8 @@ def make_debug_state(
     Raises InputError if an input cannot be read or does not fit, or if `out` is there already (without force) or cannot
     be written.
     """
-    config, V, C = source.config, source.config.vocab_size, source.config.channels
+    config = gpt2_shape(source.config, "debug states")
+    V, C = config.vocab_size, config.channels
     if B < 1 or not 1 <= T <= config.max_seq_len:
         raise InputError(f"batch size {B}, length {T}: B must be at least 1, and T from 1 to {config.max_seq_len}")
     refuse_existing(out, force)
@@ -157,7 +158,7 @@ def make_debug_state(
 def _in_fp32(config: ModelConfig, flat: np.ndarray, x: np.ndarray, y: np.ndarray) -> list[np.ndarray]:
     import jax
 
-    from llmc_jax.models.gpt2.model import PLAIN
+    from llmc_jax.models.execution import PLAIN
 
     with jax.default_matmul_precision("highest"):  # no TF32
         return [each.copy() for each in computed(flat, x, y, config, PLAIN)]

@@ -8,7 +8,8 @@ a device, which a run must not have yet when it opens its model. Leaves out our 
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import MISSING as MISSING_DEFAULT
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from llmc_jax.checkpoint.llmc import fp32_to_bf16
 from llmc_jax.checkpoint.manifest import Tensor, dtype_of
 from llmc_jax.checkpoint.source import Slice, Source, read_by_tensor, slices_of, stored_special
 from llmc_jax.config.model import ModelConfig
-from llmc_jax.models.gpt2.tensors import BY_NAME, tensor_specs
+from llmc_jax.models.family import shape_to_json
+from llmc_jax.models.layout import tensor_specs
 
 METADATA = "_METADATA"
 LARGEST = 1 << 24  # bytes of its metadata
@@ -36,12 +38,12 @@ def write_folder(folder: Path, source: Source, dtype: str, take: Callable[[Slice
     dtype: as DTYPES has it. take: returns a slice, float32.
     """
     specs = tensor_specs(source.config)
-    about = {"model": asdict(source.config)} | ({"special": source.special._asdict()} if source.special else {})
+    about = {"model": shape_to_json(source.config)} | ({"special": source.special._asdict()} if source.special else {})
     described = {spec.name: Tensor(spec.shape, dtype, ("",)) for spec in specs}
     describe_arrays(folder, described, about)
     for spec in specs:
         tensor = np.empty(spec.shape, dtype_of(dtype))
-        layers = tensor if BY_NAME[spec.name].layered else tensor[None]
+        layers = tensor if spec.tensor.layered else tensor[None]
         for values, piece in zip(layers, slices_of(spec), strict=True):
             if dtype == "bfloat16":  # on the bits: no payload of a NaN is lost
                 values.view(np.uint16)[...] = fp32_to_bf16(take(piece))
@@ -63,7 +65,7 @@ def open_folder(folder: Path) -> Source:
     about = about if isinstance(about, Mapping) else {}
     config = shape_of(about.get("model"))
     if config is None:
-        names = ", ".join(ModelConfig.__dataclass_fields__)
+        names = ", ".join(each.name for each in fields(ModelConfig) if each.default is MISSING_DEFAULT)
         raise FormatError(f"{folder}: does not say the model's shape; its custom_metadata must have model: {names}")
     dtypes = {str(_opened(folder, said, spec.name, spec.shape).dtype.name) for spec in tensor_specs(config)}
     if len(dtypes) > 1:
@@ -75,7 +77,7 @@ def open_folder(folder: Path) -> Source:
         with _naming(folder, tensor):
             return np.asarray(opened.read().result())
 
-    dtype, read = DTYPES[dtypes.pop()], read_by_tensor(whole)
+    dtype, read = DTYPES[dtypes.pop()], read_by_tensor(config, whole)
     return Source(folder, "orbax", config, dtype, None, ("params",), read, (), stored_special(about))
 
 

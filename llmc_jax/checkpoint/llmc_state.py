@@ -51,9 +51,10 @@ from llmc_jax.base.rng import MT_WORDS, seed_words, skip_u32
 from llmc_jax.checkpoint import llmc
 from llmc_jax.checkpoint.contents import Identity, Metadata
 from llmc_jax.checkpoint.reading import HEADER_BYTES, Stored, Summed, read_at, read_header_ints
-from llmc_jax.checkpoint.source import Source, slices
+from llmc_jax.checkpoint.source import Source, gpt2_shape, slices
 from llmc_jax.config.model import ModelConfig
-from llmc_jax.models.gpt2.tensors import BY_NAME, num_parameters, tensor_specs
+from llmc_jax.models.gpt2.tensors import BY_NAME
+from llmc_jax.models.layout import num_parameters, tensor_specs
 
 WHAT = "a training state of llm.c"
 VERSION = 1
@@ -446,7 +447,7 @@ def _plan(state: OurState, processes: int | None, zero: bool | None, warnings: l
         raise InputError(f"{n} processes: there must be at least 1")
     zero = zero if zero is not None else n == origin.get("processes") and bool(origin.get("zero"))
     zero = zero and n > 1
-    if zero and (problem := _indivisible(config, n)):
+    if zero and (problem := _indivisible(gpt2_shape(config, llmc.FILES), n)):
         raise InputError(f"ZeRO-1 over {n} processes: {problem}; take another number, or no ZeRO-1")
     kept = origin["ranks"] if origin.get("processes") == n else []
     if len(places) != n:
@@ -507,7 +508,7 @@ def _write_model(path: Path, plan: Plan) -> None:
     weights = (source.read(group, piece.tensor, piece.layer) for piece in slices(source.config))
     with path.open("xb") as file:
         summed = Summed(file)
-        llmc.dump_pieces(summed, source.config, weights, 3 if dtype == "fp32" else 5, header)
+        llmc.dump_pieces(summed, gpt2_shape(source.config, llmc.FILES), weights, 3 if dtype == "fp32" else 5, header)
         summed.check(path)
 
 

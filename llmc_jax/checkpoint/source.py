@@ -4,14 +4,16 @@ Leaves out the formats, and which of them a path is (sources.py).
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from llmc_jax.base.errors import InputError
 from llmc_jax.checkpoint.llmc import widened
-from llmc_jax.config.model import ModelConfig
-from llmc_jax.models.gpt2.tensors import BY_NAME, tensor_specs
+from llmc_jax.config.model import ModelConfig, ModelShape
+from llmc_jax.models.layout import tensor_specs
 from llmc_jax.models.tensors import TensorSpec
 
 
@@ -44,7 +46,7 @@ class Source(NamedTuple):
 
     path: Path
     kind: str
-    config: ModelConfig
+    config: ModelShape
     dtype: str
     step: int | None
     groups: tuple[str, ...]
@@ -59,8 +61,11 @@ class Source(NamedTuple):
         return self.dtype if in_16_bits else "fp32"
 
 
-def read_by_tensor(whole: Callable[[str, str], np.ndarray]) -> Callable[[str, str, int], np.ndarray]:
+def read_by_tensor(
+    config: ModelShape, whole: Callable[[str, str], np.ndarray]
+) -> Callable[[str, str, int], np.ndarray]:
     """Return the `read` of a Source of what gives a whole tensor of a group, in 16 bits or 32. The last one is kept."""
+    layered = {spec.name for spec in tensor_specs(config) if spec.tensor.layered}
     kept: dict[tuple[str, str], np.ndarray] = {}
 
     def read(group: str, tensor: str, layer: int) -> np.ndarray:
@@ -68,9 +73,17 @@ def read_by_tensor(whole: Callable[[str, str], np.ndarray]) -> Callable[[str, st
             kept.clear()  # first, for a tensor may take gigabytes
             kept[group, tensor] = whole(group, tensor)
         values = kept[group, tensor]
-        return widened(values[layer] if BY_NAME[tensor].layered else values)
+        return widened(values[layer] if tensor in layered else values)
 
     return read
+
+
+def gpt2_shape(config: ModelShape, what: str) -> ModelConfig:
+    """Return the shape of a GPT-2, for a format that can hold nothing else. Raises InputError for another model."""
+    if not isinstance(config, ModelConfig) or config != ModelConfig(*astuple(config)[:6]):
+        words = config.family if config.family != "gpt2" else "with F other than 4 C"
+        raise InputError(f"{what} hold GPT-2 alone, and this model is {words}; `--to orbax` holds any")
+    return config
 
 
 class Slice(NamedTuple):
@@ -83,14 +96,14 @@ class Slice(NamedTuple):
 
 def slices_of(spec: TensorSpec) -> Iterator[Slice]:
     """Yield the slices of one tensor: its layers, or the whole of one that has none."""
-    if not BY_NAME[spec.name].layered:
+    if not spec.tensor.layered:
         yield Slice(spec.name, 0, spec.shape)
         return
     for layer in range(spec.shape[0]):
         yield Slice(spec.name, layer, spec.shape[1:])
 
 
-def slices(config: ModelConfig) -> Iterator[Slice]:
+def slices(config: ModelShape) -> Iterator[Slice]:
     """Yield every slice of a model, in the order of Params: joined they are its N parameters."""
     for spec in tensor_specs(config):
         yield from slices_of(spec)

@@ -8,6 +8,7 @@ import os
 import re
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -18,10 +19,10 @@ from llmc_jax.checkpoint import exchange, store
 from llmc_jax.checkpoint.llmc import ModelFile, open_model
 from llmc_jax.checkpoint.llmc_state import open_llmc_state
 from llmc_jax.checkpoint.source import Source, read_by_tensor, slices, stored_special
-from llmc_jax.config.model import ModelConfig, described
+from llmc_jax.config.model import ModelShape
 from llmc_jax.config.train import TrainConfig
-from llmc_jax.models.gpt2.init import random_parameters
-from llmc_jax.models.gpt2.tensors import BY_NAME, Params, flat_size, views
+from llmc_jax.models.family import Family, chosen, described, family_of, of_family
+from llmc_jax.models.layout import flat_size, tensor_specs, views
 
 OUR_STATE = re.compile(r"state_[0-9]{8,10}")  # a folder
 LLMC_STATE = re.compile(r"state_[0-9]{8,10}_[0-9]{5}\.bin")
@@ -29,18 +30,18 @@ LLMC_MODEL = re.compile(r"model_[0-9]{8,10}\.bin")
 NANOGPT = "ckpt.pt"  # in its out_dir
 
 
-def open_source(path: str | Path, *, step: int | None = None) -> Source:
+def open_source(path: str | Path, *, step: int | None = None, model_file: str = "") -> Source:
     """Open a checkpoint of any format that is known here; what it is, is seen from what it holds.
 
     A file of llm.c, a .safetensors file beside its config.json, a nanoGPT ckpt.pt or the folder that it is in; a folder
     of Hugging Face's or orbax's, a training state of ours (its own folder, or a run's, whose newest good one is taken),
     a folder with training states of llm.c (the newest complete one); a model on Hugging Face by name (gpt2,
     hf:OWNER/NAME), downloaded if need be; a descriptor (d12): random weights. step: takes this step out of a folder
-    that may hold several.
+    that may hold several. model_file: that of --model, whose family a descriptor and GPT-2's weights are taken as.
 
     Raises InputError (FormatError for bad bytes) if it is none of them, with what was found.
     """
-    path = Path(path)
+    path, family = Path(path), chosen(model_file)
     if not os.path.lexists(path):
         from llmc_jax.checkpoint import published  # here, because files do without
 
@@ -48,7 +49,7 @@ def open_source(path: str | Path, *, step: int | None = None) -> Source:
             path = published.folder_of(model)
     if os.path.isdir(path):
         source = _open_folder(path, step)
-    elif not os.path.lexists(path) and (shape := described(str(path))):
+    elif not os.path.lexists(path) and (shape := described(str(path), family)):
         source = _random_source(path, shape)
     else:
         source = _open_file(path)
@@ -57,7 +58,34 @@ def open_source(path: str | Path, *, step: int | None = None) -> Source:
             f"{path}: step {step} was asked for, but this holds one checkpoint; leave --step out, or name the run's "
             "folder"
         )
-    return source
+    return as_family(source, family)
+
+
+def as_family(source: Source, family: Family) -> Source:
+    """Return a checkpoint as one of a family: GPT-2's weights are taken where the tensors are the same.
+
+    Raises InputError for weights of another family, or where the tensors differ.
+    """
+    theirs = source.config
+    if (theirs.family, theirs.source) == (family.name, family.source):
+        return source
+    if theirs.family == family.name:
+        raise InputError(
+            f"{source.path}: was made by another file than {family.path}, of sha256 {theirs.source[:12]}; give that one"
+        )
+    if theirs.family != "gpt2" or not isinstance(theirs, family.shape):
+        raise InputError(
+            f"{source.path}: is a model of the family {theirs.family}, not of {family.name}; give its --model"
+        )
+    ours = of_family(theirs, family)
+    before, now = ({spec.name: spec.shape for spec in tensor_specs(shape)} for shape in (theirs, ours))
+    if before != now:
+        name = next(name for name in {**before, **now} if before.get(name) != now.get(name))
+        raise InputError(
+            f"{source.path}: its tensors are not those of {family.path}: {name} is {before.get(name, 'not')} there, "
+            f"{now.get(name, 'not')} here; begin with a shape, such as -e d12"
+        )
+    return source._replace(config=ours)
 
 
 def _open_file(path: Path) -> Source:
@@ -80,18 +108,18 @@ def _open_file(path: Path) -> Source:
     return _model_source(open_model(path))
 
 
-def _random_source(path: Path, config: ModelConfig) -> Source:
+def _random_source(path: Path, config: ModelShape) -> Source:
     """Return the random weights that `train.py -e d12` begins with. All N of them are drawn at the first read."""
-    seed = TrainConfig().seed
+    seed, layered = TrainConfig().seed, {spec.name for spec in tensor_specs(config) if spec.tensor.layered}
 
     @cache
-    def tensors() -> Params:
-        return views(random_parameters(config, seed), config)
+    def tensors() -> Any:
+        return views(family_of(config).initial(config, seed), config)
 
     def read(group: str, tensor: str, layer: int) -> np.ndarray:
         assert group == "params", group
         values = getattr(tensors(), tensor)
-        return np.array(values[layer] if BY_NAME[tensor].layered else values)
+        return np.array(values[layer] if tensor in layered else values)
 
     warning = f"no file has this name, so it is a model's shape: the weights are random, of seed {seed}"
     return Source(path, "random", config, "fp32", None, ("params",), read, (warning,))
@@ -169,7 +197,7 @@ def _state_source(folder: Path, warnings: tuple[str, ...] = ()) -> Source:
         checkpoint.check_buffer(name)
         if (found := checkpoint.manifest.tensors[name].dtype) not in ("float32", "bfloat16", "float16"):
             raise FormatError(f"{folder}: {name} is of {found}; expected float32, bfloat16 or float16")
-    read = read_by_tensor(lambda group, tensor: checkpoint.read(f"{group}/{tensor}"))
+    read = read_by_tensor(config, lambda group, tensor: checkpoint.read(f"{group}/{tensor}"))
     special = stored_special(metadata.origin)
     return Source(folder, "state", config, dtype, metadata.step, groups, read, warnings, special, checkpoint)
 

@@ -10,14 +10,14 @@ import numpy as np
 
 from llmc_jax.base.errors import FormatError
 from llmc_jax.checkpoint.store import Checkpoint
-from llmc_jax.config.model import ModelConfig
-from llmc_jax.models.gpt2.tensors import flat_size
+from llmc_jax.config.model import ModelShape
+from llmc_jax.models.layout import flat_size
 
 if TYPE_CHECKING:
     from llmc_jax.training.state import TrainState
 
 
-def flat_buffers(state: "TrainState", model: ModelConfig) -> dict[str, tuple[int, str]]:
+def flat_buffers(state: "TrainState", model: ModelShape) -> dict[str, tuple[int, str]]:
     """Return elements and dtype of each flat buffer by name: `params`, `m`, …"""
     return {name: (flat_size(model), buffer.dtype.name) for name, buffer in state.flat.items()}
 

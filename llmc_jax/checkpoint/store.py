@@ -71,8 +71,8 @@ from llmc_jax.checkpoint.manifest import (
     sizes_in,
     val_loss_of,
 )
-from llmc_jax.config.model import ModelConfig
-from llmc_jax.models.gpt2.tensors import flat_size, tensor_specs
+from llmc_jax.config.model import ModelShape
+from llmc_jax.models.layout import flat_size, tensor_specs
 from llmc_jax.models.tensors import BLOCKS, FLAT_MULTIPLE
 
 ROOM = 16 << 20  # bytes that a save leaves free on the disk, for the logs
@@ -481,7 +481,7 @@ class Checkpoint:
         return name in self.manifest.tensors
 
     @property
-    def _model(self) -> ModelConfig:
+    def _model(self) -> ModelShape:
         return self.metadata.identity.model
 
     def read(self, name: str) -> np.ndarray:

@@ -15,8 +15,8 @@ from llmc_jax.base.options import own
 from llmc_jax.checkpoint.source import Source
 from llmc_jax.checkpoint.sources import open_source
 from llmc_jax.compare.tensors import Difference, Limit, Show, as_json, cells, index_text
-from llmc_jax.config.model import ModelConfig
-from llmc_jax.models.gpt2.tensors import BY_NAME, tensor_specs
+from llmc_jax.config.model import ModelShape
+from llmc_jax.models.layout import tensor_specs
 from llmc_jax.models.tensors import TensorSpec
 
 DESCRIPTION = """\
@@ -86,7 +86,7 @@ def _compare_tensor(
     shapes = (ours.shape, theirs.shape)
     if ours.shape != theirs.shape:
         return Row(group, ours.name, shapes)
-    layered = BY_NAME[ours.name].layered
+    layered = ours.tensor.layered
     found = Difference(ours.shape, None if tolerance is None else Limit(tolerance), nan_agrees=True)
     layers = []
     for layer in range(ours.shape[0] if layered else 1):
@@ -97,7 +97,7 @@ def _compare_tensor(
     return Row(group, ours.name, shapes, found, tuple(layers))
 
 
-def differences_in_shape(a: ModelConfig, b: ModelConfig) -> list[str]:
+def differences_in_shape(a: ModelShape, b: ModelShape) -> list[str]:
     """Return one line that names the fields in which two models differ, or none."""
     pairs = {name: (ours, getattr(b, name)) for name, ours in vars(a).items()}
     other = [f"{name} {ours} and {theirs}" for name, (ours, theirs) in pairs.items() if ours != theirs]

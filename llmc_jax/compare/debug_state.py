@@ -15,14 +15,15 @@ from llmc_jax.base.numbers import small
 from llmc_jax.base.options import own
 from llmc_jax.base.text import table
 from llmc_jax.checkpoint.debug_state import DebugState, computed, read_debug_state
-from llmc_jax.checkpoint.source import Source
+from llmc_jax.checkpoint.source import Source, gpt2_shape
 from llmc_jax.checkpoint.sources import flat_parameters, open_source
 from llmc_jax.compare.tensors import Difference, Limit, Show, as_json, cells, difference, index_text
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.config.train import ATTENTIONS, BY_NAME, TrainConfig
 from llmc_jax.machine import jax_setup
 from llmc_jax.machine.device import first_device
-from llmc_jax.models.gpt2.tensors import TENSORS, Params, views
+from llmc_jax.models.gpt2.tensors import TENSORS, Params
+from llmc_jax.models.layout import shape_words, views
 
 if TYPE_CHECKING:  # it brings JAX in
     from llmc_jax.plan.plan import Plan
@@ -77,7 +78,7 @@ OPTIONS = (
 def run(args: argparse.Namespace, show: Show) -> tuple[bool, dict[str, Any]]:
     """Compare and print; return whether they agree, and the result for JSON. Raises InputError."""
     source = open_source(args.model)
-    config, dtype = source.config, args.dtype or source.dtype
+    config, dtype = gpt2_shape(source.config, "debug states"), args.dtype or source.dtype
     state = read_debug_state(args.state, config)
     theirs = _tensors(config, state.logits, state.loss, state.gradient)
     import jax.numpy as jnp
@@ -109,8 +110,7 @@ def _headline(args: argparse.Namespace, source: Source, state: DebugState, plan:
     (B, T), c = state.x.shape, source.config
     runs = ", ".join(f"{choice.operation}: {choice.implementation}" for choice in plan.choices)
     lines = [
-        f"model  {args.model}: {source.kind}, {source.dtype}, L={c.num_layers} NH={c.num_heads} C={c.channels} "
-        f"V={c.vocab_size}",
+        f"model  {args.model}: {source.kind}, {source.dtype}, {shape_words(c)} V={c.vocab_size}",
         f"state  {args.state}: B={B} T={T}",
         f"ours   {plan.dtype} {'' if args.dtype else '(dtype of the weights; --dtype changes it) '}on {device}, "
         + ("XLA alone" if {choice.by for choice in plan.choices} == {"xla"} else runs),

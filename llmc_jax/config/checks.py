@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from llmc_jax.base.errors import InputError, raise_problems
 from llmc_jax.base.options import field_problem
-from llmc_jax.config.model import ModelConfig, described
+from llmc_jax.config.model import ModelShape, described
 from llmc_jax.config.train import AUTO_BATCH, BY_NAME, OPTIONS, TrainConfig
 
 
@@ -216,7 +216,7 @@ def _total_batch(config: TrainConfig) -> list[str]:
     ]
 
 
-def check_model_fit(config: TrainConfig, model: ModelConfig, problems: Sequence[str] = ()) -> list[str]:
+def check_model_fit(config: TrainConfig, model: ModelShape, problems: Sequence[str] = ()) -> list[str]:
     """Check the settings that depend on the model's shape, once it is known. Returns notes for the user.
 
     Raises InputError for `problems`, and if rows (-t) or samples (-g) are longer than the positions that it knows.

@@ -1,8 +1,13 @@
-"""The shape of a GPT-2 (`ModelConfig`) and the descriptors that name one. Leaves out its tensors (models/)."""
+"""The shape of a GPT-2 (`ModelConfig`), the descriptors that name one, and what the shape of any model has.
+
+Leaves out its tensors (models/).
+"""
 
 import math
 import re
+from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
 
 from llmc_jax.base.errors import InputError
 
@@ -32,12 +37,37 @@ def pad_vocab(vocab_size: int) -> int:
     return -(-vocab_size // 128) * 128
 
 
+class ModelShape(Hashable, Protocol):
+    """What identifies a model: plain data, a frozen dataclass. A program is compiled for it, files and caches name it.
+
+    What every family's shape has; a family knows its other fields.
+    """
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def family(self) -> str:
+        """Return the name of its family."""
+
+    @property
+    def source(self) -> str:
+        """Return the digest of the file that its family stands in; empty: it is built in."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Return V, the ids that it knows."""
+
+    @property
+    def max_seq_len(self) -> int:
+        """Return the most positions that it knows."""
+
+
 @dataclass(frozen=True)
 class ModelConfig:
-    """The shape of a GPT-2. Field names are llm.c's (`GPT2Config` in train_gpt2.c).
+    """The shape of a GPT-2, or of a family that varies it. Field names are llm.c's (`GPT2Config` in train_gpt2.c).
 
     max_seq_len: most positions the model knows (maxT, rows of wpe); vocab_size: V; padded_vocab_size: Vp (rows of
-    wte; rows V..Vp-1 are zero and stay zero); num_layers: L; num_heads: NH; channels: C.
+    wte; rows V..Vp-1 are zero and stay zero); num_layers: L; num_heads: NH; channels: C; mlp_channels: F, 0 for 4C.
     """
 
     max_seq_len: int
@@ -46,10 +76,13 @@ class ModelConfig:
     num_layers: int
     num_heads: int
     channels: int
+    mlp_channels: int = 0
+    family: str = "gpt2"
+    source: str = ""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if value < 1:
+            if isinstance(value, int) and value < (name != "mlp_channels"):
                 raise InputError(f"model shape: {name} is {value}; it must be at least 1")
         if self.padded_vocab_size < self.vocab_size:
             raise InputError(
@@ -63,6 +96,11 @@ class ModelConfig:
     @property
     def head_size(self) -> int:
         return self.channels // self.num_heads
+
+    @property
+    def hidden(self) -> int:
+        """Return F, the channels within the MLP."""
+        return self.mlp_channels or 4 * self.channels
 
 
 def _shape(max_seq_len: int, vocab_size: int, num_layers: int, num_heads: int, channels: int) -> ModelConfig:

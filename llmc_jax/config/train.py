@@ -93,8 +93,13 @@ class TrainConfig:
         "1 = train on the first validation batch over and over"
     )
 
+    model_file: str = option(
+        "", "--model", MODEL, {"program", "numbers"}, "free",
+        "the Python file of a model of your own, which -e then names a shape of (docs/models.md); empty = GPT-2",
+        value="FILE.py", is_path=True,
+    )
     model: str = option(
-        "gpt2_124M_bf16.bin", "-e --model", MODEL, {"program", "numbers"}, "free",
+        "gpt2_124M_bf16.bin", "-e --weights", MODEL, {"program", "numbers"}, "free",
         "weights to start from: a checkpoint of any format (docs/checkpoints.md), or of a run's folder the newest good "
         "one; gpt2, gpt2-medium, gpt2-large, gpt2-xl or hf:OWNER/NAME from Hugging Face; or a shape for random "
         "weights: d12, gpt3:c768, L4-NH4-C256-V257-T128",

@@ -8,7 +8,6 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -103,7 +102,7 @@ def prompt_ids(model: "Model", written: Written) -> tuple[int, ...]:
 def say_model(model: "Model") -> None:
     """Say what a model is, in one line, and what is odd about it; when all that was asked has been checked."""
     from llmc_jax.checkpoint.convert import KINDS
-    from llmc_jax.models.gpt2.tensors import num_parameters
+    from llmc_jax.models.layout import num_parameters
 
     c, step = model.config, "" if model.step is None else f", step {model.step}"
     relu = "" if model.attention == "softmax" else f", {model.attention} attention"
@@ -120,13 +119,14 @@ def say_model(model: "Model") -> None:
 
 def model_facts(model: "Model") -> dict[str, Any]:
     """Return what a model is, for JSON."""
-    from llmc_jax.models.gpt2.tensors import num_parameters
+    from llmc_jax.models.family import shape_to_json
+    from llmc_jax.models.layout import num_parameters
 
     return {
         "path": str(model.path),
         "kind": model.kind,
         "step": model.step,
-        "shape": asdict(model.config),
+        "shape": shape_to_json(model.config),
         "parameters": num_parameters(model.config),
         "dtype": model.dtype,
         "attention": model.attention,

@@ -14,14 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from llmc_jax.base.errors import InputError
-from llmc_jax.config.model import ModelConfig
+from llmc_jax.config.model import ModelShape
 from llmc_jax.generate.model import Model
 from llmc_jax.generate.sampling import Draws, Numbers, Sampling, Steps, check, draw, numbers_of, steps_of
 from llmc_jax.generate.text import TextStream
-from llmc_jax.models.gpt2 import decode as gpt2_decode
-from llmc_jax.models.gpt2.decode import Cache, repeated
-from llmc_jax.models.gpt2.model import Execution
-from llmc_jax.models.gpt2.tensors import Params
+from llmc_jax.models.execution import Execution
+from llmc_jax.models.program import decoder_of
 
 SMALLEST_PROMPT, SMALLEST_CACHE = 16, 64  # positions: shorter ones share a program
 MOST_TOKENS, MOST_SAMPLES = 1 << 30, 1 << 16  # positions are counted in int32; all texts are held in memory
@@ -62,7 +60,7 @@ class _State(NamedTuple):
     """A batch of samples on the device between two steps."""
 
     draws: Draws
-    cache: Cache
+    cache: Any
 
 
 def generate(model: Model, request: Request) -> Iterator[Drawn | Dropped]:
@@ -93,22 +91,22 @@ def _power(length: int, smallest: int, largest: int) -> int:
     return min(max(smallest, 1 << (length - 1).bit_length()), largest)
 
 
-def prompt_size(config: ModelConfig, length: int) -> int:
+def prompt_size(config: ModelShape, length: int) -> int:
     """Return the positions that a prefill of a length is compiled for: a power of two, or all that the model has."""
     return _power(length, SMALLEST_PROMPT, config.max_seq_len)
 
 
-def cache_size(config: ModelConfig, request: Request) -> int:
+def cache_size(config: ModelShape, request: Request) -> int:
     """Return the positions that a request's cache has room for: a power of two, or all that the model has."""
     return _power((len(request.prompt) or 1) + request.tokens, SMALLEST_CACHE, config.max_seq_len)
 
 
-def kept_after_drop(config: ModelConfig) -> int:
+def kept_after_drop(config: ModelShape) -> int:
     """Return how many tokens the model still sees when the oldest half was just dropped."""
     return config.max_seq_len - config.max_seq_len // 2
 
 
-def first_seen(length: int, config: ModelConfig) -> int:
+def first_seen(length: int, config: ModelShape) -> int:
     """Return where what the model sees of a text begins, once it has so many tokens: 0, until T are not enough.
 
     Nothing but the length decides, so a long prompt is seen as the same text is that was generated.
@@ -118,33 +116,38 @@ def first_seen(length: int, config: ModelConfig) -> int:
     return -(-max(0, length - T) // dropped) * dropped
 
 
-def window(text: Sequence[int], config: ModelConfig) -> Sequence[int]:
+def window(text: Sequence[int], config: ModelShape) -> Sequence[int]:
     """Return the end of a text that the model sees: all of it, or where that is too long from T/2 to T tokens."""
     return text[first_seen(len(text), config) :]
 
 
 @partial(jax.jit, static_argnames=("size", "config", "execution", "texts"))
 def _prefill(
-    weights: Params,
+    weights: Any,
     tokens: jax.Array,
     length: jax.Array,
     size: int,
-    config: ModelConfig,
+    config: ModelShape,
     execution: Execution,
     texts: int,
-) -> tuple[jax.Array, Cache]:
+) -> tuple[jax.Array, Any]:
     """Prefill, and repeat a single text for all samples that begin with it."""
-    logits, cache = gpt2_decode.prefill(weights, tokens, length, size, config, execution)
+    logits, cache = decoder_of(config).prefill(weights, tokens, length, size, config, execution)
     if tokens.shape[0] == texts:
         return logits, cache
-    return jnp.tile(logits, (texts, 1)), repeated(cache, texts)
+    return repeated((logits, cache), texts)
+
+
+def repeated(arrays: Any, texts: int) -> Any:
+    """Return what a prefill gives of one text as that of several that begin alike."""
+    return jax.tree.map(lambda array: jnp.tile(array, (texts, *(1,) * (array.ndim - 1))), arrays)
 
 
 @partial(jax.jit, static_argnames=("config", "attention"), donate_argnames=("cache",))
 def _decode(
-    weights: Params, tokens: jax.Array, position: jax.Array, cache: Cache, config: ModelConfig, attention: str
-) -> tuple[jax.Array, Cache]:
-    return gpt2_decode.decode(weights, tokens, position, cache, config, attention)
+    weights: Any, tokens: jax.Array, position: jax.Array, cache: Any, config: ModelShape, attention: str
+) -> tuple[jax.Array, Any]:
+    return decoder_of(config).decode(weights, tokens, position, cache, config, attention)
 
 
 class _Batch(NamedTuple):
@@ -174,7 +177,7 @@ class _Batch(NamedTuple):
         logits, cache = _decode(model.weights, tokens, np.int32(place), before.cache, model.config, model.attention)
         return self._drawn(logits, cache, position)
 
-    def _drawn(self, logits: jax.Array, cache: Cache, position: int) -> _State:
+    def _drawn(self, logits: jax.Array, cache: Any, position: int) -> _State:
         return _State(draw(logits, self.samples, np.int32(position), self.numbers, self.steps), cache)
 
 

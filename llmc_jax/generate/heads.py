@@ -11,18 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.pictures import drawable, save_figure
-from llmc_jax.config.model import ModelConfig
+from llmc_jax.config.model import ModelShape
 from llmc_jax.generate.engine import prompt_size
 from llmc_jax.generate.look import check_ids, label
 from llmc_jax.generate.model import Model
-from llmc_jax.models.gpt2.model import BlockActivations, Execution, forward_stream
-from llmc_jax.models.gpt2.tensors import Params
-from llmc_jax.ops.attention import relu_attention_weights
+from llmc_jax.models.execution import Execution
+from llmc_jax.models.layout import num_layers
+from llmc_jax.models.program import program_of
 
 MOST_LABELS = 40  # of more tokens only positions are written
 LABEL_INCHES = 0.135
@@ -40,8 +39,10 @@ def attention_weights(model: Model, ids: Sequence[int], layer: int) -> np.ndarra
     Raises InputError for a layer or an id that the model does not have, no token, or more than its positions.
     """
     config = model.config
-    if not 0 <= layer < config.num_layers:
-        raise InputError(f"--layer {layer}: the model has layers 0 to {config.num_layers - 1}")
+    if program_of(config).attention_weights is None:
+        raise InputError(f"--attention: the family {config.family} says nothing of its heads")
+    if not 0 <= layer < num_layers(config):
+        raise InputError(f"--layer {layer}: the model has layers 0 to {num_layers(config) - 1}")
     length = len(ids)
     if not 1 <= length <= config.max_seq_len:
         raise InputError(
@@ -56,15 +57,12 @@ def attention_weights(model: Model, ids: Sequence[int], layer: int) -> np.ndarra
 
 @partial(jax.jit, static_argnames=("config", "execution", "layer"))
 def weights_of_layer(
-    weights: Params, tokens: jax.Array, *, config: ModelConfig, execution: Execution, layer: int
+    weights: Any, tokens: jax.Array, *, config: ModelShape, execution: Execution, layer: int
 ) -> jax.Array:
     """Compute the weights (NH, n, n) float32 of one layer's attention to tokens (n,); later layers are not computed."""
-    _, activations = forward_stream(weights, tokens[None], config, execution)
-    block = activations.blocks[layer]
-    assert isinstance(block, BlockActivations)
-    # relu attention keeps nothing but qkv
-    att = block.att if isinstance(block.att, jax.Array) else relu_attention_weights(block.qkv, config.num_heads)
-    return att[0].astype(jnp.float32)
+    of_layer = program_of(config).attention_weights
+    assert of_layer is not None
+    return of_layer(weights, tokens[None], config, execution, layer)
 
 
 def draw_text_attention(path: str | Path, model: Model, ids: Sequence[int], layer: int) -> None:
@@ -75,7 +73,7 @@ def draw_text_attention(path: str | Path, model: Model, ids: Sequence[int], laye
     tokens = [model.end_of_text, *ids]
     weights = attention_weights(model, tokens, layer)
     kind = "" if model.attention == "softmax" else f"{model.attention} "
-    title = f"{kind}attention of layer {layer} (of 0 to {model.config.num_layers - 1}), {len(tokens)} tokens"
+    title = f"{kind}attention of layer {layer} (of 0 to {num_layers(model.config) - 1}), {len(tokens)} tokens"
     labels = [label(model.tokenizer, token).removeprefix('"').removesuffix('"').replace(" ", "␣") for token in tokens]
     draw_attention(path, weights, labels, title)
 

@@ -9,16 +9,16 @@ Leaves out prompts and other ways to draw (engine.py).
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from llmc_jax.base.rng import random_f32
-from llmc_jax.config.model import ModelConfig
+from llmc_jax.config.model import ModelShape
 from llmc_jax.machine import compiling
-from llmc_jax.models.gpt2.decode import Cache, decode, empty_cache, separated
-from llmc_jax.models.gpt2.tensors import Params
+from llmc_jax.models.program import decoder_of, head_of, separated
 
 SEED = 1337  # the state that llm.c's stream begins with
 LARGE = 70.0  # exp(70) times any vocabulary is still a float32, and exp(-70) still one with all its digits
@@ -51,16 +51,16 @@ def sample_mult(logits: np.ndarray, coin: float) -> int:
 
 @partial(jax.jit, static_argnames=("config", "attention"), donate_argnames=("cache",))
 def decoded_logits(
-    params: Params, token: jax.Array, position: jax.Array, cache: Cache, config: ModelConfig, attention: str
-) -> tuple[jax.Array, Cache]:
+    params: Any, token: jax.Array, position: jax.Array, cache: Any, config: ModelShape, attention: str
+) -> tuple[jax.Array, Any]:
     """Return the logits (V,) in float32 of the token after `token` (1,) at a position, and the cache with it."""
-    logits, cache = decode(params, token, position, cache, config, attention)
+    logits, cache = decoder_of(config).decode(params, token, position, cache, config, attention)
     return logits[0].astype(jnp.float32), cache
 
 
 def generate(
-    weights: Params | jax.Array,
-    config: ModelConfig,
+    weights: Any,
+    config: ModelShape,
     num_tokens: int,
     end_of_text: int,
     attention: str,
@@ -78,10 +78,9 @@ def generate(
     Source: llm.c train_gpt2.cu, `main`, "generating".
     """
     assert num_tokens <= config.max_seq_len
-    params: Params = (
-        weights if isinstance(weights, Params) else compiling.call(separated, (weights,), (config,), options)
-    )
-    cache, token = empty_cache(config, 1, num_tokens, params.wte.dtype), end_of_text
+    flat = isinstance(weights, jax.Array)
+    params = compiling.call(separated, (weights,), (config,), options) if flat else weights
+    cache, token = decoder_of(config).empty(config, 1, num_tokens, head_of(params, config).dtype), end_of_text
     for position in range(num_tokens - 1):
         arrays = params, np.array([token], np.int32), np.int32(position), cache
         logits, cache = compiling.call(decoded_logits, arrays, (config, attention), options)

@@ -12,7 +12,7 @@ import numpy as np
 
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.text import table
-from llmc_jax.config.model import ModelConfig
+from llmc_jax.config.model import ModelShape
 from llmc_jax.data.tokenizers import Tokenizer
 from llmc_jax.generate.engine import kept_after_drop
 from llmc_jax.generate.model import Model
@@ -55,7 +55,7 @@ def look(model: Model, ids: Sequence[int], candidates: int = 5, before: int | No
     return seen
 
 
-def check_ids(config: ModelConfig, ids: Sequence[int]) -> np.ndarray:
+def check_ids(config: ModelShape, ids: Sequence[int]) -> np.ndarray:
     """Return the ids (n,) int32; raise InputError for one that the model does not have, or JAX would take another."""
     wide = np.asarray(ids, np.int64)
     foreign = np.flatnonzero((wide < 0) | (wide >= config.vocab_size))

@@ -16,37 +16,30 @@ from llmc_jax.checkpoint.reading import not_finite
 from llmc_jax.checkpoint.source import Source, slices_of
 from llmc_jax.checkpoint.sources import open_source
 from llmc_jax.checkpoint.tokenizer import choose_tokenizer
-from llmc_jax.config.model import ModelConfig
+from llmc_jax.config.model import ModelShape
 from llmc_jax.config.train import ATTENTIONS, attention_computed
 from llmc_jax.data.tokenizers import Tokenizer, drawable, usual_eot
 from llmc_jax.machine.device import available_memory_bytes, first_device, gib
-from llmc_jax.models.gpt2.model import PLAIN, Execution
-from llmc_jax.models.gpt2.tensors import BY_NAME, Params, flat_size, num_parameters, tensor_specs
-from llmc_jax.models.gpt2.work import COMPUTE_BYTES
-from llmc_jax.ops import attention as attention_ops
-from llmc_jax.ops.table import XLA
+from llmc_jax.models.execution import Execution, by_attention
+from llmc_jax.models.layout import flat_size, num_parameters, params_type, tensor_specs
+from llmc_jax.models.program import head_of
+from llmc_jax.models.work import COMPUTE_BYTES
 from llmc_jax.training.state import DTYPES
-
-RELU = Execution(
-    op=XLA._replace(
-        attention_forward=attention_ops.relu_attention_forward, attention_backward=attention_ops.relu_attention_backward
-    )
-)
 
 
 class Model(NamedTuple):
     """A model that can be asked.
 
-    weights: the 16 tensors on the device, each in the dtype that the model computes in. Of the 12 with a layer axis
-    there is a tuple of L arrays: a program that takes a part of an array copies it first, and each token needs all.
+    weights: the tensors on the device, each in the dtype that the model computes in. Of those with a layer axis there
+    is a tuple of L arrays: a program that takes a part of an array copies it first, and each token needs all.
     end_of_text: the id that begins and ends a text.
     """
 
     path: Path
     kind: str  # as Source.kind has it
     step: int | None  # of training, where the format says it
-    config: ModelConfig
-    weights: Params
+    config: ModelShape
+    weights: Any
     attention: str  # softmax or relu
     tokenizer: Tokenizer | None
     tokenizer_note: str  # where it comes from, or why there is none
@@ -61,7 +54,7 @@ class Model(NamedTuple):
     @property
     def dtype(self) -> str:
         """Return what the model computes in: fp32, bf16 or fp16."""
-        return next(name for name, dtype in DTYPES.items() if self.weights.wte.dtype == dtype)
+        return next(name for name, dtype in DTYPES.items() if head_of(self.weights, self.config).dtype == dtype)
 
     @property
     def execution(self) -> Execution:
@@ -69,7 +62,7 @@ class Model(NamedTuple):
 
         The handwritten kernels would gain nothing for a few rows: whoever computes them, all weights must be read.
         """
-        return RELU if self.attention == "relu" else PLAIN
+        return by_attention(self.attention)
 
 
 def open_model(
@@ -117,7 +110,7 @@ def check_weights_fit(source: Source, dtype: str) -> None:
         raise InputError(f"{source.path}: the weights of this model {found}; {advice}")
 
 
-def read_weights(source: Source, dtype: str) -> tuple[Params, tuple[str, ...]]:
+def read_weights(source: Source, dtype: str) -> tuple[Any, tuple[str, ...]]:
     """Return the weights on the device, and warnings of what no sound checkpoint holds.
 
     bf16 takes the 16-bit weights of a training state that has them: the run has computed with these.
@@ -137,12 +130,12 @@ def read_weights(source: Source, dtype: str) -> tuple[Params, tuple[str, ...]]:
     tensors: dict[str, Any] = {}
     for spec in tensor_specs(source.config):
         layers = [read(piece.tensor, piece.layer) for piece in slices_of(spec)]
-        tensors[spec.name] = tuple(layers) if BY_NAME[spec.name].layered else layers[0]
-    return Params(**tensors), oddities(source.config, bad, dirty)
+        tensors[spec.name] = tuple(layers) if spec.tensor.layered else layers[0]
+    return params_type(source.config)(**tensors), oddities(source.config, bad, dirty)
 
 
 @partial(jax.jit, static_argnames="config")
-def flat_weights(weights: Params, config: ModelConfig) -> jax.Array:
+def flat_weights(weights: Any, config: ModelShape) -> jax.Array:
     """Return a model's weights as one flat buffer (flat_size,), as the training step takes them."""
     pieces = [jnp.ravel(piece) for piece in jax.tree.leaves(weights)]  # layers of a tensor in their order
     padding = flat_size(config) - num_parameters(config)

@@ -14,6 +14,7 @@ from llmc_jax.generate.engine import Drawn, Request
 from llmc_jax.generate.model import Model
 from llmc_jax.generate.sampling import Sampling, check
 from llmc_jax.generate.text import piece, typed_ids
+from llmc_jax.models.layout import letters
 
 WHOLE = {"tokens": (200, 1, 100_000), "samples": (1, 1, 8), "candidates": (5, 0, 20)}  # default, least, most
 SAMPLING = Sampling()._asdict()
@@ -25,9 +26,10 @@ MOST_STOPS, LONGEST_STOP = 16, 200
 def facts(model: Model) -> dict[str, Any]:
     """Return what the page says of the model, and the defaults and limits of its settings."""
     config = model.config
-    V, T = config.vocab_size, config.max_seq_len
+    V, T, sizes = config.vocab_size, config.max_seq_len, letters(config)
+    numbers = "".join(f"{name}{sizes[name]}-" for name in ("L", "NH", "C") if sizes.get(name))
     return model_facts(model) | {
-        "shape": f"L{config.num_layers}-NH{config.num_heads}-C{config.channels}-V{V}-T{T}",
+        "shape": f"{numbers}V{V}-T{T}",
         "T": T,
         "V": V,
         "tokenizer": None if model.tokenizer is None else model.tokenizer.name,

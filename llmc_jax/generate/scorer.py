@@ -14,12 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from llmc_jax.config.model import ModelConfig
+from llmc_jax.config.model import ModelShape
 from llmc_jax.generate.model import Model
 from llmc_jax.machine import compiling
 from llmc_jax.machine.device import devices_of
-from llmc_jax.models.gpt2.model import Execution, forward_stream, tensors_of
-from llmc_jax.models.gpt2.tensors import Params
+from llmc_jax.models.execution import Execution
+from llmc_jax.models.layout import tensors_of
+from llmc_jax.models.program import head_of, hidden
 from llmc_jax.ops.head import rows_per_chunk
 from llmc_jax.ops.linear import linear_forward
 from llmc_jax.training.parallel.collectives import gather
@@ -33,8 +34,8 @@ SHORTEST = 32  # positions of a batch's rows, at least
 class Scorer(NamedTuple):
     """A model that gives losses. tokens_per_batch: computed at a time on each device, padding included."""
 
-    weights: Params | jax.Array  # its tensors, or one flat buffer (flat_size,); on every device of `place`
-    config: ModelConfig
+    weights: Any  # its tensors, or one flat buffer (flat_size,); on every device of `place`
+    config: ModelShape
     execution: Execution
     place: Placement
     tokens_per_batch: int = TOKENS_ON_CPU
@@ -191,11 +192,11 @@ def _computed(scorer: Scorer, group: list[Batch], asked: ScoreOptions) -> Iterat
 
 @partial(jax.jit, static_argnames=("config", "execution", "asked"))
 def scores_of_batch(
-    weights: Params | jax.Array,
+    weights: Any,
     inputs: jax.Array,
     targets: jax.Array,
     places: jax.Array,
-    config: ModelConfig,
+    config: ModelShape,
     execution: Execution,
     asked: ScoreOptions = LOSSES,
 ) -> Found:
@@ -203,14 +204,14 @@ def scores_of_batch(
 
     places (2,) int32: the first of the R * T positions that is asked for, and where they end; others mean nothing.
     """
-    params = weights if isinstance(weights, Params) else tensors_of(weights, config)
-    lnf, _ = forward_stream(params, inputs, config, execution)
-    flat, aims = lnf.reshape(-1, config.channels), targets.reshape(-1)
-    size = rows_per_chunk(len(aims), max(1, asked.logit_bytes // (4 * config.padded_vocab_size)))
+    params = tensors_of(weights, config) if isinstance(weights, jax.Array) else weights
+    rows, head = hidden(params, inputs, config, execution), head_of(params, config)
+    flat, aims = rows.reshape(-1, rows.shape[-1]), targets.reshape(-1)
+    size = rows_per_chunk(len(aims), max(1, asked.logit_bytes // (4 * len(head))))
 
     def of_chunk(start: jax.Array) -> Found:
         part, own = (jax.lax.dynamic_slice_in_dim(x, start, size) for x in (flat, aims))
-        logits = linear_forward(part, params.wte, None)  # (size, Vp) rounded to the model's dtype, as in training
+        logits = linear_forward(part, head, None)  # (size, Vp) rounded to the model's dtype, as in training
         return scores_of_logits(logits, own, config.vocab_size, execution, asked)
 
     def step(chunk: jax.Array, found: Found) -> Found:
@@ -246,11 +247,11 @@ def scores_of_logits(
 
 @partial(jax.jit, static_argnames=("config", "execution", "asked"))
 def scores_of_batches(
-    weights: Params | jax.Array,
+    weights: Any,
     inputs: jax.Array,
     targets: jax.Array,
     places: jax.Array,
-    config: ModelConfig,
+    config: ModelShape,
     execution: Execution,
     asked: ScoreOptions = LOSSES,
 ) -> Found:

@@ -1,7 +1,6 @@
-"""What a model's tables of tensors and of activations consist of, and how its parameters lie in one flat buffer.
+"""What a model's tables of tensors, activations and operations consist of.
 
-A checkpoint is then one write, AdamW one pass and the gradient norm one reduction. Leaves out which tensors a model has
-(gpt2/tensors.py).
+Leaves out which tensors a model has (gpt2/tensors.py), and where they lie (layout.py).
 """
 
 import math
@@ -22,7 +21,9 @@ class Tensor(NamedTuple):
     shape: str  # in letters, such as "L 3C C"; one that each layer has begins with L
     kind: str  # what it belongs to: "embedding", "layernorm" or "linear"
     start: str  # how it is initialised: "normal"; "residual": normal, and smaller; "one"; "zero"
-    hugging_face: str  # transformers' name, within the layer where each layer has one
+    hugging_face: str = ""  # transformers' name, within the layer where each layer has one; empty: it has none
+    bias: bool = False  # it is added, rather than multiplied with
+    own: bool = False  # its gradient is reduced by itself: it is large, or complete before or after the others
 
     @property
     def layered(self) -> bool:
@@ -38,11 +39,6 @@ class Tensor(NamedTuple):
     def transposed(self) -> bool:
         """Return whether transformers keeps it as (in, out), in its Conv1D, where llm.c has (out, in)."""
         return self.matrix and self.kind == "linear"
-
-    @property
-    def bias(self) -> bool:
-        """Return whether it is added, rather than multiplied with."""
-        return self.start == "zero"
 
 
 class Activation(NamedTuple):
@@ -62,6 +58,27 @@ class Activation(NamedTuple):
 ALWAYS = 3  # kept_below of what is kept at every level
 
 
+class Operation(NamedTuple):
+    """One operation: function(*inputs, *weights) gives the outputs. A gradient has a d before its name."""
+
+    name: str  # the named scope that it runs in, by which profiles know it
+    function: str  # what it is, as in ops/
+    inputs: tuple[str, ...]  # "below.": of the layer before this one
+    weights: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+class Tables(NamedTuple):
+    """What a model computes, for who counts it: its memory, its products, its bytes. The same form as GPT-2's."""
+
+    activations: tuple[Activation, ...]  # in the order of the forward pass
+    embedding: Operation
+    block: tuple[Operation, ...]  # the first adds what the block below left to be added to the stream
+    end: tuple[Operation, ...]
+    end_backward: tuple[Operation, ...]
+    block_backward: tuple[Operation, ...]
+
+
 class TensorSpec(NamedTuple):
     """Where one tensor lies in the flat buffer; offset and size count elements."""
 
@@ -69,6 +86,7 @@ class TensorSpec(NamedTuple):
     shape: tuple[int, ...]
     offset: int
     size: int
+    tensor: Tensor  # its row of the table
 
 
 def sizes(shape: str, letters: Mapping[str, int]) -> tuple[int, ...]:
@@ -86,6 +104,6 @@ def layout(tensors: Iterable[Tensor], letters: Mapping[str, int]) -> tuple[Tenso
     for tensor in tensors:
         shape = sizes(tensor.shape, letters)
         size = math.prod(shape)
-        specs.append(TensorSpec(tensor.name, shape, offset, size))
+        specs.append(TensorSpec(tensor.name, shape, offset, size, tensor))
         offset += size
     return tuple(specs)

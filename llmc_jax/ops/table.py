@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from llmc_jax.ops import attention, classifier, embedding, gelu, layernorm
+from llmc_jax.ops import attention, classifier, embedding, gelu, layernorm, linear
 
 Function = Callable[..., Any]
 
@@ -25,6 +25,8 @@ class Operations(NamedTuple):
     classifier: Function  # loss and gradient in one
     classifier_forward: Function  # loss alone
     embedding_backward: Function
+    linear_forward: Function
+    linear_backward: Function
 
 
 XLA = Operations(
@@ -39,4 +41,6 @@ XLA = Operations(
     classifier=classifier.classifier,
     classifier_forward=classifier.classifier_forward,
     embedding_backward=embedding.embedding_backward,
+    linear_forward=linear.linear_forward,
+    linear_backward=linear.linear_backward,
 )

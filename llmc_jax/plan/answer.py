@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.plain import to_json
 from llmc_jax.config.checks import validate
-from llmc_jax.config.model import ModelConfig
+from llmc_jax.config.model import ModelShape
 from llmc_jax.config.train import AUTO_BATCH, TrainConfig
 from llmc_jax.kernels import Choice, Machine
 from llmc_jax.machine import cards
 from llmc_jax.machine.device import describe_device
 from llmc_jax.machine.gpus import machine_of, this_machine
 from llmc_jax.machine.jax_setup import MEMORY_SHARE, configure
-from llmc_jax.models.gpt2.tensors import num_parameters
+from llmc_jax.models.layout import num_layers, num_parameters
 from llmc_jax.plan.asked import checked_model
 from llmc_jax.plan.course import Course, course, data_of, forward_of, price_of
 from llmc_jax.plan.cpu import calibration
@@ -104,7 +104,7 @@ def place_of(name: str | None) -> Place:
 class Planner(NamedTuple):
     """A model on a device: the figures of each configuration there."""
 
-    model: ModelConfig
+    model: ModelShape
     place: Place
     network: Network
     say: Say = lambda words: None
@@ -126,9 +126,7 @@ class Planner(NamedTuple):
             )
         if gpu == CPU and config.devices > 1:
             raise InputError("for several devices that a processor pretends to have nothing is compiled")
-        shape = self.model  # whose file the process need not find
-        model = f"L{shape.num_layers}-NH{shape.num_heads}-C{shape.channels}-V{shape.vocab_size}-T{shape.max_seq_len}"
-        found, known = compiled_apart(gpu, replace(config, model=model), self.say), computed(self.plan(config))
+        found, known = compiled_apart(gpu, config, self.model, self.say), computed(self.plan(config))
         return found._replace(available=known.available, card=known.card, outside=known.outside)
 
     def fits(self, config: TrainConfig) -> bool:
@@ -155,7 +153,7 @@ class Planner(NamedTuple):
         """Return the largest -b of each way of computing a configuration, and the fastest of them marked."""
         if self.place.available is None:
             return ()
-        rows = [self._largest(way) for way in ways(config, self.model.num_layers)]
+        rows = [self._largest(way) for way in ways(config, num_layers(self.model))]
         best = max(rows, key=lambda row: row.tokens_per_second.typical if row.tokens_per_second else 0.0)
         return tuple(row._replace(fastest=row is best and row.batch_size is not None) for row in rows)
 

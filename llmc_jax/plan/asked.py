@@ -11,8 +11,9 @@ from pathlib import Path
 from llmc_jax.base.errors import InputError
 from llmc_jax.config.checks import check_model_fit, validate
 from llmc_jax.config.flags import STEP_MODEL, given_options, models_not_asked_for, parse_args
-from llmc_jax.config.model import PUBLISHED, ModelConfig, described, parse_descriptor
+from llmc_jax.config.model import PUBLISHED, ModelShape
 from llmc_jax.config.train import TrainConfig
+from llmc_jax.models.family import chosen, described, parsed
 
 
 def asked_config(words: str | Sequence[str]) -> TrainConfig:
@@ -32,30 +33,33 @@ def asked_config(words: str | Sequence[str]) -> TrainConfig:
     return config
 
 
-def model_of(name: str) -> ModelConfig:
+def model_of(name: str, model_file: str = "") -> ModelShape:
     """Return the shape that -e names: a descriptor, or a checkpoint of any format; of gpt2, no file is needed.
+
+    model_file: that of --model, whose family the descriptors are of.
 
     A file that a preset names and that is not here is STEP_MODEL's. Raises InputError.
     """
-    here = Path(name).exists()
-    if not here and not described(name) and name in models_not_asked_for():
+    here, family = Path(name).exists(), chosen(model_file)
+    if not here and not described(name, family) and name in models_not_asked_for():
         name = STEP_MODEL
     name = name if here else PUBLISHED.get(name.removeprefix("hf:").removeprefix("openai-community/"), name)
     if name.startswith("hf:"):
         raise InputError(
             f"-e {name}: its shape is known once it is downloaded; give its folder, or a shape ({STEP_MODEL})"
         )
-    if described(name) or not (here or name.endswith(".bin")):
-        return parse_descriptor(name)
+    if described(name, family) or not (here or name.endswith(".bin")):
+        shape: ModelShape = parsed(name, family)
+        return shape
     if not here:
         raise InputError(f"-e {name}: no such file; a shape is enough here, as in -e {STEP_MODEL}")
     from llmc_jax.checkpoint.sources import open_source  # here, because a shape does without
 
-    return open_source(Path(name)).config
+    return open_source(Path(name), model_file=model_file).config
 
 
-def checked_model(config: TrainConfig) -> ModelConfig:
+def checked_model(config: TrainConfig) -> ModelShape:
     """Return the model of a configuration, which its rows fit. Raises InputError."""
-    model = model_of(config.init_from or config.model)
+    model = model_of(config.init_from or config.model, config.model_file)
     check_model_fit(config, model)
     return model

@@ -11,13 +11,14 @@ import jax.numpy as jnp
 
 from llmc_jax.base.errors import InputError
 from llmc_jax.config.flags import parse_args
-from llmc_jax.config.model import parse_descriptor
+from llmc_jax.config.model import ModelShape
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.machine import compiling, deviceless, gpus
 from llmc_jax.machine.compiling import Settings
 from llmc_jax.machine.gpus import Machine, machine_of
-from llmc_jax.models.gpt2.tensors import flat_size
-from llmc_jax.models.gpt2.units import split_size
+from llmc_jax.models.family import chosen, parsed
+from llmc_jax.models.layout import flat_size
+from llmc_jax.models.units import split_size
 from llmc_jax.plan.memory import CPU
 from llmc_jax.plan.plan import Plan, make_plan, step_numbers
 from llmc_jax.training.parallel.stage import AXIS, EVERYWHERE, SPLIT, state_specs
@@ -27,15 +28,15 @@ from llmc_jax.training.step import StepNumbers, train_step
 STEPS = 1000  # of the learning rate's course: any number is the same program
 
 
-def plan_for(target: str, config: TrainConfig | str) -> Plan:
+def plan_for(target: str, config: TrainConfig | str, model: ModelShape | None = None) -> Plan:
     """Return the plan of a configuration, or of train.py's flags for one, on GPUs that are not there.
 
-    target: a key of `gpus.TARGETS`; or CPU, this machine's processor. Raises InputError for one that is not known, and
-    as `make_plan` does.
+    target: a key of `gpus.TARGETS`; or CPU, this machine's processor. model: None: that of -e. Raises InputError for
+    one that is not known, and as `make_plan` does.
     """
     config = parse_args(config.split()) if isinstance(config, str) else config
     machine = Machine("cpu", CPU) if target == CPU else machine_of(gpus.known_target(target).device_kind)
-    return make_plan(config, parse_descriptor(config.model), machine)
+    return make_plan(config, model or parsed(config.model, chosen(config.model_file)), machine)
 
 
 def state_of(plan: Plan) -> TrainState:

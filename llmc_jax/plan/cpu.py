@@ -27,14 +27,13 @@ from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import cache_folder, digest_of_files
 from llmc_jax.base.numbers import Interval
 from llmc_jax.base.plain import from_json, to_json
-from llmc_jax.config.model import ModelConfig
+from llmc_jax.config.model import ModelShape
 from llmc_jax.machine.device import cpu_name, usable_cores, versions
 from llmc_jax.machine.jax_setup import child_environment
-from llmc_jax.models.gpt2.operations import row_of
-from llmc_jax.models.gpt2.tensors import flat_size, letters
-from llmc_jax.models.gpt2.work import COMPUTE_BYTES as ELEMENT
-from llmc_jax.models.gpt2.work import Shape, Work, rows_at_once
+from llmc_jax.models.layout import flat_size, head_spec, letters
 from llmc_jax.models.tensors import sizes
+from llmc_jax.models.work import COMPUTE_BYTES as ELEMENT
+from llmc_jax.models.work import WHOLE, Shape, Work, row_of, rows_at_once
 from llmc_jax.plan.efficiency import Roof
 from llmc_jax.plan.separate import Say, kept
 
@@ -92,28 +91,31 @@ def amount_of(name: str, sizes: tuple[int, ...]) -> float:
     return float(math.prod(sizes))
 
 
-def parts_of(work: Work, forward: bool, model: ModelConfig, shape: Shape) -> Iterator[Part]:
+def parts_of(work: Work, forward: bool, model: ModelShape, shape: Shape) -> Iterator[Part]:
     """Yield what one work of a step consists of. forward: also one that the backward computes again."""
-    C, n, N = model.channels, shape.rows, flat_size(model)
+    numbers, n, N = letters(model), shape.rows, flat_size(model)
+    Vp, C = head_spec(model).shape
     backward = work.phase == "backward" and not forward
     again = shape.recompute if backward and not shape.recompute_blocks else 0
     name, times, way = work.operation, work.times, "backward" if backward else "forward"
     if name in ("qkv", "attproj", "fc", "fcproj", "head"):
-        outputs, inputs = sizes(row_of("wte" if name == "head" else f"{name}w").shape, letters(model))
+        outputs, inputs = (Vp, C) if name == "head" else sizes(row_of(f"{name}w", model).shape, numbers)
         rows = rows_at_once(shape) if name == "head" else n
         yield f"linear {way}", (rows, inputs, outputs), times
+    elif name == WHOLE:
+        yield f"linear {way}", (n, C, max(1, work.flops // (2 * n * C * times * (2 if backward else 1)))), times
     elif name == "attention":
-        yield f"attention {way}", (shape.batch * model.num_heads, shape.sequence, model.head_size), times
+        yield f"attention {way}", (shape.batch * numbers["NH"], shape.sequence, C // numbers["NH"]), times
     elif name in ("ln1", "ln2", "lnf"):
         yield f"layernorm {way}", (n, C), times
         if again >= 2 and name != "lnf":
             yield "layernorm forward", (n, C), times
     elif name == "gelu":
-        yield f"gelu {way}", (n, 4 * C), times
+        yield f"gelu {way}", (n, numbers["F"]), times
         if again:
-            yield "gelu forward", (n, 4 * C), times
+            yield "gelu forward", (n, numbers["F"]), times
     elif name == "classifier":
-        yield "classifier", (rows_at_once(shape), model.padded_vocab_size), times
+        yield "classifier", (rows_at_once(shape), Vp), times
     elif name == "embedding":
         yield ("embedding", (n, C), times) if backward else ("copy", (n * C,), times)
     elif name == "gradient":

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.numbers import Interval
 from llmc_jax.machine import gpus
-from llmc_jax.models.gpt2.work import Work
+from llmc_jax.models.work import Work
 
 # Kinds of work, by what their rate depends on.
 PRODUCTS, ATTENTION, ATTENTION_BACKWARD, MATRIX, MEMORY, COPY = (

@@ -9,7 +9,7 @@ from llmc_jax.base.commands import typed
 from llmc_jax.base.errors import InputError
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.machine.device import gib
-from llmc_jax.models.gpt2.tensors import num_parameters
+from llmc_jax.models.layout import num_parameters, shape_words
 from llmc_jax.plan.memory import computed
 from llmc_jax.plan.plan import Plan, make_plan
 from llmc_jax.plan.search import largest_size, limit_of
@@ -29,7 +29,7 @@ def check_fits(plan: Plan) -> None:
     config, model, need, available = plan.config, plan.model, plan.needed, plan.available
     if available is None or need.total <= available:
         return
-    shape = f"L={model.num_layers} NH={model.num_heads} C={model.channels}, {num_parameters(model):,} parameters"
+    shape = f"{shape_words(model)}, {num_parameters(model):,} parameters"
     words = (
         f"-e: this model ({shape}) needs at least {gib(need.total)} of memory with -b {config.batch_size} "
         f"-t {config.sequence_length}: {gib(need.state)} for parameters, gradient, the optimizer's state and the "

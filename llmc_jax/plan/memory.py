@@ -2,7 +2,7 @@
 
 The compiler says the bytes of the whole program. What each kind takes of them is computed either way, and where the two
 differ, the difference is a row of its own. What no program has (the CUDA context, NCCL's buffers) stands apart, as
-estimates with their sources. Leaves out what decides the program of a run (models/gpt2/memory.py), and what a program
+estimates with their sources. Leaves out what decides the program of a run (models/memory.py), and what a program
 holds from moment to moment (moments.py).
 """
 

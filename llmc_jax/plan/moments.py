@@ -24,11 +24,11 @@ a processor the head is another: the classifier's result is not written over the
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from llmc_jax.config.model import ModelConfig
+from llmc_jax.config.model import ModelShape
 from llmc_jax.machine.gpus import MIB
-from llmc_jax.models.gpt2.memory import kept_in_a_layer
-from llmc_jax.models.gpt2.tensors import flat_size
-from llmc_jax.models.gpt2.work import Shape, array_bytes, has_copy, rows_at_once
+from llmc_jax.models.layout import flat_size, head_spec, matrix_elements, num_layers
+from llmc_jax.models.memory import kept_in_a_layer
+from llmc_jax.models.work import Shape, array_bytes, has_copy, rows_at_once, tables_of
 
 if TYPE_CHECKING:  # it imports JAX, which whoever reads what was kept does without
     from llmc_jax.plan.plan import Plan
@@ -38,7 +38,7 @@ LATE, AT_ONCE, EARLY = "late", "at once", "early"
 Kinds = Counter[str]  # bytes by kind
 
 
-def state_kinds(config: ModelConfig, shape: Shape) -> Kinds:
+def state_kinds(config: ModelShape, shape: Shape) -> Kinds:
     """Return the bytes of the program's arguments: what stays from step to step, and the batch."""
     from llmc_jax.training import outliers  # here: it imports JAX
 
@@ -52,15 +52,20 @@ def state_kinds(config: ModelConfig, shape: Shape) -> Kinds:
     })  # fmt: skip
 
 
-def part_size(config: ModelConfig, shape: Shape) -> int:
+def part_size(config: ModelShape, shape: Shape) -> int:
     """Return the elements of a split buffer that each device has."""
-    from llmc_jax.models.gpt2.units import split_rows  # here: it imports JAX
+    from llmc_jax.models.units import split_size  # here: it imports JAX
 
-    return split_rows(config, shape.devices) * config.channels
+    return split_size(config, shape.devices) // shape.devices
 
 
 def moments(plan: "Plan") -> dict[str, Kinds]:
-    """Return the bytes beside the arguments by kind, at each moment that may need most."""
+    """Return the bytes beside the arguments by kind, at each moment that may need most.
+
+    Of a model without tables only what the gradients take is known.
+    """
+    if tables_of(plan.model) is None:
+        return {"gradient": sums(plan) + joined(plan)}
     found = (_of_order(plan, order) for order in orders(plan))
     return min(found, key=lambda order: max(each.total() for each in order.values()))
 
@@ -112,12 +117,12 @@ def _of_order(plan: "Plan", order: str) -> dict[str, Kinds]:
     behind = Kinds({"gradients": array_bytes("dwte_head", config, shape)})  # the head, while the layers go backwards
     if order == LATE:
         behind = Kinds({"logits": logits(plan), "activations": array_bytes("lnf", config, shape)})
-    share = stretch(plan) / plan.model.num_layers
+    share = stretch(plan) / num_layers(plan.model)
     of_first = Kinds({kind: int(share * size) for kind, size in layers.items()})  # those of the others are done with
     found = {
         "head": sums(plan) + layers + _head(plan, order),
         "last layer": sums(plan) + layers + behind + _layer(plan, 0),
-        "first layer": sums(plan) + of_first + behind + _layer(plan, plan.model.num_layers - stretch(plan)),
+        "first layer": sums(plan) + of_first + behind + _layer(plan, num_layers(plan.model) - stretch(plan)),
         "gradient": sums(plan) + joined(plan),
     }
     if plan.parallel.fixed and plan.parallel.devices > 1:
@@ -127,7 +132,7 @@ def _of_order(plan: "Plan", order: str) -> dict[str, Kinds]:
 
 def stretch(plan: "Plan") -> int:
     """Return how many layers the backward makes ready at once: those that are computed again together, or one."""
-    return min(max(plan.shape.recompute_blocks, 1), plan.model.num_layers)
+    return min(max(plan.shape.recompute_blocks, 1), num_layers(plan.model))
 
 
 def _head(plan: "Plan", order: str) -> Kinds:
@@ -136,7 +141,7 @@ def _head(plan: "Plan", order: str) -> Kinds:
     stream, dwte = array_bytes("residual", config, shape), array_bytes("dwte_head", config, shape)
     found = Kinds({"activations": kept_for_backward(config, shape) + 2 * stream, "logits": logits(plan)})
     if chunked(shape) or not hopper(plan):  # a slice of the weights, as a product or a loop takes it
-        found["parameters"] = shape.element * config.padded_vocab_size * config.channels
+        found["parameters"] = shape.element * head_spec(config).size
     if order != LATE and (chunked(shape) or not on_cpu(plan)):
         found["gradients"] = dwte
     if on_cpu(plan):
@@ -144,7 +149,7 @@ def _head(plan: "Plan", order: str) -> Kinds:
         # in a loop over micro-batches, two arrays a layer that XLA keeps of its layernorms: the stream less its mean
         found += Kinds({"logits": 4 * logits(plan) // shape.element, "working arrays": 2 * stream})
         if shape.micro_batches == 1 and shape.dtype == "fp32" and not shape.recompute_blocks:
-            found["activations"] += 2 * config.num_layers * stream
+            found["activations"] += 2 * num_layers(config) * stream
     elif chunked(shape):
         found["working arrays"] = stream
     return found
@@ -156,8 +161,8 @@ def _layer(plan: "Plan", above: int) -> Kinds:
     The activations from it down, the stream's gradient, what the layer works with, and the gradients of those above.
     """
     config, shape = plan.model, plan.shape
-    kept = kept_for_backward(config, shape) // (-(-config.num_layers // stretch(plan)) if above else 1)
-    pieces = shape.element * 12 * above * config.channels**2
+    kept = kept_for_backward(config, shape) // (-(-num_layers(config) // stretch(plan)) if above else 1)
+    pieces = shape.element * above * matrix_elements(config) // num_layers(config)
     if shape.stage:  # what was summed over the devices is split
         pieces //= shape.devices
     stream = array_bytes("residual", config, shape)
@@ -166,12 +171,12 @@ def _layer(plan: "Plan", above: int) -> Kinds:
 
 def logits(plan: "Plan") -> int:
     """Return the bytes of the logits that exist at a time; their gradient is written over them."""
-    return plan.shape.element * rows_at_once(plan.shape) * plan.model.padded_vocab_size
+    return plan.shape.element * rows_at_once(plan.shape) * head_spec(plan.model).shape[0]
 
 
-def kept_for_backward(config: ModelConfig, shape: Shape) -> int:
+def kept_for_backward(config: ModelShape, shape: Shape) -> int:
     """Return the bytes of what the forward keeps for the backward of the layers, of all of them together."""
-    layers = config.num_layers
+    layers = num_layers(config)
     if shape.recompute_blocks:
         return -(-layers // shape.recompute_blocks) * array_bytes("residual1", config, shape)
     return layers * sum(kept_in_a_layer(config, shape, shape.recompute).values())
@@ -195,7 +200,7 @@ def work_of_a_layer(plan: "Plan") -> Kinds:
         return Kinds({"working arrays": max(again + row["att"], 4 * row["fch"])})
     hidden = row["fch_gelu"]
     spent = 0 if shape.recompute or shape.recompute_blocks else hidden
-    gelu = 2 * hidden - spent + shape.element * 4 * config.channels**2
+    gelu = 2 * hidden - spent + array_bytes("fcprojw", config, shape)
     if plan.parallel.devices > 1 and not hopper(plan):
         gelu += hidden
     found = [(gelu, 0), (2 * hidden - spent, WORKSPACE), (0 if shape.flash else 2 * row["att"], 0)]
@@ -209,7 +214,7 @@ def early(plan: "Plan") -> Kinds:
     shape = plan.shape
     if not shape.flash:
         return Kinds()
-    return Kinds({"working arrays": plan.model.num_layers * array_bytes("qkv", plan.model, shape)})
+    return Kinds({"working arrays": num_layers(plan.model) * array_bytes("qkv", plan.model, shape)})
 
 
 def slices(plan: "Plan") -> Kinds:
@@ -217,7 +222,7 @@ def slices(plan: "Plan") -> Kinds:
     config, shape = plan.model, plan.shape
     if hopper(plan) and not shape.recompute_blocks:
         return Kinds()
-    return Kinds({"parameters": shape.element * 12 * config.num_layers * config.channels**2})
+    return Kinds({"parameters": shape.element * matrix_elements(config)})
 
 
 def sums(plan: "Plan") -> Kinds:
@@ -231,6 +236,6 @@ def joined(plan: "Plan") -> Kinds:
     """Return the gradients of the tensors, of which wte's is in float32, and the flat one that they are joined to."""
     config, shape = plan.model, plan.shape
     e, whole = shape.element, flat_size(config)
-    wte = config.padded_vocab_size * config.channels
+    wte = head_spec(config).size
     flat = e * whole if shape.micro_batches == 1 and not shape.sums else 0
     return Kinds({"gradients": 4 * wte + (e * (whole - wte) + flat) // (shape.devices if shape.stage else 1)})

@@ -13,13 +13,14 @@ import numpy as np
 from llmc_jax import kernels
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.options import parse_rates
-from llmc_jax.config.model import ModelConfig
+from llmc_jax.config.model import ModelShape
 from llmc_jax.config.train import AUTO_BATCH, TrainConfig
 from llmc_jax.kernels import record
 from llmc_jax.machine import compiling, gpus
-from llmc_jax.models.gpt2.memory import Needed, chosen_logit_rows, required_memory_bytes
-from llmc_jax.models.gpt2.model import Execution
-from llmc_jax.models.gpt2.work import Shape, shape_of
+from llmc_jax.models.execution import Execution
+from llmc_jax.models.layout import head_size, head_spec, letters
+from llmc_jax.models.memory import Needed, chosen_logit_rows, required_memory_bytes
+from llmc_jax.models.work import Shape, shape_of
 from llmc_jax.training.optimizer import LossScaleNumbers, Optimizer
 from llmc_jax.training.parallel.gradient import sums_kept
 from llmc_jax.training.parallel.stage import Parallel
@@ -38,7 +39,7 @@ class Plan(NamedTuple):
     """How a configuration runs on a machine."""
 
     config: TrainConfig
-    model: ModelConfig
+    model: ModelShape
     machine: kernels.Machine
     xla_flags: Mapping[str, Any]  # options of XLA that the user has set, which count more than ours
     dtype: str  # what the model computes in: fp32, bf16 or fp16
@@ -132,7 +133,7 @@ class Plan(NamedTuple):
 
 def make_plan(
     config: TrainConfig,
-    model: ModelConfig,
+    model: ModelShape,
     machine: kernels.Machine,
     *,
     findings: kernels.Findings | None = None,
@@ -151,10 +152,11 @@ def make_plan(
     assert config.batch_size != AUTO_BATCH
     dtype = resolve_dtype(config, machine)
     parallel = parallel_of(config)
-    setting = kernels.Setting(machine, dtype, model.head_size, spread=parallel.splits or parallel.fixed)
+    numbers, (Vp, C) = letters(model), head_spec(model).shape
+    setting = kernels.Setting(machine, dtype, head_size(model), spread=parallel.splits or parallel.fixed)
     made_for = kernels.MadeFor(
-        record.target_of(machine), dtype, config.batch_size, config.sequence_length, model.num_layers, model.num_heads,
-        model.channels, model.padded_vocab_size,
+        record.target_of(machine), dtype, config.batch_size, config.sequence_length, numbers["L"],
+        numbers.get("NH", 1), C, Vp,
     )  # fmt: skip
     repeat, problems = _repeated(config, before, made_for, setting)
     recorded = None if repeat is None else record.here(repeat.resolved, machine)
@@ -225,7 +227,7 @@ def _repeated(
 
 def _logit_rows(
     config: TrainConfig,
-    model: ModelConfig,
+    model: ModelShape,
     machine: kernels.Machine,
     shape: Shape,
     recorded: kernels.Resolved | None,

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from llmc_jax.machine.hlo import FREE, Instruction, Module, arrays, elements
-from llmc_jax.models.gpt2.work import OPERATIONS, PHASES
+from llmc_jax.models.work import OPERATIONS, PHASES
 
 
 class Place(NamedTuple):

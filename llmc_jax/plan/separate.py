@@ -23,10 +23,12 @@ from llmc_jax.base.commands import ROOT
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import cache_folder, digest_of_files, write_bytes
 from llmc_jax.base.plain import from_json, to_json
+from llmc_jax.config.model import ModelShape
 from llmc_jax.config.train import OPTIONS, TrainConfig
 from llmc_jax.machine import gpus
 from llmc_jax.machine.device import installed
 from llmc_jax.machine.jax_setup import child_environment
+from llmc_jax.models.family import shape_from_json, shape_to_json
 from llmc_jax.plan.memory import CPU, Memory
 
 Say = Callable[[str], None]
@@ -35,17 +37,18 @@ FORMAT = 3
 SOURCES = (*(f"llmc_jax/{name}" for name in ("models", "ops", "training", "kernels", "machine")), "pallas_kernels")
 FILES = ("plan", "compiled", "memory", "moments")  # of this room: what shapes a program and says what it takes
 PACKAGES = ("jax", "jaxlib")
+NOT_READ = dict.fromkeys(("model", "init_from", "model_file"), "")  # options that the model itself stands for
 PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")  # modules
 
 
-def compiled_apart(gpu: str, config: TrainConfig, say: Say = lambda words: None) -> Memory:
+def compiled_apart(gpu: str, config: TrainConfig, model: ModelShape, say: Say = lambda words: None) -> Memory:
     """Return the memory of a step, as compiled before or by a process of its own.
 
     gpu: a key of gpus.TARGETS; or CPU. say: is told before it begins. What is free is left to the caller. Raises
     InputError, in one line, where the step cannot be compiled.
     """
-    path = cache_folder() / "plan" / f"{digest(gpu, config)}.json"
-    found: Memory = kept(path, Memory, lambda: _compiled(gpu, config, say))
+    path = cache_folder() / "plan" / f"{digest(gpu, config, model)}.json"
+    found: Memory = kept(path, Memory, lambda: _compiled(gpu, config, model, say))
     return found
 
 
@@ -76,7 +79,7 @@ def python_that_compiles() -> str:
     )
 
 
-def digest(gpu: str, config: TrainConfig) -> str:
+def digest(gpu: str, config: TrainConfig, model: ModelShape) -> str:
     """Return what tells programs apart: of what is asked, the versions and the sources."""
     shaping = {about.name: getattr(config, about.name) for about in OPTIONS if "program" in about.reaches}
     target = None if gpu == CPU else gpus.known_target(gpu)
@@ -84,7 +87,8 @@ def digest(gpu: str, config: TrainConfig) -> str:
     facts = {  # whether there is weight decay shapes the program; no earlier choice of kernels is read here
         "format": FORMAT,
         "gpu": (gpu, target, target and target.gpu),
-        "config": shaping | {"weight_decay": bool(shaping["weight_decay"]), "kernels_from": ""},
+        "config": shaping | {"weight_decay": bool(shaping["weight_decay"]), "kernels_from": "", **NOT_READ},
+        "model": shape_to_json(model),
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "versions": installed(*PACKAGES),
         "sources": digest_of_files([*sources, *(Path(__file__).with_name(f"{name}.py") for name in FILES)]),
@@ -95,14 +99,14 @@ def digest(gpu: str, config: TrainConfig) -> str:
 # ----- the process ----------------------------------------------------------------------------------------------------
 
 
-def _compiled(gpu: str, config: TrainConfig, say: Say) -> Memory:
+def _compiled(gpu: str, config: TrainConfig, model: ModelShape, say: Say) -> Memory:
     python = sys.executable if gpu == CPU else python_that_compiles()
     environment = child_environment() | {
         "JAX_PLATFORMS": "cpu", "JAX_ENABLE_COMPILATION_CACHE": "0", "TF_CPP_MIN_LOG_LEVEL": "3",
         "JAX_TRACEBACK_FILTERING": "off",  # else the last line of an error is about its traceback
     }  # fmt: skip
     say(f"compiling the step with -b {config.batch_size}, which is kept; --quick compiles nothing")
-    asked = json.dumps({"gpu": gpu, "config": dataclasses.asdict(config)})
+    asked = json.dumps({"gpu": gpu, "config": dataclasses.asdict(config), "model": shape_to_json(model)})
     try:
         found = answer_of("llmc_jax.plan.separate", asked=asked, limit=PATIENCE, environment=environment, python=python)
     except Failed as why:
@@ -118,7 +122,7 @@ def answer(asked: Mapping[str, Any]) -> dict[str, Any]:
     from llmc_jax.plan import compiled, memory
 
     try:
-        plan = compiled.plan_for(asked["gpu"], TrainConfig(**asked["config"]))
+        plan = compiled.plan_for(asked["gpu"], TrainConfig(**asked["config"]), shape_from_json(asked["model"]))
         found: dict[str, Any] = to_json(memory.compiled(plan, asked["gpu"])._replace(available=None, card=None))
         return found
     except InputError as error:

@@ -1,6 +1,6 @@
 """How long a step takes on a device that need not be here: each operation, what is sent, and all of it.
 
-An estimate from a plan, in milliseconds, compiling nothing. FLOPs and bytes are models/gpt2/work.py's, rates
+An estimate from a plan, in milliseconds, compiling nothing. FLOPs and bytes are models/work.py's, rates
 efficiency.py's, sending network.py's.
 
 - A product takes its FLOPs over a share of the peak, divided by the share of the multiprocessors that its tiles (of
@@ -16,16 +16,15 @@ the model is written, waiting for data, and the host.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, Literal, NamedTuple, get_args
 
 from llmc_jax.base.numbers import Interval, certain, total
-from llmc_jax.config.model import ModelConfig
+from llmc_jax.config.model import ModelShape
 from llmc_jax.machine.compiling import TRITON_GEMM
-from llmc_jax.models.gpt2.operations import BLOCK, END, row_of
-from llmc_jax.models.gpt2.tensors import letters
-from llmc_jax.models.gpt2.work import Shape, Work, array_bytes, flops_per_token, rows_at_once, step_work
+from llmc_jax.models.layout import letters, matrix_elements, num_layers
 from llmc_jax.models.tensors import sizes
+from llmc_jax.models.work import Shape, Work, array_bytes, flops_per_token, row_of, rows_at_once, step_work, tables_of
 from llmc_jax.plan.cpu import KEPT, Calibration, calibration, parts_of, seconds_of
 from llmc_jax.plan.efficiency import (
     ATTENTION,
@@ -165,7 +164,6 @@ def _times_on_cpu(plan: Plan, here: Calibration) -> Iterator[OperationTime]:
 
 # ----- one operation --------------------------------------------------------------------------------------------------
 
-LINEAR = {each.name: each.weights[0] for each in (*BLOCK, *END) if each.function == "linear_forward"}
 WEIGHTS, FRESH = "weights", "fresh memory"  # what a program does beside the model's operations: it slices, it takes
 SLICES = 8  # kernels that cut the weights of a layer out of the flat buffer
 # Kernels that write the gradient where it lies: for each layer those of its matrices, and the rest.
@@ -174,10 +172,18 @@ MATRICES, PIECES = 4, 7
 
 # Kernels as tests/aot/test_step_table.py and results/step_table.md count them in compiled programs: (large, small).
 # A small one takes the least time there is: sums of partial sums, scalars.
-_BACKWARD = dict.fromkeys(LINEAR, (2, 0)) | {
+_BACKWARD = {
     "gelu": (1, 1), "ln1": (1, 1), "ln2": (1, 1), "lnf": (1, 1), "attention": (2, 1), "embedding": (1, 5),
 }  # fmt: skip
 _UPDATE = {"norm": (1, 7)}
+
+
+@cache
+def linear(model: ModelShape) -> dict[str, str]:
+    """Return the linear layers of a model, each with its weight."""
+    tables = tables_of(model)
+    found = () if tables is None else (*tables.block, *tables.end)
+    return {each.name: each.weights[0] for each in found if each.function == "linear_forward"}
 
 
 def works_of(plan: Plan) -> Iterator[tuple[Work, bool]]:
@@ -192,7 +198,7 @@ def works_of(plan: Plan) -> Iterator[tuple[Work, bool]]:
     # A Hopper GPU's program copies the weights of a product whose bias cuBLASLt adds out of the flat buffer, and other
     # cards' are taken to; a CPU's does so once, and cpu.py knows what that takes.
     times = 0 if plan.machine.platform == "cpu" else shape.micro_batches
-    copied = times * 12 * model.channels**2 * model.num_layers * shape.element
+    copied = times * matrix_elements(model) * shape.element
     yield Work("forward", WEIGHTS, None, 0, 2 * copied, max(times, 1)), True
     for each in work:
         again = each.phase == "backward" and each.flops == once.get((each.operation, each.layer), -1) > 0
@@ -226,30 +232,31 @@ def times_of(plan: Plan, hardware: Hardware) -> Iterator[tuple[Work, OperationTi
         )  # fmt: skip
 
 
-def _kernels(work: Work, forward: bool, model: ModelConfig, shape: Shape) -> tuple[str, int, int]:
+def _kernels(work: Work, forward: bool, model: ModelShape, shape: Shape) -> tuple[str, int, int]:
     """Return the kind of a work, as shares have it, and its kernels each time it runs, large and small.
 
     Of one that waits for memory the kind is its phase and operation. forward: it is one, perhaps computed again.
     """
     own = f"{work.phase} {work.operation}"
     if work.operation == WEIGHTS:
-        return own, SLICES * model.num_layers, 0
+        return own, SLICES * num_layers(model), 0
     if work.operation == "gradient":
-        return COPY, PIECES + MATRICES * model.num_layers, 0
+        return COPY, PIECES + MATRICES * num_layers(model), 0
     if work.phase == "update":
         return own, *_UPDATE.get(work.operation, (1, 2))
-    large, small = (1, 0) if forward else _BACKWARD.get(work.operation, (1, 0))
+    product = work.operation in linear(model)
+    large, small = (1, 0) if forward else (2, 0) if product else _BACKWARD.get(work.operation, (1, 0))
     if work.operation == "attention":
         own = MATRIX if not shape.flash else ATTENTION if forward else ATTENTION_BACKWARD
-    return PRODUCTS if work.operation in LINEAR else own, large, small
+    return PRODUCTS if product else own, large, small
 
 
 Sides = tuple[tuple[int, int], ...]  # of the result of each product of a work, which have equal FLOPs
 
 
-def _sides(work: Work, forward: bool, model: ModelConfig, shape: Shape) -> Sides:
+def _sides(work: Work, forward: bool, model: ModelShape, shape: Shape) -> Sides:
     """Return the sides of the results of a linear layer's products, one forward and two backward."""
-    outputs, inputs = sizes(row_of(LINEAR[work.operation]).shape, letters(model))
+    outputs, inputs = sizes(row_of(linear(model)[work.operation], model).shape, letters(model))
     rows = rows_at_once(shape) if work.operation == "head" else shape.rows
     return ((rows, outputs),) if forward else ((rows, inputs), (outputs, inputs))
 

@@ -2,7 +2,7 @@
 
 command.py       its command line
 modes.py         what each mode prints and writes
-models/gpt2/work.py   FLOPs, bytes and memory from the shape alone
+models/work.py   FLOPs, bytes and memory from the shape alone
 plan/program.py       what a compiled program consists of, and which operation of the model each instruction belongs to
 trace.py         a recording of jax.profiler read back: when each instruction ran; what is kept beside it for its table
 measure.py       the step itself: compiled, timed, beside the machine's own rates

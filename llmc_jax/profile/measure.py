@@ -18,12 +18,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from llmc_jax.config.model import ModelConfig
+from llmc_jax.config.model import ModelShape
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.machine import compiling
 from llmc_jax.machine.device import Device, memory_stats
 from llmc_jax.machine.gpus import peak_flops
-from llmc_jax.models.gpt2.tensors import flat_size, num_parameters
+from llmc_jax.models.layout import flat_size, num_parameters
 from llmc_jax.plan.asked import checked_model
 from llmc_jax.plan.cpu import calibration
 from llmc_jax.plan.efficiency import Roof, gpu
@@ -116,7 +116,7 @@ def prepared(config: TrainConfig) -> Bench:
     return Bench(plan, found.device)
 
 
-def random_values(model: ModelConfig) -> np.ndarray:
+def random_values(model: ModelShape) -> np.ndarray:
     """Return a flat buffer (flat_size,) of small random numbers, quickly: not the weights that a run begins with."""
     values = np.zeros(flat_size(model), np.float32)
     count = num_parameters(model)

@@ -16,13 +16,13 @@ from llmc_jax.base.errors import ExitCode
 from llmc_jax.base.files import write_atomic
 from llmc_jax.base.plain import to_json
 from llmc_jax.base.streams import print_error
-from llmc_jax.config.model import ModelConfig
+from llmc_jax.config.model import ModelShape
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.machine.device import device_label, gib
 from llmc_jax.machine.jax_setup import configure, settle
-from llmc_jax.models.gpt2 import memory as memory_of
-from llmc_jax.models.gpt2.tensors import num_parameters
-from llmc_jax.models.gpt2.work import Shape, flops_per_token, products_flops, step_work
+from llmc_jax.models import memory as memory_of
+from llmc_jax.models.layout import num_parameters
+from llmc_jax.models.work import Shape, flops_per_token, products_flops, step_work
 from llmc_jax.plan.efficiency import Roof
 from llmc_jax.plan.program import Program
 from llmc_jax.profile import table
@@ -35,7 +35,7 @@ from llmc_jax.training import outliers
 # ----- what is printed ----------------------------------------------------------------------------------------------
 
 
-def shape_rows(config: TrainConfig, model: ModelConfig, shape: Shape) -> list[tuple[str, Any]]:
+def shape_rows(config: TrainConfig, model: ModelShape, shape: Shape) -> list[tuple[str, Any]]:
     """Return the model and the batch, for the table at the top."""
     return [
         ("model", config.model),
@@ -48,7 +48,7 @@ def shape_rows(config: TrainConfig, model: ModelConfig, shape: Shape) -> list[tu
     ]
 
 
-def memory_rows(model: ModelConfig, shape: Shape) -> list[tuple[str, Any]]:
+def memory_rows(model: ModelShape, shape: Shape) -> list[tuple[str, Any]]:
     """Return the memory by kind, from the shape."""
     memory = memory_of.memory(model, shape, outliers.BYTES)
     return [
@@ -60,7 +60,7 @@ def memory_rows(model: ModelConfig, shape: Shape) -> list[tuple[str, Any]]:
     ]
 
 
-def flops_rows(model: ModelConfig, shape: Shape) -> list[tuple[str, Any]]:
+def flops_rows(model: ModelShape, shape: Shape) -> list[tuple[str, Any]]:
     """Return the FLOPs by the definitions in use."""
     tokens = shape.rows * shape.micro_batches
     exact = products_flops(model, shape)

@@ -1,6 +1,6 @@
 """The table: each operation's time beside its work, and how far it is from what the machine could do.
 
-Takes the time from a trace, the work from models/gpt2/work.py, its floor from plan/efficiency.py. Leaves out how they
+Takes the time from a trace, the work from models/work.py, its floor from plan/efficiency.py. Leaves out how they
 are obtained.
 """
 
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from llmc_jax.base import text
 from llmc_jax.machine.hlo import CONTAINERS
-from llmc_jax.models.gpt2.work import OPERATIONS, PHASES, Work
+from llmc_jax.models.work import OPERATIONS, PHASES, Work
 from llmc_jax.plan.efficiency import Roof, roofline
 from llmc_jax.plan.program import Program
 from llmc_jax.profile.trace import Trace, shared_time

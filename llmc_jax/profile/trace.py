@@ -8,14 +8,14 @@ Leaves out how steps are recorded (run/record.py) and what the instructions mean
 import json
 from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import write_atomic
-from llmc_jax.config.model import ModelConfig
-from llmc_jax.models.gpt2.work import Shape
+from llmc_jax.config.model import ModelShape
+from llmc_jax.models.family import shape_from_json, shape_to_json
+from llmc_jax.models.work import Shape
 from llmc_jax.plan.program import Program
 from llmc_jax.run.record import STEP
 
@@ -229,13 +229,13 @@ class Saved(NamedTuple):
     """A traced step."""
 
     program: Program
-    model: ModelConfig
+    model: ModelShape
     shape: Shape
 
 
-def keep_step(folder: Path, text: str, model: ModelConfig, shape: Shape) -> None:
+def keep_step(folder: Path, text: str, model: ModelShape, shape: Shape) -> None:
     """Write what `kept_step` reads into a trace folder. text: `compiled.as_text()` of the step that was traced."""
-    facts = {"model": asdict(model), "shape": shape._asdict()}
+    facts = {"model": shape_to_json(model), "shape": shape._asdict()}
     write_atomic(folder / PROGRAM, text.encode())
     write_atomic(folder / SHAPE, (json.dumps(facts, indent=1) + "\n").encode())
 
@@ -244,4 +244,4 @@ def kept_step(folder: Path) -> Saved:
     """Return what `keep_step` wrote."""
     facts: dict[str, Any] = json.loads((folder / SHAPE).read_text())
     text = (folder / PROGRAM).read_text()
-    return Saved(Program(text), ModelConfig(**facts["model"]), Shape(**facts["shape"]))
+    return Saved(Program(text), shape_from_json(facts["model"]), Shape(**facts["shape"]))

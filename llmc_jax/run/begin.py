@@ -7,7 +7,6 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO, cast
 
@@ -23,8 +22,9 @@ from llmc_jax.data import tables
 from llmc_jax.logs.files import config_file, rank_log
 from llmc_jax.logs.state import own_process
 from llmc_jax.machine.gpus import peak_flops
-from llmc_jax.models.gpt2.tensors import num_parameters
-from llmc_jax.models.gpt2.work import flops_per_token
+from llmc_jax.models.family import shape_to_json
+from llmc_jax.models.layout import num_parameters
+from llmc_jax.models.work import flops_per_token
 from llmc_jax.plan.compiled import arguments
 from llmc_jax.run import programs
 from llmc_jax.run.beside import Beside
@@ -189,7 +189,7 @@ def begun_log(setup: Setup, held: LockedFolder, made: list[Path]) -> RunLog:
         used = {**setup.device._asdict(), "used": setup.plan.parallel.devices}
         fitted = {} if setup.fitted is None else {"batch_size": setup.fitted.to_json()}
         table = {} if setup.metadata.tokenizer is None else {"tokenizer": setup.metadata.tokenizer._asdict()}
-        record = config_record(options, asdict(shape), used) | table | fitted
+        record = config_record(options, shape_to_json(shape), used) | table | fitted
         kernels = setup.metadata.kernels
         is_first = config_file(held.folder) is None
         if is_first:  # before any log: what has a log but no config.json is another program's folder

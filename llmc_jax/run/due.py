@@ -10,10 +10,9 @@ from llmc_jax.config.train import attention_computed
 from llmc_jax.data.tokenizers import drawable, sample_text, usual_eot
 from llmc_jax.evaluate.choices import answers, rows_of_items
 from llmc_jax.generate.llmc import SEED, generate, sample_mult, sample_softmax
-from llmc_jax.generate.model import RELU
 from llmc_jax.generate.scorer import TOKENS_ON_CPU, TOKENS_ON_GPU, Scored, Scorer, score
 from llmc_jax.machine.device import memory_stats
-from llmc_jax.models.gpt2.model import PLAIN
+from llmc_jax.models.execution import by_attention
 from llmc_jax.run.batches import Batches, validate
 from llmc_jax.run.record import profile_slice
 from llmc_jax.run.saver import Saved
@@ -162,7 +161,7 @@ def scorer_of(setup: Setup, progress: Progress) -> Scorer:
 
     On a GPU a batch has no more tokens than a step that is not tiny, so that there is memory for it.
     """
-    plain = RELU if attention_computed(setup.config.attention) == "relu" else PLAIN
+    plain = by_attention(attention_computed(setup.config.attention))
     execution = plain._replace(compiler_options=setup.plan.execution.compiler_options)
     tokens = setup.config.batch_size * setup.config.sequence_length
     on_gpu = min(max(TOKENS_ON_CPU, tokens), TOKENS_ON_GPU)

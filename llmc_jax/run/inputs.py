@@ -21,7 +21,7 @@ from llmc_jax.checkpoint.tokenizer import own_tokenizer
 from llmc_jax.cluster.agreement import alike
 from llmc_jax.config.checks import check_model_fit, with_devices
 from llmc_jax.config.flags import models_not_asked_for
-from llmc_jax.config.model import ModelConfig, described, parse_descriptor
+from llmc_jax.config.model import ModelShape
 from llmc_jax.config.train import BY_NAME, TrainConfig, of_test
 from llmc_jax.data import tables
 from llmc_jax.data.corpora import Corpus, stdlib_corpus
@@ -29,6 +29,7 @@ from llmc_jax.data.evalfile import Item, check_fit
 from llmc_jax.data.loader import TokenLoader, continued, of_processes
 from llmc_jax.data.tasks import read_items
 from llmc_jax.data.tokenizers import Choice, Tokenizer, bytes_tokenizer, fitted, load_tokenizer
+from llmc_jax.models.family import chosen, described, parsed
 from llmc_jax.plan.plan import Repeat
 from llmc_jax.run.resume import find_earlier, repeated, with_batch_of
 
@@ -38,7 +39,7 @@ CHECKED_TOKENS = 1 << 20  # of each data set, before the run begins: takes a ten
 class Model(NamedTuple):
     """What `-e` names, or --init-from."""
 
-    config: ModelConfig
+    config: ModelShape
     source: Source | None  # of the weights; None: random ones, or those of the checkpoint that the run resumes from
     published: str = ""  # its name on Hugging Face, where -e says that and not a path
 
@@ -115,16 +116,17 @@ def resolve_model(config: TrainConfig, earlier: Checkpoint | None = None) -> Mod
     """
     if earlier is not None and _names_nothing_new(config.model, earlier):
         return Model(earlier.metadata.identity.model, None)
+    family = chosen(config.model_file)
     flag, name = ("--init-from", config.init_from) if config.init_from else ("-e", config.model)
     with naming(flag):
         on_hub = model_named(name)
     there = on_hub is not None or Path(name).exists()
-    if flag == "-e" and not name.endswith(".bin") and "/" not in name and (described(name) or not there):
-        return Model(parse_descriptor(name), None)
+    if flag == "-e" and not name.endswith(".bin") and "/" not in name and (described(name, family) or not there):
+        return Model(parsed(name, family), None)
     if not there:
         raise InputError(_not_there(config))
     with naming(flag):
-        source = sources.open_source(name)
+        source = sources.open_source(name, model_file=config.model_file)
         if source.kind == "state" and source.path == Path(name) and (problem := check(source.path)):
             raise InputError(f"{name}: {problem}; take another checkpoint")
     shape = _checked_shape(config, source.config) if config.init_from else source.config
@@ -152,13 +154,13 @@ def _names_nothing_new(name: str, earlier: Checkpoint) -> bool:
     return said_then or (is_file and (name in models_not_asked_for() or not Path(name).exists()))
 
 
-def _checked_shape(config: TrainConfig, shape: ModelConfig) -> ModelConfig:
+def _checked_shape(config: TrainConfig, shape: ModelShape) -> ModelShape:
     """Return the shape of the checkpoint that --init-from names. Raises InputError if -e asks for another model."""
     name = config.model
     if name.endswith(".bin") or "/" in name:
         if name not in models_not_asked_for():
             raise InputError(f"-e {name} and --init-from {config.init_from} both name weights; leave one of them out")
-    elif parse_descriptor(name) != shape:
+    elif parsed(name, chosen(config.model_file)) != shape:
         raise InputError(f"-e {name}: the checkpoint that --init-from names has another shape, {shape}; leave -e out")
     return shape
 
@@ -166,7 +168,7 @@ def _checked_shape(config: TrainConfig, shape: ModelConfig) -> ModelConfig:
 # ----- data -----------------------------------------------------------------------------------------------------------
 
 
-def open_data(config: TrainConfig, model: ModelConfig) -> Data:
+def open_data(config: TrainConfig, model: ModelShape) -> Data:
     """Open the loaders that the run needs. With -a both read the validation data, unshuffled, as llm.c has it."""
     train_name, train_flag = (config.val_data, "-j") if config.overfit else (config.train_data, "-i")
     needs_train, needs_val = config.max_steps != 0, config.val_every > 0
@@ -314,7 +316,7 @@ def _of_data(data: Data) -> list[tuple[str, Tokenizer]]:
     return [*((tables.words(*each), each[1]) for each in tables.of_token_files(others)), *built_in]
 
 
-def open_questions(config: TrainConfig, model: ModelConfig, tokenizer: Choice) -> tuple[Sequence[Item], list[str]]:
+def open_questions(config: TrainConfig, model: ModelShape, tokenizer: Choice) -> tuple[Sequence[Item], list[str]]:
     """Return HellaSwag's questions, none if the run does not evaluate it, and notes.
 
     Where llm.c's file is not there, the run continues without, as llm.c's does. Raises InputError for any other file

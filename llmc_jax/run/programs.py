@@ -15,7 +15,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,9 +23,10 @@ from jax import export
 
 from llmc_jax.base.files import digest_of_files, sync, write_bytes
 from llmc_jax.base.plain import to_json
-from llmc_jax.config.model import ModelConfig
+from llmc_jax.config.model import ModelShape
 from llmc_jax.kernels import record
 from llmc_jax.machine.device import environment as variables
+from llmc_jax.models.family import shape_to_json
 from llmc_jax.plan.plan import Plan
 from llmc_jax.training.step import Metrics, StepOptions, train_step
 from llmc_jax.trials.card import driver_version
@@ -170,7 +170,7 @@ def shared_of(plan: Plan, arrays: Any, environment: Mapping[str, Any]) -> Path:
         "package": digest_of_files(path for folder in PACKAGES for path in folder.rglob("*.py")),
         "environment": {name: value for name, value in environment.items() if name != "source"},
         "variables": variables(), "flags": plan.xla_flags, "driver": driver_version(), "jax": settings,
-        "model": asdict(plan.model), "kernels": kernels, "step": step,
+        "model": shape_to_json(plan.model), "kernels": kernels, "step": step,
         "arrays": [f"{each.shape} {each.dtype} {each.sharding}" for each in jax.tree.leaves(arrays)],
         "tree": str(jax.tree.structure(arrays)),
     }  # fmt: skip
@@ -195,7 +195,7 @@ class LoweredStep(NamedTuple):
 
 
 def lower_step(
-    arrays: tuple[Any, ...], model: ModelConfig, options: StepOptions, path: Path | None, platforms: Any = None
+    arrays: tuple[Any, ...], model: ModelShape, options: StepOptions, path: Path | None, platforms: Any = None
 ) -> LoweredStep:
     """Lower the step for its arrays (state, inputs, targets, numbers), or take it as it was lowered before.
 
@@ -233,7 +233,7 @@ def _read(path: Path, arrays: tuple[Any, ...]) -> Any:
         return None
 
 
-def _exported(path: Path, arrays: tuple[Any, ...], model: ModelConfig, options: StepOptions, platforms: Any) -> Any:
+def _exported(path: Path, arrays: tuple[Any, ...], model: ModelShape, options: StepOptions, platforms: Any) -> Any:
     """Return the step exported into a file; None where it cannot be."""
     tree = jax.tree.structure(arrays)
 

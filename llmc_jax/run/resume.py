@@ -8,7 +8,7 @@ import importlib.metadata
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -168,10 +168,10 @@ def check_fits(earlier: Checkpoint, config: TrainConfig, identity: Identity) -> 
 def _differences(earlier: Checkpoint, config: TrainConfig, ours: Identity) -> Iterator[str]:
     """Yield what differs in the model, the precision, the batch and the data, a line each."""
     theirs = earlier.metadata.identity
-    shape = asdict(theirs.model)
-    for name, size in asdict(ours.model).items():
-        if shape[name] != size:
-            yield f"model: {name} is {shape[name]} there, {size} here"
+    then, now = vars(theirs.model), vars(ours.model)
+    for name in dict.fromkeys((*then, *now)):
+        if then.get(name) != now.get(name):
+            yield f"model: {name} is {then.get(name)} there, {now.get(name)} here"
     for name, words in (("dtype", "--dtype"), ("master_weights", "-w"), ("rounding", "--rounding")):
         then, now = getattr(theirs, name), getattr(ours, name)
         matters = name == "dtype" or ours.dtype != "fp32"

@@ -28,12 +28,13 @@ from llmc_jax import cluster
 from llmc_jax.base.errors import InputError
 from llmc_jax.checkpoint import store
 from llmc_jax.checkpoint.contents import Metadata
-from llmc_jax.checkpoint.llmc import write_model
+from llmc_jax.checkpoint.llmc import FILES, write_model
+from llmc_jax.checkpoint.source import gpt2_shape
 from llmc_jax.checkpoint.state import flat_buffers, small_arrays
 from llmc_jax.cluster.agreement import of_all, of_first
-from llmc_jax.config.model import ModelConfig
+from llmc_jax.config.model import ModelShape
 from llmc_jax.machine.device import full_memory
-from llmc_jax.models.gpt2.tensors import num_parameters
+from llmc_jax.models.layout import num_parameters
 from llmc_jax.models.tensors import BLOCKS
 from llmc_jax.training.parallel.placement import Placement
 from llmc_jax.training.state import TrainState
@@ -92,7 +93,7 @@ class Saver:
     """
 
     folder: Path
-    model: ModelConfig
+    model: ModelShape
     keep: int  # the latest checkpoints that stay, 0: all
     major_every: int  # those of every so many steps stay too, 0: none
     _: KW_ONLY
@@ -255,7 +256,7 @@ class Saver:
         path = store.hidden_model(self.folder, step)
         undo.callback(lambda: path.unlink(missing_ok=True))
         values = weights[: num_parameters(self.model)].astype(np.float32, copy=False)
-        write_model(path, self.model, values, version=5 if weights.dtype.name == "bfloat16" else 3)
+        write_model(path, gpt2_shape(self.model, FILES), values, version=5 if weights.dtype.name == "bfloat16" else 3)
         return path
 
     def prune(self, least: int) -> tuple[tuple[int, ...], str | None]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from llmc_jax.base.errors import ExitCode, InputError
 from llmc_jax.checkpoint.contents import Counters, Metadata
 from llmc_jax.checkpoint.store import Checkpoint
-from llmc_jax.config.model import ModelConfig
+from llmc_jax.config.model import ModelShape
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.data.evalfile import Item
 from llmc_jax.data.tokenizers import Choice
@@ -55,7 +55,7 @@ class Setup(NamedTuple):
         return self.plan.config
 
     @property
-    def model(self) -> ModelConfig:
+    def model(self) -> ModelShape:
         return self.plan.model
 
 

@@ -5,17 +5,22 @@ from typing import Any
 
 from llmc_jax import cluster, kernels
 from llmc_jax.cluster.start import ranks_text
+from llmc_jax.config.model import ModelShape
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.machine import compiling
 from llmc_jax.machine.device import device_label, gib
-from llmc_jax.models.gpt2.tensors import num_parameters
+from llmc_jax.models.family import family_of
+from llmc_jax.models.layout import head_spec, letters, num_parameters
 from llmc_jax.plan.plan import Plan, triton_gemm_wish
 from llmc_jax.run.state import Setup
+
+NAMES = {"L": "num_layers L", "NH": "num_heads NH", "C": "channels C"}
 
 
 def table(setup: Setup, folder: Path) -> list[list[tuple[str, Any]]]:
     """Return the sections of the start-up table, its rows named as llm.c names them."""
     plan, data = setup.plan, setup.data
+    numbers = letters(plan.model)
     machine = [
         ("device", device_label(setup.device, plan.parallel.devices)),
         *process_rows(setup),
@@ -29,10 +34,9 @@ def table(setup: Setup, folder: Path) -> list[list[tuple[str, Any]]]:
         ("weights", weights_text(setup)),
         ("max_sequence_length T", plan.model.max_seq_len),
         ("vocab_size V", plan.model.vocab_size),
-        ("padded_vocab_size Vp", plan.model.padded_vocab_size),
-        ("num_layers L", plan.model.num_layers),
-        ("num_heads NH", plan.model.num_heads),
-        ("channels C", plan.model.channels),
+        ("padded_vocab_size Vp", head_spec(plan.model).shape[0]),
+        *((name, numbers[letter]) for letter, name in NAMES.items() if numbers.get(letter)),
+        *family_rows(plan.model),
         ("num_parameters", num_parameters(plan.model)),
     ]
     counts = [
@@ -43,6 +47,12 @@ def table(setup: Setup, folder: Path) -> list[list[tuple[str, Any]]]:
         ("run hellaswag", f"yes, {len(setup.questions)} questions" if setup.questions else "no"),
     ]
     return [_settings(setup, folder), machine, model, counts]
+
+
+def family_rows(model: ModelShape) -> list[tuple[str, Any]]:
+    """Return the family of a model that is not GPT-2, and the file that it stands in."""
+    family = family_of(model)
+    return [("family", f"{family.name}, of {family.path} (sha256 {model.source[:12]})")] if model.source else []
 
 
 def _settings(setup: Setup, folder: Path) -> list[tuple[str, Any]]:

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from llmc_jax.config.model import ModelConfig
+from llmc_jax.config.model import ModelShape
 from llmc_jax.config.train import TrainConfig
-from llmc_jax.models.gpt2.tensors import BY_NAME, tensor_specs
+from llmc_jax.models.layout import tensor_specs
 from llmc_jax.models.tensors import FLAT_MULTIPLE
 
 
@@ -40,14 +40,14 @@ def clip_scale(norm: jax.Array, limit: jax.Array) -> jax.Array:
     return jnp.where((limit > 0) & (norm > limit), limit / norm, 1.0).astype(norm.dtype)
 
 
-def decay_ranges(config: ModelConfig, rule: str) -> tuple[tuple[int, int], ...]:
+def decay_ranges(config: ModelShape, rule: str) -> tuple[tuple[int, int], ...]:
     """Return the ranges [start, stop) of the flat buffer that weight decay applies to, neighbours joined.
 
     rule: 'matrices' as train_gpt2.cu (wte, wpe and the weight matrices), or 'all' as train_gpt2.c.
     """
     ranges: list[tuple[int, int]] = []
     for spec in tensor_specs(config):
-        if rule == "all" or BY_NAME[spec.name].matrix:
+        if rule == "all" or spec.tensor.matrix:
             start = spec.offset
             if ranges and ranges[-1][1] == start:
                 start = ranges.pop()[0]

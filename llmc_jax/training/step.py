@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from llmc_jax.config.model import ModelConfig
-from llmc_jax.models.gpt2 import model as gpt2
-from llmc_jax.models.gpt2.model import PLAIN, Execution
-from llmc_jax.models.gpt2.units import own_rows, take_rows
+from llmc_jax.config.model import ModelShape
+from llmc_jax.models import program
+from llmc_jax.models.execution import PLAIN, Execution
+from llmc_jax.models.units import own_rows, row_size, take_rows
 from llmc_jax.training.adamw import ADAMW
 from llmc_jax.training.optimizer import LossScaleNumbers, Optimizer, clip_scale, decay_ranges, next_loss_scale
 from llmc_jax.training.outliers import Outliers, is_outlier, update_outliers
@@ -62,7 +62,7 @@ def batch_gradient(
     weights: jax.Array,
     inputs: jax.Array,
     targets: jax.Array,
-    config: ModelConfig,
+    config: ModelShape,
     execution: Execution = PLAIN,
     weight: jax.Array | float = 1.0,
 ) -> tuple[jax.Array, jax.Array]:
@@ -75,7 +75,7 @@ def batch_gradient(
     micro_batches = inputs.shape[0]
 
     def share_of_loss(weights: jax.Array, inputs: jax.Array, targets: jax.Array) -> jax.Array:
-        return gpt2.loss_fn(weights, inputs, targets, config, execution, weight / micro_batches)
+        return program.loss_fn(weights, inputs, targets, config, execution, weight / micro_batches)
 
     value_and_grad = jax.value_and_grad(share_of_loss)
     if micro_batches == 1:
@@ -97,7 +97,7 @@ def step_fn(
     inputs: jax.Array,
     targets: jax.Array,
     numbers: StepNumbers,
-    config: ModelConfig,
+    config: ModelShape,
     options: StepOptions,
 ) -> tuple[TrainState, Metrics]:
     """Make one step on inputs and targets (A, B, T) int32: A micro-batches, one update.
@@ -120,7 +120,7 @@ def _step(
     inputs: jax.Array,
     targets: jax.Array,
     numbers: StepNumbers,
-    config: ModelConfig,
+    config: ModelShape,
     options: StepOptions,
 ) -> tuple[TrainState, Metrics]:
     """Make the step on one device.
@@ -169,7 +169,7 @@ def _step(
 
 
 def update_state(
-    state: TrainState, gradient: jax.Array, config: ModelConfig, options: StepOptions, **how: Any
+    state: TrainState, gradient: jax.Array, config: ModelShape, options: StepOptions, **how: Any
 ) -> tuple[Any, ...]:
     """Return the new params, buffers and copy. how: what `Optimizer.update` takes beside the arrays.
 
@@ -179,7 +179,7 @@ def update_state(
     buffers = [state.buffers[name] for name in optimizer.buffers]
     if not parallel.splits:
         return optimizer.update(state.params, *buffers, gradient, copy=state.copy, **how)
-    rows = Rows(own_rows(config, parallel.devices, device_number()), config.channels)
+    rows = Rows(own_rows(config, parallel.devices, device_number()), row_size(config))
     low = take_rows(state.weights, rows.numbers, config)
     params, copy = (low, None) if state.copy is None else (state.params, low)
     params, *buffers, copy = optimizer.update(params, *buffers, gradient, copy=copy, rows=rows, **how)
@@ -203,11 +203,11 @@ def evaluate_loss(
     weights: jax.Array,
     inputs: jax.Array,
     targets: jax.Array,
-    config: ModelConfig,
+    config: ModelShape,
     execution: Execution = PLAIN,
 ) -> jax.Array:
     """Return the mean loss of one batch (B, T), nats per token; weights (flat_size,) in the compute dtype."""
-    return gpt2.mean_loss(weights, inputs, targets, config, execution)
+    return program.mean_loss(weights, inputs, targets, config, execution)
 
 
 @partial(jax.jit, static_argnames=("config", "execution"))
@@ -215,7 +215,7 @@ def evaluate_losses(
     weights: jax.Array,
     inputs: jax.Array,
     targets: jax.Array,
-    config: ModelConfig,
+    config: ModelShape,
     execution: Execution = PLAIN,
 ) -> jax.Array:
     """Return what `evaluate_loss` returns of each of n batches (n, B, T), one on each device of the mesh: (n,).
@@ -224,7 +224,7 @@ def evaluate_losses(
     """
 
     def one_device(weights: jax.Array, inputs: jax.Array, targets: jax.Array) -> jax.Array:
-        return gather(gpt2.mean_loss(weights, inputs[0], targets[0], config, execution)[None])
+        return gather(program.mean_loss(weights, inputs[0], targets[0], config, execution)[None])
 
     each = jax.shard_map(one_device, in_specs=(EVERYWHERE, SPLIT, SPLIT), out_specs=EVERYWHERE, check_vma=False)
     return each(weights, inputs, targets)

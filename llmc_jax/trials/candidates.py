@@ -4,12 +4,12 @@ from itertools import chain, takewhile
 from typing import NamedTuple
 
 from llmc_jax import kernels
-from llmc_jax.config.model import ModelConfig
+from llmc_jax.config.model import ModelShape
 from llmc_jax.config.train import ATTENTIONS
 from llmc_jax.kernels.choice import Finding, Implementation, Preferences, Setting, candidates
 from llmc_jax.machine.compiling import Options
 from llmc_jax.machine.gpus import Machine
-from llmc_jax.models.gpt2.tensors import flat_size
+from llmc_jax.models.layout import flat_size, head_size, head_spec, letters
 
 LAYERS = 6  # of the step that is compared: a deeper model repeats them, and its compilation takes as much longer
 
@@ -17,7 +17,7 @@ LAYERS = 6  # of the step that is compared: a deeper model repeats them, and its
 class Case(NamedTuple):
     """A run as the trials see it: what decides shapes, precision and which implementations come into question."""
 
-    model: ModelConfig
+    model: ModelShape
     batch_size: int  # B of a micro-batch
     sequence_length: int
     accumulation: int
@@ -38,7 +38,7 @@ class Case(NamedTuple):
     @property
     def setting(self) -> Setting:
         """Return what an implementation may or may not be able to serve."""
-        return Setting(self.machine, self.dtype, self.model.head_size, self.interpret)
+        return Setting(self.machine, self.dtype, head_size(self.model), self.interpret)
 
 
 # ----- what is tried ------------------------------------------------------------------------------------------------
@@ -72,13 +72,14 @@ def listed(case: Case) -> list[Finding]:
 def parts(case: Case, operation: str) -> dict[str, list[int]]:
     """Return the functions of an operation as problems of problems.py, with their sizes: the run's own."""
     model, B, T = case.model, case.batch_size, case.sequence_length
-    C, rows, size = model.channels, B * T, flat_size(model)
+    numbers, rows, size = letters(model), B * T, flat_size(model)
+    Vp, C = head_spec(model).shape
     sizes = {
         "layernorm": [rows, C],
-        "gelu": [rows, 4 * C],
-        "attention": [B, T, model.num_heads, model.head_size],
-        "classifier": [min(case.logit_rows or rows, rows), model.vocab_size, model.padded_vocab_size],
-        "embedding backward": [B, T, C, model.padded_vocab_size],
+        "gelu": [rows, numbers.get("F", 4 * C)],
+        "attention": [B, T, numbers.get("NH", 1), head_size(model)],
+        "classifier": [min(case.logit_rows or rows, rows), model.vocab_size, Vp],
+        "embedding backward": [B, T, C, Vp],
         "adamw": [size],
         "global norm": [size],
     }[operation]

@@ -20,7 +20,8 @@ from llmc_jax.config.train import ATTENTIONS
 from llmc_jax.kernels import GROUPS, Finding
 from llmc_jax.kernels.choice import implementations
 from llmc_jax.machine import compiling
-from llmc_jax.models.gpt2.model import Execution
+from llmc_jax.models.execution import Execution
+from llmc_jax.models.layout import letters
 from llmc_jax.ops import attention
 from llmc_jax.ops.gelu import gelu_forward_in_product
 from llmc_jax.ops.table import Function
@@ -76,7 +77,7 @@ def measure_kernel(case: Case, finding: Finding) -> Finding:
 def matrix_bytes(case: Case) -> float:
     """Return the bytes of attention's T x T matrix in one layer."""
     size = 4 if case.dtype == "fp32" else 2
-    return float(size) * case.batch_size * case.model.num_heads * case.sequence_length**2
+    return float(size) * case.batch_size * letters(case.model).get("NH", 1) * case.sequence_length**2
 
 
 class Step(NamedTuple):
@@ -93,14 +94,19 @@ def measure_step(case: Case, chosen: Rows, options: compiling.Options) -> Tried:
     chosen: nothing is XLA's step itself. options: of XLA, beside the run's own. Both steps are the run's own program,
     but for their number of layers (candidates.LAYERS); the gradient is what AdamW makes of it in its first step.
     """
-    layers = min(case.model.num_layers, candidates.LAYERS)
-    case = case._replace(model=replace(case.model, num_layers=layers))
+    case = case._replace(model=shallow(case.model))
     reference = _xla_step(case)
     if not chosen:
         return Tried("", reference.seconds)
     found = _step(case, chosen_functions(case, chosen), options)
     _, wrong = numerics.judged_model(case.model, case.dtype, found[:2], reference[:2])
     return Tried("; ".join(wrong), found.seconds)
+
+
+def shallow(model: Any) -> Any:
+    """Return a model with fewer layers, where its shape says their number."""
+    layers = getattr(model, "num_layers", 0)
+    return replace(model, num_layers=candidates.LAYERS) if layers > candidates.LAYERS else model
 
 
 @cache

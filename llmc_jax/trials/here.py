@@ -11,7 +11,7 @@ from llmc_jax import cluster, kernels
 from llmc_jax.base.plain import from_json, to_json
 from llmc_jax.cluster.agreement import of_all
 from llmc_jax.config.checks import with_devices
-from llmc_jax.config.model import ModelConfig
+from llmc_jax.config.model import ModelShape
 from llmc_jax.config.train import AUTO_BATCH, TrainConfig
 from llmc_jax.machine import compiling
 from llmc_jax.machine.device import Device, describe_device
@@ -59,7 +59,7 @@ def facts(config: TrainConfig, findings: kernels.Findings | None) -> Facts:
     )  # fmt: skip
 
 
-def plan_with(facts: Facts, config: TrainConfig, model: ModelConfig, before: Repeat | None = None) -> Plan:
+def plan_with(facts: Facts, config: TrainConfig, model: ModelShape, before: Repeat | None = None) -> Plan:
     """Return the plan of a configuration on this machine. See `make_plan`, which raises the same."""
     return make_plan(
         replace(config, devices=facts.devices), model, facts.machine, findings=facts.findings, before=before,
@@ -85,7 +85,7 @@ def available_devices() -> tuple[int, str]:
 
 
 def try_kernels(
-    config: TrainConfig, model: ModelConfig, before: Repeat | None = None, most_rows: int = 0
+    config: TrainConfig, model: ModelShape, before: Repeat | None = None, most_rows: int = 0
 ) -> kernels.Findings:
     """Return what is known of this GPU's kernels, found out now if need be. Call it before JAX has a device.
 
@@ -106,7 +106,7 @@ def try_kernels(
     return start.find_out(case_of(make_plan(config, model, here.machine, xla_flags=flags)), here)
 
 
-def first_guess(config: TrainConfig, model: ModelConfig, machine: kernels.Machine, limit: int, most: int) -> int:
+def first_guess(config: TrainConfig, model: ModelShape, machine: kernels.Machine, limit: int, most: int) -> int:
     """Return the largest -b that fits by estimate, or the smallest there is."""
     flags = compiling.user_flags()
 

@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from llmc_jax.config.model import ModelConfig
-from llmc_jax.models.gpt2.tensors import tensor_specs
+from llmc_jax.config.model import ModelShape
+from llmc_jax.models.layout import tensor_specs
 from llmc_jax.training.adamw import ADAMW
 from llmc_jax.trials import problems
 from llmc_jax.trials.children import FREE, OTHER, SAME, Figures, running
@@ -190,7 +190,7 @@ MODEL = {
 
 
 def judged_model(
-    config: ModelConfig, dtype: str, found: tuple[float, np.ndarray], wanted: tuple[float, np.ndarray]
+    config: ModelShape, dtype: str, found: tuple[float, np.ndarray], wanted: tuple[float, np.ndarray]
 ) -> tuple[Figures, list[str]]:
     """Return how far a loss and a flat gradient are off others, and what is off by more than a precision explains."""
     errors_of = {}

@@ -20,9 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from llmc_jax import kernels
-from llmc_jax.config.model import ModelConfig
+from llmc_jax.config.model import ModelShape
 from llmc_jax.kernels.functions import PLAIN
-from llmc_jax.models.gpt2.tensors import BY_NAME, flat_size, num_parameters, tensor_specs
+from llmc_jax.models.layout import flat_size, num_parameters, tensor_specs
 from llmc_jax.ops import attention as jnp_attention
 from llmc_jax.ops import softmax as jnp_softmax
 from llmc_jax.training.adamw import ADAMW, AdamWNumbers
@@ -213,12 +213,12 @@ def seed_of(text: str) -> int:
     return math.prod(byte + 3 for byte in text.encode()) % (2**31 - 1)
 
 
-def random_weights(model: ModelConfig) -> jax.Array:
+def random_weights(model: ModelShape) -> jax.Array:
     """Return random weights (flat_size,) float32: normalisations near one, all else small and not zero."""
     used = jnp.arange(flat_size(model)) < num_parameters(model)
     values = jnp.where(used, 0.02 * jax.random.normal(jax.random.key(0), used.shape, jnp.float32), 0.0)
     for spec in tensor_specs(model):
-        if BY_NAME[spec.name].start == "one":
+        if spec.tensor.start == "one":
             values = values.at[spec.offset : spec.offset + spec.size].add(1.0)
     return values
 

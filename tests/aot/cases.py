@@ -20,7 +20,7 @@ from llmc_jax.config.flags import parse_args
 from llmc_jax.config.model import parse_descriptor
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.machine import deviceless, gpus
-from llmc_jax.models.gpt2.tensors import flat_size
+from llmc_jax.models.layout import flat_size
 from llmc_jax.plan import compiled
 from llmc_jax.plan.plan import Plan
 from llmc_jax.training.adamw import AdamWNumbers

@@ -8,8 +8,8 @@ from benchmarks import aot
 from llmc_jax.config.model import parse_descriptor
 from llmc_jax.generate.scorer import ScoreOptions, rows_of, scores_of_batch
 from llmc_jax.machine import deviceless
-from llmc_jax.models.gpt2.model import PLAIN
-from llmc_jax.models.gpt2.tensors import flat_size
+from llmc_jax.models.execution import PLAIN
+from llmc_jax.models.layout import flat_size
 
 pytestmark = [
     pytest.mark.slow,

@@ -10,9 +10,10 @@ from benchmarks import aot
 from benchmarks.hlo import copied_arrays
 from llmc_jax.config.model import parse_descriptor
 from llmc_jax.machine import deviceless
+from llmc_jax.models.execution import PLAIN
 from llmc_jax.models.gpt2.decode import cache_bytes, decode, empty_cache, prefill
-from llmc_jax.models.gpt2.model import PLAIN
-from llmc_jax.models.gpt2.tensors import Params, flat_size, separate
+from llmc_jax.models.gpt2.tensors import Params
+from llmc_jax.models.layout import flat_size, separate
 
 pytestmark = [
     pytest.mark.slow,

@@ -10,8 +10,8 @@ from benchmarks import aot
 from benchmarks.collectives import Case, Measured, measure_apart
 from benchmarks.sent import Collective
 from llmc_jax.config.model import parse_descriptor
-from llmc_jax.models.gpt2.tensors import num_parameters
-from llmc_jax.models.gpt2.units import units
+from llmc_jax.models.layout import num_parameters
+from llmc_jax.models.units import units
 
 pytestmark = [
     pytest.mark.slow,

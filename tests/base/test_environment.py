@@ -9,7 +9,7 @@ import pytest
 
 from llmc_jax.checkpoint.llmc import write_model
 from llmc_jax.config.model import ModelConfig
-from llmc_jax.models.gpt2.tensors import num_parameters
+from llmc_jax.models.layout import num_parameters
 from tests.base.each_alone import Said, each_alone
 from tests.same_run import write_shards
 

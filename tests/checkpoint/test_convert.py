@@ -19,7 +19,7 @@ from llmc_jax.checkpoint.source import Source
 from llmc_jax.checkpoint.sources import flat_parameters, open_source
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.data.tokenizers import bytes_tokenizer, write_tokenizer_bin
-from llmc_jax.models.gpt2.tensors import num_parameters, tensor_specs, views
+from llmc_jax.models.layout import num_parameters, tensor_specs, views
 from tests.checkpoint.damage import flip, random_bits
 from tests.checkpoint.test_sources import random_arrays, save
 

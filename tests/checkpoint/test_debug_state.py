@@ -15,7 +15,7 @@ from llmc_jax.checkpoint.llmc import write_model
 from llmc_jax.checkpoint.sources import flat_parameters, open_source
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.data.tokenfile import write_token_file
-from llmc_jax.models.gpt2.tensors import num_parameters
+from llmc_jax.models.layout import num_parameters
 from tests import plain_model
 from tests.checkpoint.damage import mutated, refused, spoil_what_is_written
 

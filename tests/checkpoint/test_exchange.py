@@ -15,7 +15,7 @@ from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.checkpoint import conversion, exchange
 from llmc_jax.checkpoint.sources import flat_parameters, open_source
 from llmc_jax.config.model import parse_descriptor
-from llmc_jax.models.gpt2.tensors import num_parameters, tensor_specs, views
+from llmc_jax.models.layout import num_parameters, tensor_specs, views
 from tests.checkpoint.damage import refused
 
 ROOT = Path(__file__).resolve().parents[2]

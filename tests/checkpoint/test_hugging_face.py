@@ -24,7 +24,7 @@ from llmc_jax.checkpoint.sources import flat_parameters, open_source
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.data.tokenizers import Table, table_tokenizer
 from llmc_jax.models.gpt2 import model as gpt2
-from llmc_jax.models.gpt2.tensors import views
+from llmc_jax.models.layout import views
 from tests.checkpoint.damage import refused
 
 FIXTURE = Path(__file__).resolve().parents[1] / "golden" / "hugging_face"

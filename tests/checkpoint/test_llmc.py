@@ -27,7 +27,7 @@ from llmc_jax.checkpoint.llmc import (
 )
 from llmc_jax.checkpoint.sources import flat_parameters, open_source
 from llmc_jax.config.model import ModelConfig
-from llmc_jax.models.gpt2.tensors import num_parameters, tensor_specs
+from llmc_jax.models.layout import num_parameters, tensor_specs
 from tests.checkpoint.damage import random_bits, refused
 
 TINY = ModelConfig(max_seq_len=2, vocab_size=3, padded_vocab_size=128, num_layers=2, num_heads=2, channels=4)

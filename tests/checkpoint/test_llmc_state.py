@@ -42,7 +42,7 @@ from llmc_jax.checkpoint.sources import flat_parameters
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.data.loader import TokenLoader
 from llmc_jax.data.tokenfile import write_token_file
-from llmc_jax.models.gpt2.tensors import num_parameters, tensor_specs
+from llmc_jax.models.layout import num_parameters, tensor_specs
 from tests.checkpoint.damage import memory_below, mutated, random_bits, refused, spoil_what_is_written
 
 CONFIG = ModelConfig(max_seq_len=16, vocab_size=96, padded_vocab_size=128, num_layers=2, num_heads=2, channels=16)

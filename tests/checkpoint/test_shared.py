@@ -18,7 +18,7 @@ from llmc_jax.checkpoint import arrays as array_files
 from llmc_jax.checkpoint import manifest, store
 from llmc_jax.checkpoint.contents import Identity, Metadata
 from llmc_jax.config.model import ModelConfig
-from llmc_jax.models.gpt2.tensors import flat_size, num_parameters, tensor_specs
+from llmc_jax.models.layout import flat_size, num_parameters, tensor_specs
 from tests.checkpoint.damage import flip
 from tests.checkpoint.test_store import manifest_of
 

@@ -20,7 +20,7 @@ from llmc_jax.checkpoint.source import slices
 from llmc_jax.checkpoint.sources import flat_parameters, open_source
 from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.models.gpt2.init import random_parameters
-from llmc_jax.models.gpt2.tensors import num_parameters, tensor_specs
+from llmc_jax.models.layout import num_parameters, tensor_specs
 from tests.checkpoint.damage import refused
 from tests.states import joined
 

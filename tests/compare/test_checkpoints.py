@@ -9,7 +9,7 @@ from llmc_jax.checkpoint.llmc import bf16_to_fp32, fp32_to_bf16, write_model
 from llmc_jax.checkpoint.source import Source, slices
 from llmc_jax.compare import checkpoints
 from llmc_jax.config.model import ModelConfig
-from llmc_jax.models.gpt2.tensors import num_parameters, tensor_specs, views
+from llmc_jax.models.layout import num_parameters, tensor_specs, views
 from tests import plain_model
 from tests.checkpoint.damage import memory_below
 from tests.compare.running import compare, compared

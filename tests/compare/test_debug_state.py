@@ -21,8 +21,9 @@ from llmc_jax.checkpoint.llmc import write_model
 from llmc_jax.compare import debug_state
 from llmc_jax.compare.tensors import difference
 from llmc_jax.config.model import ModelConfig
-from llmc_jax.models.gpt2.model import PLAIN, Execution
-from llmc_jax.models.gpt2.tensors import Params, flat_size, num_parameters, views
+from llmc_jax.models.execution import PLAIN, Execution
+from llmc_jax.models.gpt2.tensors import Params
+from llmc_jax.models.layout import flat_size, num_parameters, views
 from llmc_jax.ops import layernorm
 from tests import plain_model
 from tests.compare.running import compare, compared

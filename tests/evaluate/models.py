@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from llmc_jax.config.model import parse_descriptor
-from llmc_jax.models.gpt2.tensors import flat_size
+from llmc_jax.models.layout import flat_size
 from tests import plain_model
 from tests.generate import plain
 
@@ -44,7 +44,7 @@ def main() -> None:
 
     from llmc_jax.generate.scorer import Row, ScoreOptions, Scorer, score
     from llmc_jax.machine.device import devices_of
-    from llmc_jax.models.gpt2.model import PLAIN
+    from llmc_jax.models.execution import PLAIN
     from llmc_jax.training.parallel.placement import placement
     from llmc_jax.training.parallel.stage import Parallel
 

@@ -13,7 +13,7 @@ from llmc_jax.evaluate import subjects
 from llmc_jax.evaluate.choices import Answer, answers, rows_of_items
 from llmc_jax.generate.scorer import Scored, ScoreOptions, Scorer, score
 from llmc_jax.machine.device import devices_of
-from llmc_jax.models.gpt2.model import PLAIN
+from llmc_jax.models.execution import PLAIN
 from llmc_jax.training.parallel.placement import placement
 from llmc_jax.training.parallel.stage import Parallel
 from tests.evaluate.models import CONFIG, TOKENS_PER_BATCH, flat

@@ -14,7 +14,7 @@ from llmc_jax.evaluate import texts
 from llmc_jax.evaluate.texts import Losses, Piece
 from llmc_jax.generate.scorer import Scorer
 from llmc_jax.machine.device import devices_of
-from llmc_jax.models.gpt2.model import PLAIN
+from llmc_jax.models.execution import PLAIN
 from llmc_jax.training.parallel.placement import placement
 from llmc_jax.training.parallel.stage import Parallel
 from llmc_jax.training.step import evaluate_loss

@@ -14,7 +14,7 @@ from llmc_jax.base.rng import random_f32
 from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.generate.llmc import SEED, generate, sample_mult, sample_softmax
 from llmc_jax.models.gpt2.model import forward
-from llmc_jax.models.gpt2.tensors import padded, tensor_specs, views
+from llmc_jax.models.layout import padded, tensor_specs, views
 
 Pick = Callable[[np.ndarray, float], int]
 # The first numbers of llm.c's random_f32 from the state 1337

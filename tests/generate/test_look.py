@@ -22,8 +22,9 @@ from llmc_jax.generate.engine import kept_after_drop
 from llmc_jax.generate.look import Seen
 from llmc_jax.generate.model import Model
 from llmc_jax.generate.text import piece
-from llmc_jax.models.gpt2.model import PLAIN
-from llmc_jax.models.gpt2.tensors import BY_NAME, Params, flat_size, views
+from llmc_jax.models.execution import PLAIN
+from llmc_jax.models.gpt2.tensors import BY_NAME, Params
+from llmc_jax.models.layout import flat_size, views
 from llmc_jax.training.state import DTYPES
 from tests import plain_model
 from tests.generate import plain

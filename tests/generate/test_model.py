@@ -13,7 +13,7 @@ from llmc_jax.checkpoint.sources import open_source
 from llmc_jax.data import tokenizers
 from llmc_jax.generate import model as models
 from llmc_jax.generate.model import attention_of, end_of_text, open_model, read_weights
-from llmc_jax.models.gpt2.tensors import num_parameters
+from llmc_jax.models.layout import num_parameters
 
 SHAPE = "L2-NH2-C16-V257-T32"
 

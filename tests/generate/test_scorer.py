@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from llmc_jax.generate.scorer import SHORTEST, Row, ScoreOptions, Scorer, batches, padded_length, rows_of, score
 from llmc_jax.machine.device import devices_of
-from llmc_jax.models.gpt2.model import PLAIN
-from llmc_jax.models.gpt2.tensors import separate
+from llmc_jax.models.execution import PLAIN
+from llmc_jax.models.layout import separate
 from llmc_jax.training.parallel.placement import placement
 from llmc_jax.training.parallel.stage import Parallel
 from tests.evaluate.models import CONFIG, TOKENS_PER_BATCH, flat, texts

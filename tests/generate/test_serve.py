@@ -32,7 +32,7 @@ from llmc_jax.generate.model import Model, open_model
 from llmc_jax.generate.sampling import Sampling
 from llmc_jax.generate.serve import Limits, Server, serve
 from llmc_jax.generate.text import TextStream
-from llmc_jax.models.gpt2.tensors import num_parameters
+from llmc_jax.models.layout import num_parameters
 from tests import chromium, plain_model
 from tests.waiting import wait_until
 

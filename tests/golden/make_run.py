@@ -28,7 +28,7 @@ import numpy as np
 
 from llmc_jax.config.model import parse_descriptor
 from llmc_jax.models.gpt2.init import random_parameters
-from llmc_jax.models.gpt2.tensors import num_parameters
+from llmc_jax.models.layout import num_parameters
 from tests import plain_model
 from tests.comparisons import Batch, skewed_tokens
 

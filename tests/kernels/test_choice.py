@@ -21,13 +21,14 @@ from llmc_jax.kernels import GROUPS, XLA, Choice, Findings, Machine, Preferences
 from llmc_jax.kernels.choice import ESTIMATED, IMPLEMENTATIONS, NOTHING, Measured, choose_one, select
 from llmc_jax.kernels.functions import PLAIN, cudnn_attention_backward, cudnn_attention_forward
 from llmc_jax.machine.gpus import measured_on
-from llmc_jax.models.gpt2.model import Execution
+from llmc_jax.models.execution import Execution
 from llmc_jax.ops import attention
 from llmc_jax.ops.gelu import gelu_forward_in_product
 from pallas_kernels import tuning
 from tests.comparisons import gradient_errors
 from tests.kernels.test_whole_model import of_model
 
+XLA_ALONE = {"classifier_forward", "linear_forward", "linear_backward"}  # operations without another implementation
 ROOT = Path(__file__).resolve().parents[2]
 MACHINES = {
     "CPU": Machine("cpu", "cpu"),
@@ -126,7 +127,7 @@ def test_on_a_gpu_the_kernels_run(name: str, dtype: str) -> None:
     }  # fmt: skip
     assert chosen(selection) == expected
     for field, function in functions(selection).items():
-        if field in ("global_norm", "classifier_forward") or (field.startswith("attention") and not flash):
+        if field in {"global_norm", *XLA_ALONE} or (field.startswith("attention") and not flash):
             assert function is PLAIN[field]
         else:
             module, target = made_by(function)
@@ -162,7 +163,7 @@ def test_what_was_measured_decides_and_is_cited(monkeypatch: pytest.MonkeyPatch)
 
 def test_every_operation_has_rows_of_which_xla_s_can_always_run() -> None:
     assert {row.operation for row in IMPLEMENTATIONS} == set(GROUPS)
-    assert {name for names in GROUPS.values() for name in names} == set(PLAIN) - {"classifier_forward"}
+    assert {name for names in GROUPS.values() for name in names} == set(PLAIN) - XLA_ALONE
 
 
 # --- what is asked for -----------------------------------------------------------------------------------------------

@@ -10,9 +10,9 @@ import pytest
 from llmc_jax import kernels
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.kernels.functions import PLAIN
+from llmc_jax.models.execution import Execution
 from llmc_jax.models.gpt2 import model as gpt2
-from llmc_jax.models.gpt2.model import Execution
-from llmc_jax.models.gpt2.tensors import flat_size
+from llmc_jax.models.layout import flat_size
 from llmc_jax.ops.table import XLA, Operations
 from llmc_jax.training.adamw import ADAMW
 from llmc_jax.training.optimizer import Optimizer

@@ -13,7 +13,7 @@ from llmc_jax.config.model import parse_descriptor
 from llmc_jax.machine import device as hardware
 from llmc_jax.machine.device import VARIABLES, environment, git_state
 from llmc_jax.machine.gpus import GPUS, peak_flops
-from llmc_jax.models.gpt2.work import flops_per_token
+from llmc_jax.models.work import flops_per_token
 
 GIB = 2**30
 ROOT = Path(__file__).resolve().parents[2]

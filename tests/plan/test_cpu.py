@@ -16,7 +16,7 @@ from llmc_jax.base.plain import from_json, to_json
 from llmc_jax.config.flags import parse_args
 from llmc_jax.config.model import parse_descriptor
 from llmc_jax.machine.gpus import Machine
-from llmc_jax.models.gpt2.work import products_flops
+from llmc_jax.models.work import products_flops
 from llmc_jax.plan import cpu
 from llmc_jax.plan.cpu import Calibration, Rates
 from llmc_jax.plan.moments import largest_moment

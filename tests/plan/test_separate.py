@@ -12,13 +12,16 @@ import pytest
 
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.plain import to_json
+from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.machine import gpus
+from llmc_jax.models.family import shape_to_json
 from llmc_jax.plan import separate
 from llmc_jax.plan.memory import CPU, KINDS, Memory, Part
 from llmc_jax.plan.separate import compiled_apart, digest
 
 CONFIG = TrainConfig(model="L1-NH2-C16", batch_size=2, sequence_length=16)
+MODEL = parse_descriptor(CONFIG.model)
 FOUND = Memory("compiled", "backward head", dict.fromkeys(KINDS, 5), 7, (Part("context", 3, "a guess"),), None, None)
 
 
@@ -27,12 +30,13 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[int]
     """The -b that are compiled, by a compiler that always finds the same."""
     found: list[int] = []
     monkeypatch.setenv("LLMC_JAX_CACHE", str(tmp_path))
-    monkeypatch.setattr(separate, "_compiled", lambda gpu, config, say: found.append(config.batch_size) or FOUND)
+    monkeypatch.setattr(separate, "_compiled", lambda gpu, config, model, say: found.append(config.batch_size) or FOUND)
     yield found
 
 
-def changed(**change: Any) -> tuple[str, TrainConfig]:
-    return "h100", dataclasses.replace(CONFIG, **change)
+def changed(**change: Any) -> tuple[str, TrainConfig, ModelConfig]:
+    config = dataclasses.replace(CONFIG, **change)
+    return "h100", config, parse_descriptor(config.model)
 
 
 def test_what_was_compiled_is_kept(calls: list[int]) -> None:
@@ -74,7 +78,7 @@ def test_what_the_program_depends_on_does(name: str) -> None:
 
 def test_the_card_counts_with_all_that_is_known_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     before = digest(*changed())
-    assert digest("a100", CONFIG) != before != digest(CPU, CONFIG)
+    assert digest("a100", CONFIG, MODEL) != before != digest(CPU, CONFIG, MODEL)
     monkeypatch.setitem(gpus.TARGETS, "h100", gpus.TARGETS["h100"]._replace(multiprocessors=100))
     assert digest(*changed()) != before
 
@@ -102,12 +106,13 @@ def test_a_process_that_ends_is_one_line_and_nothing_is_kept(monkeypatch: pytest
 def test_a_process_compiles_for_the_processor_at_hand(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("LLMC_JAX_CACHE", str(tmp_path))
     said = list[str]()
-    found = compiled_apart(CPU, CONFIG, said.append)
+    found = compiled_apart(CPU, CONFIG, MODEL, said.append)
     assert found.source == "compiled" and found.kinds["logits"] > 2 * 16 * 50304 * 4 and len(said) == 1
-    assert compiled_apart(CPU, CONFIG, said.append) == found and len(said) == 1
+    assert compiled_apart(CPU, CONFIG, MODEL, said.append) == found and len(said) == 1
 
 
-@pytest.mark.parametrize("change", [{"model": "nonsense"}, {"devices": 2}])
+@pytest.mark.parametrize("change", [{"strict_kernels": True, "kernels": "pallas"}, {"devices": 2}])
 def test_bad_input_of_the_process_is_a_problem(change: dict[str, Any]) -> None:
-    asked = {"gpu": CPU, "config": dataclasses.asdict(dataclasses.replace(CONFIG, **change)), "facts": None}
+    config = dataclasses.asdict(dataclasses.replace(CONFIG, **change))
+    asked = {"gpu": CPU, "config": config, "model": shape_to_json(MODEL)}
     assert set(separate.answer(asked)) == {"problem"}

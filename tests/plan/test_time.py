@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from llmc_jax.base.numbers import Interval
 from llmc_jax.machine import gpus
-from llmc_jax.models.gpt2.work import step_work
+from llmc_jax.models.work import step_work
 from llmc_jax.plan.compiled import plan_for
 from llmc_jax.plan.efficiency import gpu
 from llmc_jax.plan.network import Network, collective_seconds, network_of

@@ -2,7 +2,7 @@
 
 import pytest
 
-from llmc_jax.models.gpt2.work import Work
+from llmc_jax.models.work import Work
 from llmc_jax.plan.efficiency import Roof, roofline
 from llmc_jax.plan.program import Program
 from llmc_jax.profile.table import (

@@ -18,7 +18,7 @@ from llmc_jax.checkpoint.store import open_checkpoint
 from llmc_jax.config.flags import parse_args
 from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.data.evalfile import Item, write_eval_file
-from llmc_jax.models.gpt2.tensors import num_parameters
+from llmc_jax.models.layout import num_parameters
 from llmc_jax.run import due, processes
 from llmc_jax.run.command import main
 from tests.evaluate import models

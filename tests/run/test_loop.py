@@ -37,7 +37,7 @@ from llmc_jax.machine import compiling
 from llmc_jax.machine.device import describe_device
 from llmc_jax.machine.nvml import GpuReading
 from llmc_jax.models.gpt2.init import random_parameters
-from llmc_jax.models.gpt2.tensors import num_parameters, padded
+from llmc_jax.models.layout import num_parameters, padded
 from llmc_jax.plan.plan import Plan
 from llmc_jax.run import batches, begin, due, inputs, loop
 from llmc_jax.run.beside import Beside

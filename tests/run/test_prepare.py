@@ -19,7 +19,7 @@ from llmc_jax.config.flags import parse_args
 from llmc_jax.config.model import parse_descriptor
 from llmc_jax.config.train import AUTO_BATCH, TrainConfig
 from llmc_jax.kernels import Findings, Machine
-from llmc_jax.models.gpt2.tensors import num_parameters
+from llmc_jax.models.layout import num_parameters
 from llmc_jax.plan.plan import make_plan
 from llmc_jax.run.inputs import Data, resolve_model
 from llmc_jax.run.prepare import facts, prepare

@@ -16,7 +16,7 @@ import pytest
 from jax import export
 from jax.experimental.compilation_cache import compilation_cache
 
-from llmc_jax.models.gpt2.tensors import flat_size
+from llmc_jax.models.layout import flat_size
 from llmc_jax.plan.compiled import arguments, plan_for
 from llmc_jax.plan.plan import Plan, step_numbers
 from llmc_jax.run import programs

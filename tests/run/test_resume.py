@@ -21,7 +21,7 @@ from llmc_jax.config.train import TrainConfig
 from llmc_jax.data.loader import TokenLoader
 from llmc_jax.kernels import choice, record
 from llmc_jax.logs.files import KERNELS
-from llmc_jax.models.gpt2.tensors import views
+from llmc_jax.models.layout import views
 from llmc_jax.plan.plan import Plan
 from llmc_jax.run import resume
 from llmc_jax.run.command import main

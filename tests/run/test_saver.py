@@ -24,7 +24,7 @@ from llmc_jax.checkpoint.sources import flat_parameters, open_source
 from llmc_jax.checkpoint.state import small_arrays
 from llmc_jax.config.model import parse_descriptor
 from llmc_jax.models.gpt2.init import random_parameters
-from llmc_jax.models.gpt2.tensors import num_parameters
+from llmc_jax.models.layout import num_parameters
 from llmc_jax.run.folder import RunLog
 from llmc_jax.run.saver import ALWAYS_ROOM, GPU_SHARE, SHARE, Saved, Saver, room_for_copy
 from llmc_jax.training.state import TrainState, initial_state

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from llmc_jax.config.model import ModelConfig
-from llmc_jax.models.gpt2 import units
-from llmc_jax.models.gpt2.tensors import flat_size, num_parameters
+from llmc_jax.models import units
+from llmc_jax.models.layout import flat_size, num_parameters
 from llmc_jax.models.tensors import FLAT_MULTIPLE
 from llmc_jax.training.adamw import (
     AdamWNumbers,

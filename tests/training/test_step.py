@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from llmc_jax.config.model import parse_descriptor
+from llmc_jax.models.execution import PLAIN, Execution
 from llmc_jax.models.gpt2.init import random_parameters
-from llmc_jax.models.gpt2.model import PLAIN, Execution
-from llmc_jax.models.gpt2.tensors import flat_size, num_parameters, tensor_specs, views
+from llmc_jax.models.layout import flat_size, num_parameters, tensor_specs, views
 from llmc_jax.training.optimizer import LossScale
 from llmc_jax.training.outliers import WINDOW, Outliers
 from llmc_jax.training.state import TrainState, initial_state

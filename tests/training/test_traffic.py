@@ -3,8 +3,8 @@
 import pytest
 
 from llmc_jax.config.model import ModelConfig, parse_descriptor
-from llmc_jax.models.gpt2.tensors import num_parameters
-from llmc_jax.models.gpt2.units import split_size
+from llmc_jax.models.layout import num_parameters
+from llmc_jax.models.units import split_size
 from llmc_jax.training.parallel.stage import Parallel
 from llmc_jax.training.parallel.traffic import Sent, of_update
 

@@ -10,7 +10,7 @@ from benchmarks.gpu.solvers import FUNCTIONS
 from llmc_jax.config.model import parse_descriptor
 from llmc_jax.kernels import Finding, Machine, Preferences, functions
 from llmc_jax.kernels.functions import GROUPS
-from llmc_jax.models.gpt2.tensors import flat_size, tensor_specs
+from llmc_jax.models.layout import flat_size, tensor_specs
 from llmc_jax.ops.gelu import gelu_forward_in_product
 from llmc_jax.trials import candidates, check, numerics
 from llmc_jax.trials.candidates import Case

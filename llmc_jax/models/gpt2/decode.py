@@ -20,14 +20,14 @@ import jax
 import jax.numpy as jnp
 
 from llmc_jax.config.model import ModelConfig
-from llmc_jax.models.gpt2.model import BlockParams, Execution, block_params, forward_stream, layer_scope, pinned, scope
-from llmc_jax.models.gpt2.tensors import Params, separate
+from llmc_jax.models.execution import Execution, by_attention, layer_scope, pinned, scope
+from llmc_jax.models.gpt2.model import BlockParams, block_params, forward_stream
+from llmc_jax.models.gpt2.tensors import Params
+from llmc_jax.models.program import head_of, running
 from llmc_jax.ops.attention import attention_step_forward, keys_and_values, relu_attention_step_forward
-from llmc_jax.ops.gelu import gelu_forward
-from llmc_jax.ops.layernorm import layernorm_forward, residual_layernorm_forward
 from llmc_jax.ops.linear import linear_rows_forward
+from llmc_jax.ops.table import Operations
 
-separated = jax.jit(separate, static_argnames="config")  # a flat buffer's weights as `decode` is given them
 STEPS = {"softmax": attention_step_forward, "relu": relu_attention_step_forward}
 
 
@@ -49,11 +49,6 @@ def cache_bytes(config: ModelConfig, texts: int, size: int, element: int) -> int
     return 2 * config.num_layers * texts * size * config.channels * element
 
 
-def repeated(cache: Cache, texts: int) -> Cache:
-    """Return the cache of one text as that of several that begin alike."""
-    return jax.tree.map(lambda array: jnp.tile(array, (texts, 1, 1)), cache)
-
-
 def prefill(
     params: Params, tokens: jax.Array, length: jax.Array, size: int, config: ModelConfig, execution: Execution
 ) -> tuple[jax.Array, Cache]:
@@ -67,7 +62,7 @@ def prefill(
     with scope("cache"):
         of_layers = [keys_and_values(a.qkv, config.num_heads, size) for a in activations.blocks]  # type: ignore[union-attr]
     last = jax.lax.dynamic_index_in_dim(lnf, length - 1, axis=1, keepdims=False)  # (B, C)
-    return head(last, params, config), Cache(*zip(*of_layers, strict=True))
+    return head(last, head_of(params, config), config), Cache(*zip(*of_layers, strict=True))
 
 
 def decode(
@@ -78,44 +73,55 @@ def decode(
     tokens (B,) int32 stand at `position`, a scalar below S and maxT; the cache holds the positions before it.
     attention: a key of STEPS.
     """
+    program, execution = running(config, by_attention(attention))
+    block, op = program.block, execution.op
+    assert block is not None
     with scope("embedding"):
         x = pinned(params.wte[tokens] + params.wpe[position])  # (B, C)
     pending, keys, values = None, [], []
     for layer, (k, v) in enumerate(zip(*cache, strict=True)):
         with layer_scope(layer):
             of_layer = partial(STEPS[attention], keys=k, values=v, position=position, num_heads=config.num_heads)
-            x, pending, k, v = block_step(x, pending, block_params(params, layer), of_layer)
+            p = block_params(params, layer, block.parameters)
+            x, pending, k, v = block.step(x, pending, p, of_layer, position, config, op)
         keys.append(k)
         values.append(v)
     with scope("lnf"):
         assert pending is not None  # there is at least one layer
-        _, lnf, _, _ = pinned(residual_layernorm_forward(x, pending, params.lnfw, params.lnfb))
-    return head(lnf, params, config), Cache(tuple(keys), tuple(values))
+        _, lnf, _, _ = pinned(op.residual_layernorm_forward(x, pending, params.lnfw, params.lnfb))
+    return head(lnf, head_of(params, config), config), Cache(tuple(keys), tuple(values))
 
 
 def block_step(
-    x: jax.Array, pending: jax.Array | None, p: BlockParams, attention: partial[tuple[jax.Array, jax.Array, jax.Array]]
+    x: jax.Array,
+    pending: jax.Array | None,
+    p: BlockParams,
+    attention: partial[tuple[jax.Array, jax.Array, jax.Array]],
+    position: jax.Array,
+    config: ModelConfig,
+    op: Operations,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Compute one transformer block of one position, from the stream x (B, C) and what is to be added to it.
 
-    Returns the same two for the next block, and the layer's keys and values.
+    attention(qkv (B, 3C)) gives atty (B, C), and the layer's keys and values with the position's own. Returns x and
+    what is to be added for the next block, and the keys and values.
     """
     if pending is None:  # the first block: the embedding has made the whole stream
-        ln1, _, _ = pinned(layernorm_forward(x, p.ln1w, p.ln1b))
+        ln1, _, _ = pinned(op.layernorm_forward(x, p.ln1w, p.ln1b))
     else:
-        x, ln1, _, _ = pinned(residual_layernorm_forward(x, pending, p.ln1w, p.ln1b))
+        x, ln1, _, _ = pinned(op.residual_layernorm_forward(x, pending, p.ln1w, p.ln1b))
     qkv = pinned(linear_rows_forward(ln1, p.qkvw, p.qkvb))  # (B, 3C)
     atty, keys, values = attention(qkv)  # (B, C)
     attproj = pinned(linear_rows_forward(atty, p.attprojw, p.attprojb))  # (B, C)
-    x, ln2, _, _ = pinned(residual_layernorm_forward(x, attproj, p.ln2w, p.ln2b))
-    fch = pinned(linear_rows_forward(ln2, p.fcw, p.fcb))  # (B, 4C)
-    fch_gelu = pinned(gelu_forward(fch))  # (B, 4C)
+    x, ln2, _, _ = pinned(op.residual_layernorm_forward(x, attproj, p.ln2w, p.ln2b))
+    fch = pinned(linear_rows_forward(ln2, p.fcw, p.fcb))  # (B, F)
+    fch_gelu = pinned(op.gelu_forward(fch))  # (B, F)
     fcproj = pinned(linear_rows_forward(fch_gelu, p.fcprojw, p.fcprojb))  # (B, C)
     return x, fcproj, keys, values
 
 
-def head(lnf: jax.Array, params: Params, config: ModelConfig) -> jax.Array:
-    """Return the logits (B, V) in at least float32 of lnf (B, C)."""
+def head(lnf: jax.Array, weights: jax.Array, config: ModelConfig) -> jax.Array:
+    """Return the logits (B, V) in at least float32 of lnf (B, C), from the head's weights (Vp, C)."""
     with scope("head"):
-        logits = linear_rows_forward(lnf, params.wte, None)[:, : config.vocab_size]
+        logits = linear_rows_forward(lnf, weights, None)[:, : config.vocab_size]
         return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))

@@ -7,7 +7,7 @@ import numpy as np
 
 from llmc_jax.base.rng import Mt19937
 from llmc_jax.config.model import ModelConfig
-from llmc_jax.models.gpt2.tensors import BY_NAME, flat_size, tensor_specs
+from llmc_jax.models.layout import flat_size, tensor_specs
 
 WEIGHT_STD = 0.02
 
@@ -30,7 +30,7 @@ def random_parameters(config: ModelConfig, seed: int = 42) -> np.ndarray:
     rng = Mt19937(seed)
     drawn = []  # those of the layers, whose turn comes after the others'
     for spec in tensor_specs(config):
-        tensor, values = BY_NAME[spec.name], flat[spec.offset :][: spec.size]
+        tensor, values = spec.tensor, flat[spec.offset :][: spec.size]
         if tensor.start == "one":
             values[:] = 1
         elif tensor.start in std and tensor.layered:

@@ -16,42 +16,23 @@ every layer's weights, activations and gradients (benchmarks/README.md).
     B batch, T sequence length, C channels, L layers, NH heads, HS head size, V vocabulary, Vp padded vocabulary
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from itertools import groupby
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from llmc_jax.config.model import ModelConfig
-from llmc_jax.machine import compiling
-from llmc_jax.models.gpt2 import tensors as flat_params
+from llmc_jax.models.execution import PLAIN, Execution, layer_scope, pinned, scope
+from llmc_jax.models.family import family_of
 from llmc_jax.models.gpt2.tensors import Params
+from llmc_jax.models.gradients import Gradients, flatten_gradients
+from llmc_jax.models.layout import tensors_of
+from llmc_jax.models.program import Block, head_of, mean_loss, running
 from llmc_jax.ops.embedding import embedding_forward
-from llmc_jax.ops.head import head_gradients, head_losses
-from llmc_jax.ops.linear import linear_backward, linear_forward
-from llmc_jax.ops.table import XLA, Operations
-
-# A value that XLA must compute as such. What lies between two of these is compiled alike wherever it stands, so that
-# what the backward recomputes has the bits of what the forward computed: without them XLA fuses each place differently.
-pinned: Any = jax.lax.optimization_barrier
-scope = jax.named_scope
-
-
-class Execution(NamedTuple):
-    """How the model is computed. Static, and of no influence on the results but for their rounding."""
-
-    op: Operations = XLA  # which implementation of each operation
-    recompute: int = 0  # llm.c's -r: the backward computes again 0 nothing, 1 GELU, 2 GELU and layernorms
-    recompute_blocks: int = 0  # N > 0: only the stream before every N-th block is kept, all else computed again
-    logit_rows: int = 0  # rows of logits that exist at a time; 0: all B T of them
-    gelu_fusion: int = 0  # llm.c's -ge: 1: the forward's GELU is computed in the product before it
-    compiler_options: compiling.Options = ()  # of XLA, which every program of the run is compiled with
-
-
-PLAIN = Execution()  # every operation as ops/ has it, everything kept
-LARGE_PIECE = 1 << 18  # elements of a gradient that is written into the flat one by a kernel of its own
+from llmc_jax.ops.head import head_gradients
+from llmc_jax.ops.table import Operations
 
 
 class BlockParams(NamedTuple):
@@ -65,9 +46,9 @@ class BlockParams(NamedTuple):
     attprojb: Any  # (C,)
     ln2w: Any  # (C,)
     ln2b: Any  # (C,)
-    fcw: Any  # (4C, C)
-    fcb: Any  # (4C,)
-    fcprojw: Any  # (C, 4C)
+    fcw: Any  # (F, C)
+    fcb: Any  # (F,)
+    fcprojw: Any  # (C, F)
     fcprojb: Any  # (C,)
 
 
@@ -85,18 +66,8 @@ class BlockActivations(NamedTuple):
     ln2: jax.Array | None  # (B, T, C)  None from recompute level 2
     ln2_mean: jax.Array  # (B, T)
     ln2_rstd: jax.Array  # (B, T)
-    fch: jax.Array  # (B, T, 4C)
-    fch_gelu: jax.Array | None  # (B, T, 4C)  None from recompute level 1
-
-
-class Gradients(NamedTuple):
-    """The gradients of the parameters, as the backward makes them."""
-
-    wte: jax.Array  # (Vp, C) in at least float32
-    wpe: jax.Array  # (T, C) of the positions that were used
-    blocks: tuple[Any, ...]  # L of them: a layer's BlockParams, or what was made of it at once
-    lnfw: jax.Array  # (C,)
-    lnfb: jax.Array  # (C,)
+    fch: jax.Array  # (B, T, F)
+    fch_gelu: jax.Array | None  # (B, T, F)  None from recompute level 1
 
 
 class Activations(NamedTuple):
@@ -110,13 +81,13 @@ class Activations(NamedTuple):
     lnf_rstd: jax.Array  # (B, T)
 
 
-def block_params(params: Params, layer: int) -> BlockParams:
-    """Return the slices of one layer."""
-    return BlockParams(*(getattr(params, name)[layer] for name in BlockParams._fields))
+def block_params(params: Params, layer: int, kind: Any = BlockParams) -> Any:
+    """Return the slices of one layer. kind: the NamedTuple of them."""
+    return kind(*(getattr(params, name)[layer] for name in kind._fields))
 
 
 def block_forward(
-    x: jax.Array, pending: jax.Array | None, p: BlockParams, num_heads: int, execution: Execution
+    x: jax.Array, pending: jax.Array | None, p: BlockParams, config: ModelConfig, execution: Execution
 ) -> tuple[jax.Array, jax.Array, BlockActivations]:
     """Compute one transformer block, from the stream x (B, T, C) and what is to be added to it, pending (B, T, C).
 
@@ -130,20 +101,20 @@ def block_forward(
         else:
             residual1, ln1, ln1_mean, ln1_rstd = pinned(op.residual_layernorm_forward(x, pending, p.ln1w, p.ln1b))
     with scope("qkv"):
-        qkv = pinned(linear_forward(ln1, p.qkvw, p.qkvb))  # (B, T, 3C)
+        qkv = pinned(op.linear_forward(ln1, p.qkvw, p.qkvb))  # (B, T, 3C)
     with scope("attention"):
-        atty, att = pinned(op.attention_forward(qkv, num_heads))  # (B, T, C)
+        atty, att = pinned(op.attention_forward(qkv, config.num_heads))  # (B, T, C)
     with scope("attproj"):
-        attproj = pinned(linear_forward(atty, p.attprojw, p.attprojb))  # (B, T, C)
+        attproj = pinned(op.linear_forward(atty, p.attprojw, p.attprojb))  # (B, T, C)
     with scope("ln2"):
         residual2, ln2, ln2_mean, ln2_rstd = pinned(op.residual_layernorm_forward(residual1, attproj, p.ln2w, p.ln2b))
     with scope("fc"):
-        fch = linear_forward(ln2, p.fcw, p.fcb)  # (B, T, 4C)
+        fch = op.linear_forward(ln2, p.fcw, p.fcb)  # (B, T, F)
         fch = fch if execution.gelu_fusion else pinned(fch)
     with scope("gelu"):
-        fch, fch_gelu = pinned((fch, op.gelu_forward(fch)))  # (B, T, 4C) each
+        fch, fch_gelu = pinned((fch, op.gelu_forward(fch)))  # (B, T, F) each
     with scope("fcproj"):
-        fcproj = pinned(linear_forward(fch_gelu, p.fcprojw, p.fcprojb))  # (B, T, C)
+        fcproj = pinned(op.linear_forward(fch_gelu, p.fcprojw, p.fcprojb))  # (B, T, C)
     return residual2, fcproj, BlockActivations(
         residual1=residual1, ln1=ln1, ln1_mean=ln1_mean, ln1_rstd=ln1_rstd, qkv=qkv, att=att, atty=atty,
         residual2=residual2, ln2=ln2, ln2_mean=ln2_mean, ln2_rstd=ln2_rstd, fch=fch, fch_gelu=fch_gelu,
@@ -180,7 +151,7 @@ def block_backward(
     dfcprojb: jax.Array,
     p: BlockParams,
     a: BlockActivations,
-    num_heads: int,
+    config: ModelConfig,
     execution: Execution,
 ) -> tuple[jax.Array, jax.Array, BlockParams]:
     """Go one block backwards: from the gradient of its output to that of its input, and its parameters' gradients.
@@ -199,12 +170,12 @@ def block_backward(
     # The MLP. The stream's gradient goes down both sides of the residual: through the block's half as dfcproj, and
     # straight on, to be added to what comes out of layernorm 2.
     with scope("fcproj"):
-        dfch_gelu, dfcprojw = linear_backward(dresidual3, a.fch_gelu, p.fcprojw)
+        dfch_gelu, dfcprojw = op.linear_backward(dresidual3, a.fch_gelu, p.fcprojw)
         dfch_gelu = pinned(dfch_gelu)
     with scope("gelu"):
         dfch, dfcb = op.gelu_backward(dfch_gelu, a.fch)
     with scope("fc"):
-        dln2, dfcw = linear_backward(dfch, a.ln2, p.fcw)
+        dln2, dfcw = op.linear_backward(dfch, a.ln2, p.fcw)
     with scope("ln2"):
         dresidual2, dln2w, dln2b, dattprojb = op.residual_layernorm_backward(
             dresidual3, dln2, a.residual2, p.ln2w, a.ln2_mean, a.ln2_rstd
@@ -212,11 +183,11 @@ def block_backward(
 
     # Attention, the same way.
     with scope("attproj"):
-        datty, dattprojw = linear_backward(dresidual2, a.atty, p.attprojw)
+        datty, dattprojw = op.linear_backward(dresidual2, a.atty, p.attprojw)
     with scope("attention"):
-        dqkv, dqkvb = op.attention_backward(datty, a.qkv, a.atty, a.att, num_heads)
+        dqkv, dqkvb = op.attention_backward(datty, a.qkv, a.atty, a.att, config.num_heads)
     with scope("qkv"):
-        dln1, dqkvw = linear_backward(dqkv, a.ln1, p.qkvw)
+        dln1, dqkvw = op.linear_backward(dqkv, a.ln1, p.qkvw)
     with scope("ln1"):
         dresidual1, dln1w, dln1b, dbias = op.residual_layernorm_backward(
             dresidual2, dln1, a.residual1, p.ln1w, a.ln1_mean, a.ln1_rstd
@@ -230,24 +201,22 @@ def block_backward(
     return pinned((dresidual1, dbias, gradients))
 
 
-def layer_scope(layer: int) -> Any:
-    """Return the named scope of one layer, by which profiles tell them apart."""
-    return scope(f"layer_{layer:02d}")
-
-
 def forward_stream(
     params: Params, tokens: jax.Array, config: ModelConfig, execution: Execution = PLAIN
 ) -> tuple[jax.Array, Activations]:
     """Compute all before the output head: lnf (B, T, C) of tokens (B, T) int32, T <= maxT, and the activations."""
-    op = execution.op
+    program, execution = running(config, execution)
+    block, op = program.block, execution.op
+    assert block is not None
     with scope("forward"):
         with scope("embedding"):
             x = pinned(embedding_forward(tokens, params.wte, params.wpe))  # (B, T, C)
         pending, blocks = None, []
         for layer in range(config.num_layers):
             with layer_scope(layer):
-                x, pending, a = block_forward(x, pending, block_params(params, layer), config.num_heads, execution)
-                blocks.append(kept(a, layer, execution))
+                p = block_params(params, layer, block.parameters)
+                x, pending, a = block.forward(x, pending, p, config, execution)
+                blocks.append(block.kept(a, layer, execution))
         with scope("lnf"):
             assert pending is not None  # there is at least one layer
             x, lnf, mean, rstd = pinned(op.residual_layernorm_forward(x, pending, params.lnfw, params.lnfb))
@@ -262,12 +231,19 @@ def forward(
     Columns V..Vp-1 of the logits are padding and mean nothing. Source: llm.c train_gpt2.c, `gpt2_forward`.
     """
     lnf, activations = forward_stream(params, tokens, config, execution)
+    op = running(config, execution)[1].op
     with scope("forward"), scope("head"):
-        return linear_forward(lnf, params.wte, None), activations  # (B, T, Vp)
+        return op.linear_forward(lnf, head_of(params, config), None), activations  # (B, T, Vp)
 
 
 def block_activations(
-    activations: Activations, layers: range, params: Params, config: ModelConfig, execution: Execution, dx: jax.Array
+    activations: Activations,
+    layers: range,
+    params: Params,
+    config: ModelConfig,
+    block: Block,
+    execution: Execution,
+    dx: jax.Array,
 ) -> tuple[list[BlockActivations], jax.Array]:
     """Return the activations of some blocks: as kept, or computed again from the stream before the first of them.
 
@@ -281,15 +257,15 @@ def block_activations(
     pending, found = None, []
     for layer in layers:
         with layer_scope(layer):
-            p = block_params(params, layer)
-            x, pending, a = block_forward(x, pending, p, config.num_heads, execution)
+            p = block_params(params, layer, block.parameters)
+            x, pending, a = block.forward(x, pending, p, config, execution)
             found.append(a)
     return found, dx
 
 
 def backward(
     dlnf: jax.Array,
-    dwte: jax.Array,
+    dhead: jax.Array,
     params: Params,
     tokens: jax.Array,
     activations: Activations,
@@ -298,13 +274,15 @@ def backward(
     on_block: Callable[[BlockParams], Any] = lambda found: found,
     waits: bool = False,
 ) -> Gradients:
-    """Return the parameters' gradients from dlnf (B, T, C) and dwte (Vp, C), the output head's share of wte's.
+    """Return the parameters' gradients from dlnf (B, T, C) and dhead (Vp, C), that of the head's weights.
 
     on_block: what is made of a layer's gradients as soon as they exist, from the last layer to the first. waits: a
     layer is not begun before that has been done of the layer but one above it, so few whole gradients are alive.
     Source: llm.c train_gpt2.c, `gpt2_backward`.
     """
-    op = execution.op
+    program, execution = running(config, execution)
+    block, op = program.block, execution.op
+    assert block is not None
     stretch = execution.recompute_blocks or 1
     with scope("backward"):
         with scope("lnf"):
@@ -312,92 +290,24 @@ def backward(
                 dlnf, activations.residual, params.lnfw, activations.lnf_mean, activations.lnf_rstd
             )
         if execution.recompute_blocks:  # the head, and so its logits, before a stretch of layers is computed again
-            dx, _ = pinned((dx, dwte))
+            dx, _ = pinned((dx, dhead))
         gradients: list[Any] = []
         for start in reversed(range(0, config.num_layers, stretch)):
             layers = range(start, min(start + stretch, config.num_layers))
-            blocks, dx = block_activations(activations, layers, params, config, execution, dx)
+            blocks, dx = block_activations(activations, layers, params, config, block, execution, dx)
             for layer, a in reversed(list(zip(layers, blocks, strict=True))):
                 with layer_scope(layer):
-                    p = block_params(params, layer)
-                    dx, dbias, found = block_backward(dx, dbias, p, a, config.num_heads, execution)
+                    p = block_params(params, layer, block.parameters)
+                    dx, dbias, found = block.backward(dx, dbias, p, a, config, execution)
                     gradients.append(on_block(found))
                     if waits and len(gradients) > 1:
                         dx, gradients[-2] = pinned((dx, gradients[-2]))
-        with scope("embedding"):  # wte is used twice: the head's gradient and the embedding's
-            dwte, dwpe = op.embedding_backward(dx, tokens, dwte)
-    return Gradients(dwte, dwpe, tuple(reversed(gradients)), dlnfw, dlnfb)
-
-
-def unused_positions(gradients: Gradients, config: ModelConfig) -> jax.Array:
-    """Return the gradient (maxT - T, C) of the positions that no row of the batch reaches: zeros."""
-    return jnp.zeros((config.max_seq_len - gradients.wpe.shape[0], config.channels), gradients.wpe.dtype)
-
-
-def flatten_gradients(gradients: Gradients, config: ModelConfig, dtype: Any) -> jax.Array:
-    """Return the flat gradient (flat_size,) of what `backward` returned, its pieces in the file's order."""
-    dwpe = (gradients.wpe, unused_positions(gradients, config))
-    by_tensor = BlockParams(*zip(*gradients.blocks, strict=True))
-    in_order = Params(
-        wte=gradients.wte, wpe=dwpe, lnfw=gradients.lnfw, lnfb=gradients.lnfb, **by_tensor._asdict()
-    )  # fmt: skip
-    padding = jnp.zeros(flat_params.flat_size(config) - flat_params.num_parameters(config), dtype)
-    with scope("backward"), scope("gradient"):
-        return put_together([*jax.tree.leaves(in_order), padding], dtype)
-
-
-def put_together(pieces: Sequence[jax.Array], dtype: Any) -> jax.Array:
-    """Return the elements of some arrays behind one another in one buffer (total,)."""
-    vectors = [jnp.ravel(piece).astype(dtype) for piece in pieces]
-    # A CPU's program would first fill the buffer with zeros.
-    return pinned(
-        jax.lax.platform_dependent(*vectors, cpu=lambda *each: jnp.concatenate(each), default=written_in_place)
-    )
-
-
-def written_in_place(*vectors: jax.Array) -> jax.Array:
-    """Return some vectors behind one another in one: each large one is written where it lies, small ones joined first.
-
-    One `concatenate` of all would be a kernel that asks of each element which vector it comes from: for GPT-2 124M on
-    an H200 it took five times as long as its bytes.
-    """
-    flat, offset = jax.lax.empty((sum(each.size for each in vectors),), vectors[0].dtype), 0
-    for large, run in groupby(vectors, key=lambda each: each.size >= LARGE_PIECE):
-        for part in run if large else [jnp.concatenate(list(run))]:
-            flat = jax.lax.dynamic_update_slice(flat, part, (offset,))
-            offset += part.size
-    return flat
-
-
-def tensors_of(flat: jax.Array, config: ModelConfig) -> Params:
-    """Return the 16 tensors of a flat buffer (flat_size,). Raises ValueError for a buffer of another size."""
-    size = flat_params.flat_size(config)
-    if flat.shape != (size,):
-        raise ValueError(f"parameters of shape {flat.shape}: this model takes ({size},); params.padded makes it of N")
-    return flat_params.views(flat, config)
-
-
-def token_losses(
-    flat: jax.Array, tokens: jax.Array, targets: jax.Array, config: ModelConfig, execution: Execution = PLAIN
-) -> jax.Array:
-    """Return the cross-entropy (B T,) in nats of each of targets (B, T) given tokens (B, T), keeping no residuals."""
-    params = tensors_of(flat, config)
-    lnf, _ = forward_stream(params, tokens, config, execution)
-    rows = lnf.reshape(-1, config.channels)  # (B T, C)
-    with scope("forward"):
-        return head_losses(
-            rows, params.wte, targets.reshape(-1), config.vocab_size, execution.op.classifier_forward,
-            execution.logit_rows,
-        )  # fmt: skip
-
-
-def mean_loss(
-    flat: jax.Array, tokens: jax.Array, targets: jax.Array, config: ModelConfig, execution: Execution = PLAIN
-) -> jax.Array:
-    """Return the mean of `token_losses`."""
-    losses = token_losses(flat, tokens, targets, config, execution)
-    with scope("forward"):
-        return jnp.mean(losses)
+        head = family_of(config).head
+        with scope("embedding"):  # where the head takes wte too, its gradient is a sum of two
+            start = dhead if head == "wte" else jnp.zeros_like(params.wte, dhead.dtype)
+            dwte, dwpe = op.embedding_backward(dx, tokens, start)
+    own = {head: dhead, "wte": dwte, "wpe": dwpe, "lnfw": dlnfw, "lnfb": dlnfb}
+    return Gradients(own, tuple(reversed(gradients)))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3, 4))
@@ -428,24 +338,25 @@ def _loss_forward(
 ) -> tuple[jax.Array, tuple[Any, ...]]:
     params = tensors_of(flat, config)
     lnf, activations = forward_stream(params, tokens, config, execution)
+    execution = running(config, execution)[1]
     wide = jnp.promote_types(lnf.dtype, jnp.float32)
     dlosses = jnp.full((targets.size,), weight / targets.size, wide)  # (B T,) each counts alike in the mean
     # The classifier makes the logits' gradient of the logits, one over the other, so the head goes backwards at once.
     with scope("forward"):
-        losses, dlnf, dwte = head_gradients(
-            lnf.reshape(-1, config.channels), params.wte, targets.reshape(-1), dlosses, config.vocab_size,
+        losses, dlnf, dhead = head_gradients(
+            lnf.reshape(-1, config.channels), head_of(params, config), targets.reshape(-1), dlosses, config.vocab_size,
             execution.op.classifier, execution.logit_rows,
         )  # fmt: skip
-    return weight * jnp.mean(losses), (params, tokens, activations, dlnf.reshape(lnf.shape), dwte)
+    return weight * jnp.mean(losses), (params, tokens, activations, dlnf.reshape(lnf.shape), dhead)
 
 
 def _loss_backward(
     config: ModelConfig, execution: Execution, saved: tuple[Any, ...], dloss: jax.Array
 ) -> tuple[jax.Array, None, None, None]:
-    params, tokens, activations, dlnf, dwte = saved
+    params, tokens, activations, dlnf, dhead = saved
     # dloss is 1 where loss_fn itself is differentiated, and XLA drops the products with it.
-    dlnf, dwte = (dlnf * dloss).astype(dlnf.dtype), (dwte * dloss).astype(dwte.dtype)
-    gradients = backward(dlnf, dwte, params, tokens, activations, config, execution)
+    dlnf, dhead = (dlnf * dloss).astype(dlnf.dtype), (dhead * dloss).astype(dhead.dtype)
+    gradients = backward(dlnf, dhead, params, tokens, activations, config, execution)
     return flatten_gradients(gradients, config, params.wte.dtype), None, None, None
 
 
@@ -459,10 +370,10 @@ def loss_and_gradients(
     config: ModelConfig,
     execution: Execution = PLAIN,
     weight: jax.Array | float = 1.0,
-    on_block: Callable[[BlockParams], Any] = lambda found: found,
+    on_block: Callable[[Any], Any] = lambda found: found,
     waits: bool = False,
 ) -> tuple[jax.Array, Gradients]:
     """Return what `loss_fn` returns, and its gradients before they are one buffer. The last two: as in `backward`."""
     loss, saved = _loss_forward(flat, tokens, targets, config, execution, weight)
-    params, tokens, activations, dlnf, dwte = saved
-    return loss, backward(dlnf, dwte, params, tokens, activations, config, execution, on_block, waits)
+    params, tokens, activations, dlnf, dhead = saved
+    return loss, backward(dlnf, dhead, params, tokens, activations, config, execution, on_block, waits)

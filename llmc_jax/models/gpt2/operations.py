@@ -4,22 +4,8 @@ The model itself is written out (model.py), and what it fuses stands here apart.
 scope together (work.py). Leaves out the update.
 """
 
-from functools import cache
-from typing import NamedTuple
-
-from llmc_jax.models.gpt2.tensors import ACTIVATIONS, TENSORS
-from llmc_jax.models.tensors import Activation, Tensor
-
-
-class Operation(NamedTuple):
-    """One operation: function(*inputs, *weights) gives the outputs. A gradient has a d before its name."""
-
-    name: str  # the named scope that it runs in, by which profiles know it
-    function: str  # what it is, as in ops/
-    inputs: tuple[str, ...]  # "below.": of the layer before this one
-    weights: tuple[str, ...]
-    outputs: tuple[str, ...]
-
+from llmc_jax.models.gpt2.tensors import ACTIVATIONS
+from llmc_jax.models.tensors import Operation, Tables
 
 EMBEDDING = Operation("embedding", "embedding_forward", ("x",), ("wte", "wpe"), ("encoded",))
 BLOCK = (
@@ -67,24 +53,4 @@ BLOCK_BACKWARD = (
     ),
 )  # fmt: skip
 
-
-def block(layer: int) -> tuple[Operation, ...]:
-    """Return a block's operations. The first adds nothing to the stream, all of which the embedding makes."""
-    return BLOCK if layer else BLOCK[1:]
-
-
-ROWS: dict[str, Activation | Tensor] = {row.name: row for row in (*ACTIVATIONS, *TENSORS)}
-
-
-def _row(own: str) -> Activation | Tensor:
-    return ROWS[own] if own in ROWS else ROWS[own.removeprefix("d")]
-
-
-@cache
-def row_of(name: str) -> Activation:
-    """Return the row of a value, as one layer has it: of an activation, of a weight, or of the gradient of either."""
-    own = name.rpartition(".")[2]
-    row = _row(own)
-    wide = isinstance(row, Activation) and row.wide and row.name == own
-    kept_below = row.kept_below if isinstance(row, Activation) else 0
-    return Activation(own, row.shape.removeprefix("L "), kept_below, wide)
+TABLES = Tables(ACTIVATIONS, EMBEDDING, BLOCK, END, END_BACKWARD, BLOCK_BACKWARD)

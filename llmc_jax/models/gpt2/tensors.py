@@ -3,16 +3,14 @@
 The order and the shapes are llm.c's (`fill_in_parameter_sizes` in train_gpt2.c), so files agree byte for byte. Whatever
 else knows the tensors (initialisation, weight decay, file formats, comparisons, memory) derives it from the tables.
 
-    B batch, T sequence length, C channels, L layers, NH heads, V vocabulary, Vp padded vocabulary, N parameters
+    B batch, T sequence length, C channels, L layers, NH heads, F hidden channels of the MLP (4C), V vocabulary,
+    Vp padded vocabulary
 """
 
-from functools import cache
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from llmc_jax.config.model import ModelConfig
-from llmc_jax.models.tensors import ALWAYS, FLAT_MULTIPLE, Activation, Tensor, TensorSpec, layout
+from llmc_jax.models.tensors import ALWAYS, Activation, Tensor
 
 
 class Params(NamedTuple):
@@ -28,31 +26,31 @@ class Params(NamedTuple):
     attprojb: Any  # (L, C)
     ln2w: Any  # (L, C)
     ln2b: Any  # (L, C)
-    fcw: Any  # (L, 4C, C)
-    fcb: Any  # (L, 4C)
-    fcprojw: Any  # (L, C, 4C)
+    fcw: Any  # (L, F, C)
+    fcb: Any  # (L, F)
+    fcprojw: Any  # (L, C, F)
     fcprojb: Any  # (L, C)
     lnfw: Any  # (C,)
     lnfb: Any  # (C,)
 
 
 TENSORS = (  # in the order of the file, which is that of Params
-    Tensor("wte", "Vp C", "embedding", "normal", "wte.weight"),
+    Tensor("wte", "Vp C", "embedding", "normal", "wte.weight", own=True),
     Tensor("wpe", "maxT C", "embedding", "normal", "wpe.weight"),
     Tensor("ln1w", "L C", "layernorm", "one", "ln_1.weight"),
-    Tensor("ln1b", "L C", "layernorm", "zero", "ln_1.bias"),
+    Tensor("ln1b", "L C", "layernorm", "zero", "ln_1.bias", bias=True),
     Tensor("qkvw", "L 3C C", "linear", "normal", "attn.c_attn.weight"),
-    Tensor("qkvb", "L 3C", "linear", "zero", "attn.c_attn.bias"),
+    Tensor("qkvb", "L 3C", "linear", "zero", "attn.c_attn.bias", bias=True),
     Tensor("attprojw", "L C C", "linear", "residual", "attn.c_proj.weight"),
-    Tensor("attprojb", "L C", "linear", "zero", "attn.c_proj.bias"),
+    Tensor("attprojb", "L C", "linear", "zero", "attn.c_proj.bias", bias=True),
     Tensor("ln2w", "L C", "layernorm", "one", "ln_2.weight"),
-    Tensor("ln2b", "L C", "layernorm", "zero", "ln_2.bias"),
-    Tensor("fcw", "L 4C C", "linear", "normal", "mlp.c_fc.weight"),
-    Tensor("fcb", "L 4C", "linear", "zero", "mlp.c_fc.bias"),
-    Tensor("fcprojw", "L C 4C", "linear", "residual", "mlp.c_proj.weight"),
-    Tensor("fcprojb", "L C", "linear", "zero", "mlp.c_proj.bias"),
+    Tensor("ln2b", "L C", "layernorm", "zero", "ln_2.bias", bias=True),
+    Tensor("fcw", "L F C", "linear", "normal", "mlp.c_fc.weight"),
+    Tensor("fcb", "L F", "linear", "zero", "mlp.c_fc.bias", bias=True),
+    Tensor("fcprojw", "L C F", "linear", "residual", "mlp.c_proj.weight"),
+    Tensor("fcprojb", "L C", "linear", "zero", "mlp.c_proj.bias", bias=True),
     Tensor("lnfw", "C", "layernorm", "one", "ln_f.weight"),
-    Tensor("lnfb", "C", "layernorm", "zero", "ln_f.bias"),
+    Tensor("lnfb", "C", "layernorm", "zero", "ln_f.bias", bias=True),
 )
 BY_NAME = {tensor.name: tensor for tensor in TENSORS}
 
@@ -72,8 +70,8 @@ ACTIVATIONS = (  # in the order of the forward pass
     Activation("ln2", "L B T C", 2),
     Activation("ln2_mean", "L B T", ALWAYS, wide=True),
     Activation("ln2_rstd", "L B T", ALWAYS, wide=True),
-    Activation("fch", "L B T 4C", ALWAYS),
-    Activation("fch_gelu", "L B T 4C", 1),
+    Activation("fch", "L B T F", ALWAYS),
+    Activation("fch_gelu", "L B T F", 1),
     Activation("fcproj", "L B T C"),
     Activation("residual3", "L B T C"),  # the stream behind a block: residual1 of the next one, or
     Activation("residual", "B T C", ALWAYS),  # what the last layernorm reads
@@ -87,49 +85,9 @@ ACTIVATIONS = (  # in the order of the forward pass
 )
 
 
-def letters(config: ModelConfig, B: int = 1, T: int = 1) -> dict[str, int]:
-    """Return what the letters of shapes stand for, with a batch of B x T."""
+def letters(config: ModelConfig) -> dict[str, int]:
+    """Return what the letters of the tensors' shapes stand for, and NH."""
     return {
-        "B": B, "T": T, "C": config.channels, "L": config.num_layers, "NH": config.num_heads, "V": config.vocab_size,
-        "Vp": config.padded_vocab_size, "maxT": config.max_seq_len,
+        "C": config.channels, "F": config.hidden, "L": config.num_layers, "NH": config.num_heads,
+        "V": config.vocab_size, "Vp": config.padded_vocab_size, "maxT": config.max_seq_len,
     }  # fmt: skip
-
-
-@cache
-def tensor_specs(config: ModelConfig) -> tuple[TensorSpec, ...]:
-    """Return where the 16 tensors of a model lie in the flat buffer, in order."""
-    return layout(TENSORS, letters(config))
-
-
-def num_parameters(config: ModelConfig) -> int:
-    """Return N, the parameters of a model as llm.c counts them, padded vocabulary rows included."""
-    last = tensor_specs(config)[-1]
-    return last.offset + last.size
-
-
-def flat_size(config: ModelConfig) -> int:
-    """Return the elements of the flat buffer: N padded to a multiple of FLAT_MULTIPLE."""
-    return -(-num_parameters(config) // FLAT_MULTIPLE) * FLAT_MULTIPLE
-
-
-def views(flat: Any, config: ModelConfig) -> Params:
-    """Return the 16 tensors of a flat buffer (JAX or NumPy array of at least N elements), without its padding."""
-    return Params(*(flat[s.offset : s.offset + s.size].reshape(s.shape) for s in tensor_specs(config)))
-
-
-def separate(flat: Any, config: ModelConfig) -> Params:
-    """Return the 16 tensors of a flat buffer, of those with a layer axis a tuple of L.
-
-    Outside of a compiled program they are arrays of their own. A program that is called for every token takes these,
-    because it would copy each part of a larger array first.
-    """
-    tensors = views(flat, config)
-    layered = {name: tuple(values) for name, values in tensors._asdict().items() if BY_NAME[name].layered}
-    return tensors._replace(**layered)
-
-
-def padded(values: Any, config: ModelConfig) -> Any:
-    """Return a flat buffer (flat_size,) on the host, from the N values of a file (NumPy, float32)."""
-    buffer = np.zeros(flat_size(config), np.float32)
-    buffer[: num_parameters(config)] = values
-    return buffer

@@ -14,17 +14,17 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from llmc_jax.config.model import ModelConfig
-from llmc_jax.models.gpt2.tensors import flat_size
-from llmc_jax.models.gpt2.units import Unit, units
+from llmc_jax.config.model import ModelShape
+from llmc_jax.models.layout import flat_size
 from llmc_jax.models.tensors import BLOCKS
+from llmc_jax.models.units import Unit, row_size, units
 from llmc_jax.training.parallel.collectives import gather
 from llmc_jax.training.parallel.stage import EVERYWHERE, SPLIT
 
 WINDOW = 1 << 22  # elements that are copied to the host at once
 
 
-def block_size(model: ModelConfig) -> int:
+def block_size(model: ModelShape) -> int:
     """Return the elements of a block."""
     return flat_size(model) // BLOCKS
 
@@ -35,12 +35,12 @@ def whole_blocks(buffer: jax.Array, numbers: Iterable[int]) -> dict[int, np.ndar
     return {number: np.asarray(_block(own, number)) for number in numbers}
 
 
-def fill(found: Mapping[int, np.ndarray], buffer: jax.Array, model: ModelConfig, mesh: Mesh) -> None:
+def fill(found: Mapping[int, np.ndarray], buffer: jax.Array, model: ModelShape, mesh: Mesh) -> None:
     """Fill arrays from a split buffer: found[i] with the elements of the flat buffer from i on, but for its padding.
 
     An exchange: every process calls it, at the same place among its programs, each with what it wants, if anything.
     """
-    offset, C = 0, model.channels
+    offset, C = 0, row_size(model)
     for unit in units(model):
         share = unit.share(mesh.size)
         on_all = jax.block_until_ready(_gathered(buffer, offset, share, C, mesh))  # one unit at a time

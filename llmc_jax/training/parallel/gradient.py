@@ -23,11 +23,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from llmc_jax.config.model import ModelConfig
-from llmc_jax.models.gpt2 import model as gpt2
-from llmc_jax.models.gpt2.model import Execution
-from llmc_jax.models.gpt2.tensors import num_parameters
-from llmc_jax.models.gpt2.units import as_rows, flat_of, places, split_rows
+from llmc_jax.config.model import ModelShape
+from llmc_jax.models import program
+from llmc_jax.models.execution import Execution
+from llmc_jax.models.gradients import pieces_of
+from llmc_jax.models.layout import num_parameters, tensor_specs
+from llmc_jax.models.units import as_rows, flat_of, places, row_size, split_rows
 from llmc_jax.training.parallel.collectives import (
     all_reduce,
     gather,
@@ -45,7 +46,7 @@ def batch_gradient(
     weights: jax.Array,
     inputs: jax.Array,
     targets: jax.Array,
-    config: ModelConfig,
+    config: ModelShape,
     execution: Execution,
     weight: jax.Array | float,
     parallel: Parallel,
@@ -67,14 +68,17 @@ def batch_gradient(
 
     def unit(tensors: Any) -> jax.Array:
         with jax.named_scope("gradient"):
-            rows = as_rows(jax.tree.map(lambda leaf: leaf.astype(weights.dtype), tensors), config.channels, multiple)
+            rows = as_rows(jax.tree.map(lambda leaf: leaf.astype(weights.dtype), tensors), row_size(config), multiple)
         return over_devices(rows) if at_once else rows
 
     def of_micro_batch(inputs: jax.Array, targets: jax.Array) -> Found:
         """Return what inputs and targets (B, T) add to the loss, and their gradients in the order of `units`."""
-        loss, found = gpt2.loss_and_gradients(weights, inputs, targets, config, execution, share_of_loss, unit, waits)
-        ends = (found.wpe, gpt2.unused_positions(found, config), found.lnfw, found.lnfb)
-        return loss, (unit(found.wte), unit(ends), *found.blocks)
+        batch = weights, inputs, targets, config, execution, share_of_loss
+        loss, (found, blocks) = program.loss_and_gradients(*batch, unit, waits)
+        whole = [spec for spec in tensor_specs(config) if not spec.tensor.layered]
+        own = (unit(found[spec.name]) for spec in whole if spec.tensor.own)
+        ends = tuple(pieces_of(found[spec.name], spec) for spec in whole if not spec.tensor.own)
+        return loss, (*own, *((unit(ends),) if ends else ()), *blocks)
 
     if parallel.fixed:
         found = sum_of_tree(of_micro_batch, inputs, targets, at_once, parallel)
@@ -174,13 +178,13 @@ def unknown(number: int, tokens: jax.Array) -> jax.Array:
 # ----- the norm, and the new weights --------------------------------------------------------------------------------
 
 
-def gradient_norm(gradient: jax.Array, config: ModelConfig, parallel: Parallel) -> jax.Array:
+def gradient_norm(gradient: jax.Array, config: ModelShape, parallel: Parallel) -> jax.Array:
     """Return the L2 norm of the whole gradient, of which this device has a part or all: a scalar.
 
     Summed row by row, then over the rows. In a fixed order that is the order of the flat buffer, however it is split.
     """
     of_model = gradient if parallel.splits else gradient[: num_parameters(config)]
-    rows = wide(of_model.reshape(-1, config.channels))
+    rows = wide(of_model.reshape(-1, row_size(config)))
     if not parallel.fixed:
         return jnp.sqrt(all_reduce(jnp.sum(jnp.sum(rows * rows, axis=1))))
     # The compiler chooses in which order it sums a row, by how many there are: so the additions are written out.
@@ -195,12 +199,12 @@ def gradient_norm(gradient: jax.Array, config: ModelConfig, parallel: Parallel) 
     return jnp.sqrt(jnp.sum(squares))
 
 
-def gathered(part: jax.Array, before: jax.Array, config: ModelConfig, parallel: Parallel) -> jax.Array:
+def gathered(part: jax.Array, before: jax.Array, config: ModelShape, parallel: Parallel) -> jax.Array:
     """Return the flat buffer (flat_size,) of the parts (r C,) that the devices have.
 
     before: the buffer that it takes the place of.
     """
     with jax.named_scope("gather"):
-        rows = gather(part.reshape(split_rows(config, parallel.devices), config.channels))
+        rows = gather(part.reshape(split_rows(config, parallel.devices), row_size(config)))
         in_order = rows[places(config, parallel.devices)].reshape(-1)
         return jax.lax.dynamic_update_slice(before, in_order, (0,))

@@ -16,9 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from llmc_jax.config.model import ModelConfig
-from llmc_jax.models.gpt2.tensors import flat_size
-from llmc_jax.models.gpt2.units import joined_on_host, split_on_host, split_size
+from llmc_jax.config.model import ModelShape
+from llmc_jax.models.layout import flat_size
+from llmc_jax.models.units import joined_on_host, split_on_host, split_size
 from llmc_jax.training.parallel.blocks import block_size, fill, whole_blocks
 from llmc_jax.training.parallel.collectives import largest
 from llmc_jax.training.parallel.stage import AXIS, EVERYWHERE, SPLIT, Parallel, state_specs
@@ -28,7 +28,7 @@ from llmc_jax.training.state import TrainState
 class Placement(NamedTuple):
     """The devices of a run, and how its arrays lie on them."""
 
-    model: ModelConfig
+    model: ModelShape
     parallel: Parallel
     mesh: Mesh | None  # None: one device, JAX's first
     process: int = 0  # this one's number among all, from 0
@@ -184,7 +184,7 @@ def _largest(numbers: jax.Array, mesh: Mesh) -> jax.Array:
     return each(numbers)[0]
 
 
-def placement(model: ModelConfig, parallel: Parallel, devices: Sequence[Any]) -> Placement:
+def placement(model: ModelShape, parallel: Parallel, devices: Sequence[Any]) -> Placement:
     """Return the placement of a run on devices, as many as it takes.
 
     Of several processes each has equally many of them, one process after the other.

@@ -7,8 +7,9 @@ they take.
 
 from typing import NamedTuple
 
-from llmc_jax.config.model import ModelConfig
-from llmc_jax.models.gpt2.units import Unit, split_size, units
+from llmc_jax.config.model import ModelShape
+from llmc_jax.models.layout import num_layers
+from llmc_jax.models.units import Unit, row_size, split_size, units
 from llmc_jax.training.parallel.stage import Parallel
 
 NUMBER = 4  # bytes of a loss or a norm
@@ -23,7 +24,7 @@ class Sent(NamedTuple):
     times: int = 1  # in an update
 
 
-def of_update(config: ModelConfig, parallel: Parallel, micro_batches: int, element: int) -> list[Sent]:
+def of_update(config: ModelShape, parallel: Parallel, micro_batches: int, element: int) -> list[Sent]:
     """Return every collective of an update, in the order in which it can begin; none of one device.
 
     micro_batches: of each device. element: bytes of what the model computes in, which the weights are gathered in, and
@@ -35,16 +36,14 @@ def of_update(config: ModelConfig, parallel: Parallel, micro_batches: int, eleme
     at_once = parallel.stage == 2 or micro_batches == 1  # else they are summed over micro-batches first, in float32
     width, times = (element, micro_batches if parallel.stage == 2 else 1) if at_once else (4, 1)
     kind = "reduce-scatter" if parallel.splits else "all-reduce"
-    wte, ends, *layers = units(config)
-    gradients = [
-        Sent(kind, unit.name, width * config.channels * _rows(unit, parallel), times)
-        for unit in (*reversed(layers), ends, wte)
-    ]
-    found = [Sent("all-reduce", "loss", NUMBER), *gradients]
+    found, layers = units(config), num_layers(config)
+    order = (*reversed(found[len(found) - layers :]), *reversed(found[: len(found) - layers]))
+    gradients = [Sent(kind, unit.name, width * row_size(config) * _rows(unit, parallel), times) for unit in order]
+    sent = [Sent("all-reduce", "loss", NUMBER), *gradients]
     if parallel.splits:
         weights = element * split_size(config, parallel.devices)
-        found += [Sent("all-reduce", "norm", NUMBER), Sent("all-gather", "weights", weights)]
-    return found
+        sent += [Sent("all-reduce", "norm", NUMBER), Sent("all-gather", "weights", weights)]
+    return sent
 
 
 def _rows(unit: Unit, parallel: Parallel) -> int:

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from llmc_jax.config.model import ModelConfig
-from llmc_jax.generate.model import RELU
-from llmc_jax.models.gpt2.decode import Cache, cache_bytes, decode, empty_cache, prefill, repeated
-from llmc_jax.models.gpt2.model import PLAIN, forward
-from llmc_jax.models.gpt2.tensors import Params, flat_size, tensor_specs, views
+from llmc_jax.generate.engine import repeated
+from llmc_jax.models.execution import PLAIN, RELU
+from llmc_jax.models.gpt2.decode import Cache, cache_bytes, decode, empty_cache, prefill
+from llmc_jax.models.gpt2.model import forward
+from llmc_jax.models.gpt2.tensors import Params
+from llmc_jax.models.layout import flat_size, tensor_specs, views
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

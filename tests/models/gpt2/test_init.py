@@ -6,7 +6,8 @@ import pytest
 from llmc_jax.base.rng import Mt19937
 from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.models.gpt2.init import random_parameters
-from llmc_jax.models.gpt2.tensors import TENSORS, Params, flat_size, views
+from llmc_jax.models.gpt2.tensors import TENSORS, Params
+from llmc_jax.models.layout import flat_size, views
 
 # d12, seed 42, printed by llm.c's llmc/rand.h in the order of gpt2_build_from_descriptor (f1e2ace, gcc, glibc 2.36),
 # before the rounding to bfloat16: of each tensor the first four values, the last one, sum, sum of squares.

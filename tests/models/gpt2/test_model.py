@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.kernels import XLA
+from llmc_jax.models.execution import PLAIN, Execution
+from llmc_jax.models import gradients
 from llmc_jax.models.gpt2 import model as gpt2
 from llmc_jax.models.gpt2.init import random_parameters
-from llmc_jax.models.gpt2.model import PLAIN, Execution
-from llmc_jax.models.gpt2.tensors import flat_size, num_parameters, views
+from llmc_jax.models.layout import flat_size, num_parameters, views
 from llmc_jax.ops.gelu import gelu_forward_in_product
 from llmc_jax.training.step import evaluate_loss
 from tests import plain_model
@@ -182,9 +183,9 @@ def test_pieces_of_any_size_stand_one_after_the_other(sizes: list[int], dtype: A
     pieces = [jnp.arange(size, dtype=jnp.float32).reshape(1, size) + 16 * number for number, size in enumerate(sizes)]
     expected = np.concatenate([np.asarray(piece).reshape(-1) for piece in pieces]).astype(dtype)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gpt2, "LARGE_PIECE", 4)
-        as_on_a_gpu = gpt2.written_in_place(*[jnp.ravel(piece).astype(dtype) for piece in pieces])
-    for found in (gpt2.put_together(pieces, dtype), as_on_a_gpu):
+        patch.setattr(gradients, "LARGE_PIECE", 4)
+        as_on_a_gpu = gradients.written_in_place(*[jnp.ravel(piece).astype(dtype) for piece in pieces])
+    for found in (gradients.put_together(pieces, dtype), as_on_a_gpu):
         assert found.dtype == dtype and np.asarray(found).tobytes() == expected.tobytes()
 
 
@@ -210,7 +211,7 @@ def test_at_initialisation_the_loss_is_ln_v(descriptor: str) -> None:
 @pytest.mark.parametrize("function", [gpt2.loss_fn, jax.grad(gpt2.loss_fn), evaluate_loss])
 def test_parameters_without_their_padding_are_refused(function: Any) -> None:
     batch = random_batch(29, 1, 2, 12)
-    with pytest.raises(ValueError, match=r"\(65536,\); params\.padded"):
+    with pytest.raises(ValueError, match=r"\(65536,\); layout\.padded"):
         function(jnp.array(small_flat()[: num_parameters(SMALL)]), batch.inputs[0], batch.targets[0], SMALL)
 
 

@@ -5,15 +5,8 @@ import numpy as np
 import pytest
 
 from llmc_jax.config.model import ModelConfig, parse_descriptor
-from llmc_jax.models.gpt2.tensors import (
-    TENSORS,
-    Params,
-    flat_size,
-    num_parameters,
-    padded,
-    tensor_specs,
-    views,
-)
+from llmc_jax.models.gpt2.tensors import TENSORS, Params
+from llmc_jax.models.layout import flat_size, num_parameters, padded, tensor_specs, views
 from llmc_jax.models.tensors import FLAT_MULTIPLE
 from tests import plain_model
 

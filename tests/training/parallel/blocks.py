@@ -18,7 +18,7 @@ def differences(shape: str, devices: int, split: bool, dtype: str, window: int) 
     import jax
 
     from llmc_jax.config.model import parse_descriptor
-    from llmc_jax.models.gpt2.tensors import flat_size, num_parameters
+    from llmc_jax.models.layout import flat_size, num_parameters
     from llmc_jax.models.tensors import BLOCKS
     from llmc_jax.training.parallel import blocks
     from llmc_jax.training.parallel.placement import placement

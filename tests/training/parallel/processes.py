@@ -120,7 +120,7 @@ def own_run(case: Case, rank: int, size: int, file: Path, validates: bool) -> To
     import jax
 
     from llmc_jax.machine import compiling
-    from llmc_jax.models.gpt2.model import PLAIN
+    from llmc_jax.models.execution import PLAIN
     from llmc_jax.models.tensors import BLOCKS
     from llmc_jax.training.step import evaluate_losses
     from tests.comparisons import QUICK, skewed_tokens

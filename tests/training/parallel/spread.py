@@ -152,8 +152,8 @@ def ran(case: Case) -> Ran:
     import jax.numpy as jnp
 
     from llmc_jax.config.model import parse_descriptor
+    from llmc_jax.models.execution import Execution
     from llmc_jax.models.gpt2.init import random_parameters
-    from llmc_jax.models.gpt2.model import Execution
     from llmc_jax.training import step
     from llmc_jax.training.optimizer import LossScaleNumbers
     from llmc_jax.training.outliers import WINDOW, Outliers
@@ -194,7 +194,7 @@ def trained(case: Case) -> Result:
     """The run, and what came out of it."""
     import jax
 
-    from llmc_jax.models.gpt2.tensors import num_parameters
+    from llmc_jax.models.layout import num_parameters
 
     place, before, state, metrics, found = ran(case)
     after = {name: place.host(array) for name, array in state.flat.items()}
@@ -233,8 +233,8 @@ def step_of(program: Case, place: Any, config: Any, options: Any, shapes: Any) -
 
 def dust(place: Any, array: Any) -> float:
     """The largest magnitude behind the 16 tensors of a flat buffer, or in the rows that fill up the parts of one."""
-    from llmc_jax.models.gpt2.tensors import num_parameters
-    from llmc_jax.models.gpt2.units import split_on_host
+    from llmc_jax.models.layout import num_parameters
+    from llmc_jax.models.units import split_on_host
 
     N = num_parameters(place.model)
     if array.sharding.is_fully_replicated:

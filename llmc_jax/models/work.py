@@ -15,23 +15,17 @@ from functools import lru_cache
 from itertools import groupby
 from typing import Literal, NamedTuple
 
-from llmc_jax.config.model import ModelConfig
+from llmc_jax.config.model import ModelShape
 from llmc_jax.config.train import TrainConfig
-from llmc_jax.models.gpt2.operations import (
-    BLOCK,
-    BLOCK_BACKWARD,
-    EMBEDDING,
-    END,
-    END_BACKWARD,
-    Operation,
-    block,
-    row_of,
-)
-from llmc_jax.models.gpt2.tensors import letters, num_parameters
-from llmc_jax.models.tensors import sizes
+from llmc_jax.models.family import family_of
+from llmc_jax.models.gpt2 import operations as gpt2
+from llmc_jax.models.layout import head_spec, letters, num_layers, num_parameters, tensor_specs
+from llmc_jax.models.tensors import Activation, Operation, Tables, Tensor, sizes
 
 PHASES = ("forward", "backward", "update")
-OF_THE_MODEL = tuple(dict.fromkeys(each.name for each in (EMBEDDING, *BLOCK, *END)))
+WHOLE = "model"  # the operation that a model without tables is, as a whole
+# The named scopes by which a program's instructions are told apart; a family uses these names for what is alike.
+OF_THE_MODEL = tuple(dict.fromkeys(each.name for each in (gpt2.EMBEDDING, *gpt2.BLOCK, *gpt2.END)))
 OPERATIONS = (*OF_THE_MODEL, "gradient", "norm", "adamw", "cast")
 COMPUTE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
@@ -95,10 +89,34 @@ def rows_at_once(shape: Shape) -> int:
     return next(size for size in range(limit, 0, -1) if n % size == 0)
 
 
+def tables_of(config: ModelShape) -> Tables | None:
+    """Return the tables of a model; None: its family has none."""
+    make = family_of(config).tables
+    return None if make is None else make(config)
+
+
+def activations_of(config: ModelShape) -> tuple[Activation, ...]:
+    """Return the table of a model's activations; empty where its family has none."""
+    tables = tables_of(config)
+    return () if tables is None else tables.activations
+
+
+@lru_cache(maxsize=4096)
+def row_of(name: str, config: ModelShape) -> Activation:
+    """Return the row of a value, as one layer has it: of an activation, of a weight, or of the gradient of either."""
+    rows: dict[str, Activation | Tensor] = {row.name: row for row in activations_of(config)}
+    rows |= {spec.name: spec.tensor for spec in tensor_specs(config)}
+    own = name.rpartition(".")[2]
+    row = rows[own] if own in rows else rows[own.removeprefix("d")]
+    wide = isinstance(row, Activation) and row.wide and row.name == own
+    kept_below = row.kept_below if isinstance(row, Activation) else 0
+    return Activation(own, row.shape.removeprefix("L "), kept_below, wide)
+
+
 @lru_cache(maxsize=4096)  # every layer asks the same
-def array_bytes(name: str, config: ModelConfig, shape: Shape) -> int:
+def array_bytes(name: str, config: ModelShape, shape: Shape) -> int:
     """Return the bytes of a value, a weight or a gradient, of one that each layer has in one of them."""
-    row, numbers = row_of(name), letters(config, shape.batch, shape.sequence)
+    row, numbers = row_of(name, config), {**letters(config), "B": shape.batch, "T": shape.sequence}
     if row.name == "att" and shape.flash:  # a float32 for each row of the matrix
         return 4 * math.prod(sizes("B NH T", numbers))
     return (4 if row.wide else shape.element) * math.prod(sizes(row.shape, numbers))
@@ -118,56 +136,74 @@ class Work(NamedTuple):
 # ----- work of a step -----------------------------------------------------------------------------------------------
 
 
-def step_work(config: ModelConfig, shape: Shape) -> list[Work]:
+def step_work(config: ModelShape, shape: Shape) -> list[Work]:
     """Return every operation of one training step: of the forward pass, the backward pass and the update, in order."""
-    model = [*_forward(config, shape), *_backward(config, shape)]
+    tables = tables_of(config)
+    model = (
+        _whole(config, shape)
+        if tables is None
+        else [*_forward(config, shape, tables), *_backward(config, shape, tables)]
+    )
     A = shape.micro_batches
     repeated = [work._replace(flops=A * work.flops, bytes=A * work.bytes, times=A * work.times) for work in model]
     return [*repeated, *_update(config, shape)]
 
 
-def products_flops(config: ModelConfig, shape: Shape) -> int:
+def products_flops(config: ModelShape, shape: Shape) -> int:
     """Return the operations of all matrix products of a step, exactly those that the program makes."""
     return sum(work.flops for work in step_work(config, shape))
 
 
-def _forward(config: ModelConfig, shape: Shape) -> Iterator[Work]:
-    n, C, Vp, T, e = shape.rows, config.channels, config.padded_vocab_size, shape.sequence, shape.element
+def _whole(config: ModelShape, shape: Shape) -> list[Work]:
+    """Return the work of a model without tables: 2 N operations a token forward and 4 N backward."""
+    N, e = num_parameters(config), shape.element
+    passes = ("forward", 1), ("backward", 2)
+    return [Work(phase, WHOLE, None, times * 2 * N * shape.rows, times * 2 * e * N) for phase, times in passes]
+
+
+def _forward(config: ModelShape, shape: Shape, tables: Tables) -> Iterator[Work]:
+    (Vp, C), n, T, e = head_spec(config).shape, shape.rows, shape.sequence, shape.element
     chunks = n // rows_at_once(shape)
     # only the rows of wte that the tokens name, and the first T of wpe
     yield Work("forward", "embedding", None, 0, 4 * n + e * (2 * n * C + T * C))
-    for layer in range(config.num_layers):
-        yield from _weighed("forward", block(layer), layer, config, shape)
-    lnf, head, _ = _weighed("forward", END, None, config, shape)
+    for layer in range(num_layers(config)):
+        yield from _weighed("forward", block(tables, layer), layer, config, shape)
+    lnf, head, _ = _weighed("forward", tables.end, None, config, shape)
     yield from (lnf, head._replace(times=chunks))
     # The logits become their own gradient. The sum over a row is a product on a CPU alone (ops/classifier.py).
     yield Work("forward", "classifier", None, 0, e * 2 * n * Vp + 4 * 3 * n, chunks)
 
 
-def _backward(config: ModelConfig, shape: Shape) -> Iterator[Work]:
-    n, C, Vp, T, e = shape.rows, config.channels, config.padded_vocab_size, shape.sequence, shape.element
-    _, head, lnf = _weighed("backward", END_BACKWARD, None, config, shape)
+def block(tables: Tables, layer: int) -> tuple[Operation, ...]:
+    """Return a block's operations. The first adds nothing to the stream, all of which the embedding makes."""
+    return tables.block if layer else tables.block[1:]
+
+
+def _backward(config: ModelShape, shape: Shape, tables: Tables) -> Iterator[Work]:
+    (Vp, C), n, T, e = head_spec(config).shape, shape.rows, shape.sequence, shape.element
+    _, head, lnf = _weighed("backward", tables.end_backward, None, config, shape)
+    layers, recomputed = num_layers(config), _recomputed(config, shape, tables)
     yield from (head._replace(times=n // rows_at_once(shape)), lnf)
     blocks = shape.recompute_blocks
-    for layer in reversed(range(config.num_layers)):
+    for layer in reversed(range(layers)):
         if blocks:  # what the stretch's last block adds to the stream is kept by the next stretch
-            ends = layer == config.num_layers - 1 or (layer + 1) % blocks == 0
-            yield from _weighed("backward", block(layer)[: -1 if ends else None], layer, config, shape)
-        for work in _weighed("backward", BLOCK_BACKWARD, layer, config, shape):
-            again = (_bytes((each,), config, shape) for each in _recomputed(shape) if each.name == work.operation)
+            ends = layer == layers - 1 or (layer + 1) % blocks == 0
+            yield from _weighed("backward", block(tables, layer)[: -1 if ends else None], layer, config, shape)
+        for work in _weighed("backward", tables.block_backward, layer, config, shape):
+            again = (_bytes((each,), config, shape) for each in recomputed if each.name == work.operation)
             yield work._replace(bytes=work.bytes + sum(again))
     yield Work("backward", "embedding", None, 0, 4 * n + e * (n * C + T * C) + 4 * 2 * min(n, Vp) * C)
     yield Work("backward", "gradient", None, 0, _gradient_bytes(config, shape))
 
 
-def _recomputed(shape: Shape) -> list[Operation]:
+def _recomputed(config: ModelShape, shape: Shape, tables: Tables) -> list[Operation]:
     """Return the operations of a block that the backward runs again by themselves."""
     level = 0 if shape.recompute_blocks else shape.recompute
-    return [each for each in BLOCK if any(0 < row_of(name).kept_below <= level for name in each.outputs)]
+    return [each for each in tables.block if any(0 < row_of(name, config).kept_below <= level for name in each.outputs)]
 
 
 def _weighed(
-    phase: str, operations: Sequence[Operation], layer: int | None, config: ModelConfig, shape: Shape
+    phase: str, operations: Sequence[Operation], layer: int | None, config: ModelShape, shape: Shape
 ) -> Iterator[Work]:
     """Yield the work of each named scope: what its operations hand to each other is neither read nor written twice."""
     for name, found in groupby(operations, lambda each: each.name):
@@ -177,32 +213,32 @@ def _weighed(
 
 
 @lru_cache(maxsize=4096)
-def _bytes(operations: tuple[Operation, ...], config: ModelConfig, shape: Shape) -> int:
+def _bytes(operations: tuple[Operation, ...], config: ModelShape, shape: Shape) -> int:
     made = {name for each in operations for name in each.outputs}
     read = {name for each in operations for name in (*each.inputs, *each.weights)} - made
     return sum(array_bytes(name, config, shape) for name in (*read, *made))
 
 
 @lru_cache(maxsize=4096)
-def _products(operation: Operation, config: ModelConfig, shape: Shape) -> int:
+def _products(operation: Operation, config: ModelShape, shape: Shape) -> int:
     """Return the floating-point operations of an operation's matrix products."""
     if operation.function in ("linear_forward", "linear_backward"):
-        weights = math.prod(sizes(row_of(operation.weights[0]).shape, letters(config)))
+        weights = math.prod(sizes(row_of(operation.weights[0], config).shape, letters(config)))
         return 2 * shape.rows * weights * (1 if operation.function == "linear_forward" else 2)
     # without the matrix the scores are computed again, and only what lies inside the mask
     T, flash = shape.sequence, shape.flash
     pairs = T * (T + 1) // 2 if flash else T * T
     products = {"attention_forward": 2, "attention_backward": 5 if flash else 4}.get(operation.function, 0)
-    return products * 2 * shape.batch * config.num_heads * config.head_size * pairs
+    return products * 2 * shape.batch * letters(config)["C"] * pairs
 
 
-def _gradient_bytes(config: ModelConfig, shape: Shape) -> int:
+def _gradient_bytes(config: ModelShape, shape: Shape) -> int:
     """Count the pieces read and the flat gradient written; with several micro-batches also their sum, both ways."""
     N = num_parameters(config)
     return 2 * shape.element * N + (8 * N if shape.micro_batches > 1 else 0)
 
 
-def _update(config: ModelConfig, shape: Shape) -> Iterator[Work]:
+def _update(config: ModelShape, shape: Shape) -> Iterator[Work]:
     N = num_parameters(config)
     gradient = shape.element if shape.micro_batches == 1 else 4
     masters = 4 if shape.master_weights else shape.element
@@ -219,14 +255,13 @@ def has_copy(shape: Shape) -> bool:
 # ----- by the usual definitions -------------------------------------------------------------------------------------
 
 
-def flops_per_token(
-    config: ModelConfig, sequence_length: int, *, definition: Literal["llm.c", "palm"] = "llm.c"
-) -> int:
+def flops_per_token(config: ModelShape, sequence_length: int, *, definition: Literal["llm.c", "palm"] = "llm.c") -> int:
     """Return the floating-point operations of forward and backward per token of a sequence of T tokens.
 
     6N for the matrix products (2N forward, 4N backward; N counts all parameters, padded rows included) and, for
     attention's products, 6LCT with "llm.c", which halves them as causality allows, or 12LCT with "palm".
     Sources: llm.c train_gpt2.cu, `gpt2_estimate_mfu`; Chowdhery et al., PaLM (2022), appendix B.
     """
-    attention = {"llm.c": 6, "palm": 12}[definition] * config.num_layers * config.channels * sequence_length
-    return 6 * num_parameters(config) + attention
+    numbers = letters(config)
+    scores = numbers["L"] * numbers["C"] * sequence_length if numbers.get("NH") else 0
+    return 6 * num_parameters(config) + {"llm.c": 6, "palm": 12}[definition] * scores

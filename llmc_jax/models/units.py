@@ -1,6 +1,7 @@
-"""The flat buffer as rows of C elements, and its rows in units: what the backward finishes at once.
+"""The flat buffer as rows of equal length, and its rows in units: what the backward finishes at once.
 
-Every tensor is a whole number of rows of C elements, and so is each layer's slice of one:
+A row has so many elements that every tensor is a whole number of rows, and so is each layer's slice of one: GPT-2's
+rows have C. Its units:
 
     unit          rows          tensors
     wte           Vp            wte, whose gradient is complete only when the backward reaches the embedding
@@ -15,21 +16,24 @@ share of the work. Where n does not divide a unit's rows, rows of zeros fill it 
 
 Leaves out what is done with the parts (training/parallel/).
 
-    C channels, L layers, Vp padded vocabulary, R = N / C rows of the flat buffer, n devices,
+    C elements of a row, Vp padded vocabulary, R = N / C rows of the flat buffer, n devices,
     r rows that each of them holds
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import accumulate
+from math import gcd
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from llmc_jax.config.model import ModelConfig
-from llmc_jax.models.gpt2.tensors import BY_NAME, flat_size, num_parameters, tensor_specs
+from llmc_jax.config.model import ModelShape
+from llmc_jax.models.layout import flat_size, num_layers, num_parameters, tensor_specs
+
+LONGEST = 1 << 16  # elements of a row, which stochastic rounding counts in 32 bits (training/rounding.py)
 
 
 class Unit(NamedTuple):
@@ -54,51 +58,59 @@ class Unit(NamedTuple):
 
 
 @cache
-def units(config: ModelConfig) -> tuple[Unit, ...]:
-    """Return the units of a model: wte, ends, and the layers from the first to the last."""
-    C, layers = config.channels, range(config.num_layers)
-    whole: list[tuple[int, int]] = []
-    sliced: list[tuple[int, int]] = []
-    for spec in tensor_specs(config):
-        (sliced if BY_NAME[spec.name].layered else whole).append((spec.offset // C, spec.size // C))
-    of_layers = ([(first + layer * (rows // len(layers)), rows // len(layers)) for first, rows in sliced]
-                 for layer in layers)  # fmt: skip
-    return (
-        Unit("wte", (whole[0],)),
-        Unit("ends", tuple(whole[1:])),
-        *(Unit(f"layer {layer}", tuple(pieces)) for layer, pieces in enumerate(of_layers)),
-    )
+def row_size(config: ModelShape) -> int:
+    """Return C, the elements of a row: the most, up to LONGEST, that divide every tensor and layer's slice of one."""
+    layers = num_layers(config)
+    divisor = gcd(*(spec.size // (layers if spec.tensor.layered else 1) for spec in tensor_specs(config)))
+    return next(size for size in range(min(divisor, LONGEST), 0, -1) if divisor % size == 0)
 
 
-def total_rows(config: ModelConfig) -> int:
+@cache
+def units(config: ModelShape) -> tuple[Unit, ...]:
+    """Return the units of a model: the tensors that are one by themselves, ends, and the layers in their order."""
+    C, layers, specs = row_size(config), num_layers(config), tensor_specs(config)
+
+    def pieces(layer: int) -> Iterator[tuple[int, int]]:
+        for spec in specs:
+            if spec.tensor.layered:
+                yield (spec.offset + layer * (spec.size // layers)) // C, spec.size // layers // C
+
+    whole = {spec: (spec.offset // C, spec.size // C) for spec in specs if not spec.tensor.layered}
+    own = (Unit(spec.name, (piece,)) for spec, piece in whole.items() if spec.tensor.own)
+    ends = tuple(piece for spec, piece in whole.items() if not spec.tensor.own)
+    found = (*own, Unit("ends", ends), *(Unit(f"layer {layer}", tuple(pieces(layer))) for layer in range(layers)))
+    return tuple(unit for unit in found if unit.pieces)
+
+
+def total_rows(config: ModelShape) -> int:
     """Return R, the rows of the flat buffer without its padding."""
-    return num_parameters(config) // config.channels
+    return num_parameters(config) // row_size(config)
 
 
-def split_rows(config: ModelConfig, devices: int) -> int:
+def split_rows(config: ModelShape, devices: int) -> int:
     """Return r, the rows that each of some devices holds."""
     return sum(unit.share(devices) for unit in units(config))
 
 
-def split_size(config: ModelConfig, devices: int) -> int:
+def split_size(config: ModelShape, devices: int) -> int:
     """Return the elements of a buffer in split order, over all devices: at least N."""
-    return devices * split_rows(config, devices) * config.channels
+    return devices * split_rows(config, devices) * row_size(config)
 
 
 # ----- on the device --------------------------------------------------------------------------------------------------
 
 
-def as_rows(tensors: Any, channels: int, multiple: int = 1) -> jax.Array:
+def as_rows(tensors: Any, length: int, multiple: int = 1) -> jax.Array:
     """Return tensors, a tree of arrays, as rows (…, C) in their order: one concatenation.
 
     multiple: of which there are as many rows in all, the last ones zeros.
     """
-    pieces = [leaf.reshape(-1, channels) for leaf in jax.tree.leaves(tensors)]
+    pieces = [leaf.reshape(-1, length) for leaf in jax.tree.leaves(tensors)]
     missing = -sum(len(piece) for piece in pieces) % multiple
-    return jnp.concatenate([*pieces, jnp.zeros((missing, channels), pieces[0].dtype)] if missing else pieces)
+    return jnp.concatenate([*pieces, jnp.zeros((missing, length), pieces[0].dtype)] if missing else pieces)
 
 
-def flat_of(found: Sequence[jax.Array], config: ModelConfig) -> jax.Array:
+def flat_of(found: Sequence[jax.Array], config: ModelShape) -> jax.Array:
     """Return a flat buffer (flat_size,) from its units, each (its rows or more, C), in the order of `units`."""
     pieces = [
         (first, found[i][start : start + count])
@@ -110,7 +122,7 @@ def flat_of(found: Sequence[jax.Array], config: ModelConfig) -> jax.Array:
     return jnp.concatenate([*ordered, jnp.zeros(padding, found[0].dtype)])
 
 
-def own_rows(config: ModelConfig, devices: int, device: Any) -> jax.Array:
+def own_rows(config: ModelShape, devices: int, device: Any) -> jax.Array:
     """Return which row of the flat buffer stands at each place of a device's part, (r,) int32; R where none does.
 
     device: its number from 0, traced.
@@ -126,7 +138,7 @@ def own_rows(config: ModelConfig, devices: int, device: Any) -> jax.Array:
     return jnp.concatenate(found).astype(jnp.int32)
 
 
-def places(config: ModelConfig, devices: int) -> jax.Array:
+def places(config: ModelShape, devices: int) -> jax.Array:
     """Return the row in split order, over all devices, at which each row of the flat buffer stands: (R,) int32."""
     r, offset, pieces = split_rows(config, devices), 0, []
     for unit in units(config):
@@ -138,9 +150,9 @@ def places(config: ModelConfig, devices: int) -> jax.Array:
     return jnp.concatenate([piece for _, piece in sorted(pieces, key=lambda each: each[0])])
 
 
-def take_rows(flat: jax.Array, rows: jax.Array, config: ModelConfig) -> jax.Array:
+def take_rows(flat: jax.Array, rows: jax.Array, config: ModelShape) -> jax.Array:
     """Return rows (r,) of a flat buffer (flat_size,), one after the other, (r C,). Where a row is R, zeros."""
-    table = flat[: num_parameters(config)].reshape(-1, config.channels)
+    table = flat[: num_parameters(config)].reshape(-1, row_size(config))
     return table.at[rows].get(mode="fill", fill_value=0, indices_are_sorted=False).reshape(-1)
 
 
@@ -157,7 +169,7 @@ class Run(NamedTuple):
 
 
 @cache
-def runs(config: ModelConfig, devices: int) -> tuple[Run, ...]:
+def runs(config: ModelShape, devices: int) -> tuple[Run, ...]:
     """Return all rows of the flat buffer, where they lie together on one of the devices."""
     found, offset = [], 0
     for unit in units(config):
@@ -171,13 +183,13 @@ def runs(config: ModelConfig, devices: int) -> tuple[Run, ...]:
     return tuple(found)
 
 
-def split_on_host(flat: np.ndarray, config: ModelConfig, devices: int, own: range | None = None) -> np.ndarray:
+def split_on_host(flat: np.ndarray, config: ModelShape, devices: int, own: range | None = None) -> np.ndarray:
     """Return a flat buffer (flat_size,) in split order, (split_size,).
 
     own: devices in a row whose parts alone are returned.
     """
     own = range(devices) if own is None else own
-    C = config.channels
+    C = row_size(config)
     found = np.zeros((len(own), split_rows(config, devices), C), flat.dtype)
     for device, place, row, count in runs(config, devices):
         if device in own:
@@ -185,11 +197,11 @@ def split_on_host(flat: np.ndarray, config: ModelConfig, devices: int, own: rang
     return found.reshape(-1)
 
 
-def joined_on_host(parts: Sequence[np.ndarray], config: ModelConfig) -> np.ndarray:
+def joined_on_host(parts: Sequence[np.ndarray], config: ModelShape) -> np.ndarray:
     """Return the flat buffer (flat_size,) of the parts (r C,) that the devices have, in their order."""
     flat = np.zeros(flat_size(config), parts[0].dtype)
-    rows = flat[: num_parameters(config)].reshape(-1, config.channels)
-    on_devices = [part.reshape(-1, config.channels) for part in parts]
+    rows = flat[: num_parameters(config)].reshape(-1, row_size(config))
+    on_devices = [part.reshape(-1, row_size(config)) for part in parts]
     for device, place, row, count in runs(config, len(parts)):
         rows[row : row + count] = on_devices[device][place : place + count]
     return flat

@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmc_jax.config.model import ModelConfig, parse_descriptor
-from llmc_jax.models.gpt2.model import BlockParams, Gradients, flatten_gradients, unused_positions
-from llmc_jax.models.gpt2.tensors import BY_NAME, flat_size, num_parameters, tensor_specs, views
-from llmc_jax.models.gpt2.units import (
+from llmc_jax.models.gpt2.model import BlockParams
+from llmc_jax.models.gradients import Gradients, flatten_gradients, pieces_of
+from llmc_jax.models.gpt2.tensors import BY_NAME
+from llmc_jax.models.layout import flat_size, num_parameters, tensor_specs, views
+from llmc_jax.models.units import (
     as_rows,
     flat_of,
     joined_on_host,
@@ -150,11 +152,14 @@ def test_units_of_a_gradient_become_the_flat_one(config: ModelConfig, filled: in
     tensors.wpe[positions:] = 0
     layers = [BlockParams(*(getattr(tensors, name)[i] for name in BlockParams._fields))
               for i in range(config.num_layers)]  # fmt: skip
-    gradients = Gradients(tensors.wte, tensors.wpe[:positions], tuple(layers), tensors.lnfw, tensors.lnfb)
+    own = {name: getattr(tensors, name) for name in ("wte", "lnfw", "lnfb")}
+    gradients = Gradients({**own, "wpe": tensors.wpe[:positions]}, tuple(layers))
+    whole = next(spec for spec in tensor_specs(config) if spec.name == "wpe")
 
     def both(gradients: Gradients) -> tuple[jax.Array, jax.Array]:
-        ends = (gradients.wpe, unused_positions(gradients, config), gradients.lnfw, gradients.lnfb)
-        found = [as_rows(each, config.channels) for each in (gradients.wte, ends, *gradients.blocks)]
+        own = gradients.own
+        ends = (*pieces_of(own["wpe"], whole), own["lnfw"], own["lnfb"])
+        found = [as_rows(each, config.channels) for each in (own["wte"], ends, *gradients.blocks)]
         assert [len(rows) for rows in found] == [unit.rows for unit in units(config)]
         found = [jnp.pad(rows, ((0, filled), (0, 0)), constant_values=jnp.nan) for rows in found]
         return flat_of(found, config), flatten_gradients(gradients, config, jnp.float32)

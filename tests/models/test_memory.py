@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.machine.gpus import card_memory_bytes
 from llmc_jax.models.gpt2 import model as gpt2
-from llmc_jax.models.gpt2.memory import (
+from llmc_jax.models.layout import flat_size, views
+from llmc_jax.models.memory import (
     activations,
     chosen_logit_rows,
     estimated_step_bytes,
     kept_in_a_layer,
     required_memory_bytes,
 )
-from llmc_jax.models.gpt2.tensors import flat_size, views
-from llmc_jax.models.gpt2.work import Shape
+from llmc_jax.models.work import Shape
 
 GIB = 2**30
 D12 = parse_descriptor("d12")

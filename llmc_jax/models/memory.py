@@ -1,6 +1,6 @@
 """Memory of a training step from its shape alone, by the table of activations.
 
-Two questions, one table (`tensors.ACTIVATIONS`), counted in C elements a token and layer:
+Two questions, one table (`Tables.activations`), counted in C elements a token and layer:
 
     memory                  what a step keeps by kind: 16 C at -r 0, 12 C at -r 1, 10 C at -r 2, and the statistics
     required_memory_bytes   what it needs at least, whatever is computed again: the 10 C of -r 2, without statistics
@@ -12,16 +12,16 @@ Leaves out what the compiled step needs beside its arguments (plan/moments.py).
 
 from typing import NamedTuple
 
-from llmc_jax.config.model import ModelConfig
+from llmc_jax.config.model import ModelShape
 from llmc_jax.machine.jax_setup import MEMORY_SHARE
-from llmc_jax.models.gpt2.tensors import ACTIVATIONS, flat_size
-from llmc_jax.models.gpt2.work import Shape, array_bytes, has_copy, rows_at_once
+from llmc_jax.models.layout import flat_size, head_spec, num_layers
 from llmc_jax.models.tensors import ALWAYS
+from llmc_jax.models.work import Shape, activations_of, array_bytes, has_copy, rows_at_once
 
 
-def kept_in_a_layer(config: ModelConfig, shape: Shape, recompute: int) -> dict[str, int]:
+def kept_in_a_layer(config: ModelShape, shape: Shape, recompute: int) -> dict[str, int]:
     """Return the bytes of each activation that one layer keeps for the backward at a level of recomputation."""
-    rows = (row for row in ACTIVATIONS if row.layered and recompute < row.kept_below)
+    rows = (row for row in activations_of(config) if row.layered and recompute < row.kept_below)
     return {row.name: array_bytes(row.name, config, shape) for row in rows}
 
 
@@ -41,7 +41,7 @@ class Memory(NamedTuple):
         return self.parameters + self.optimizer + self.scalars
 
 
-def memory(config: ModelConfig, shape: Shape, outliers: int) -> Memory:
+def memory(config: ModelShape, shape: Shape, outliers: int) -> Memory:
     """Return the bytes of a training step by kind. outliers: of the last losses and norms (`outliers.BYTES`)."""
     size, e = flat_size(config), shape.element
     masters = 4 if shape.master_weights else e
@@ -51,23 +51,23 @@ def memory(config: ModelConfig, shape: Shape, outliers: int) -> Memory:
         scalars=8 + outliers + (8 if shape.dtype == "fp16" else 0),
         gradient=size * (e if shape.micro_batches == 1 else e + 4),
         activations=sum(activations(config, shape).values()),
-        head=e * rows_at_once(shape) * config.padded_vocab_size,
+        head=e * rows_at_once(shape) * head_spec(config).shape[0],
     )
 
 
-def activations(config: ModelConfig, shape: Shape) -> dict[str, int]:
+def activations(config: ModelShape, shape: Shape) -> dict[str, int]:
     """Return the bytes of each activation that the forward keeps for the backward, over all layers."""
     kept: dict[str, int] = {}
-    for row in ACTIVATIONS:
+    for row in activations_of(config):
         stem, _, statistic = row.name.partition("_")
         name = f"{stem}_mean, {stem}_rstd" if statistic in ("mean", "rstd") else row.name
-        times = config.num_layers if row.layered else 1
+        times = num_layers(config) if row.layered else 1
         if row.layered and shape.recompute_blocks:  # of every stretch of blocks what its first one reads
-            times = -(-config.num_layers // shape.recompute_blocks) if name == "residual1" else 0
+            times = -(-num_layers(config) // shape.recompute_blocks) if name == "residual1" else 0
         if row.kept_below and times:
             size = array_bytes(row.name, config, shape) if shape.recompute < row.kept_below else 0
             kept[name] = kept.get(name, 0) + times * size
-    return kept | {"dlnf": kept["residual"]}  # the head goes backwards at once
+    return kept | {"dlnf": kept.get("residual", 0)}  # the head goes backwards at once
 
 
 # ----- whether it fits ----------------------------------------------------------------------------------------------
@@ -86,7 +86,7 @@ class Needed(NamedTuple):
         return self.state + self.activations - min(self.activations, self.gradient)
 
 
-def required_memory_bytes(config: ModelConfig, shape: Shape, *, sliced_weights: bool = True) -> Needed:
+def required_memory_bytes(config: ModelShape, shape: Shape, *, sliced_weights: bool = True) -> Needed:
     """Return the bytes that a training step needs at least on one device. Allocates nothing.
 
     State: flat buffers. The optimizer's have 4 bytes an element, the parameters 4, or 2, or both. During a step there
@@ -108,14 +108,14 @@ def required_memory_bytes(config: ModelConfig, shape: Shape, *, sliced_weights: 
     of_gradient = shape.devices if shape.stage == 2 or (shape.stage and not sums) else 1
     gradient = e / of_gradient + sums / of_sums
     state = int((e + (masters + 4 * shape.buffers) / of_state + gradient + e * sliced_weights) * size)
-    narrow = {row.name for row in ACTIVATIONS if not row.wide} - ({"att"} if shape.flash else set())
+    narrow = {row.name for row in activations_of(config) if not row.wide} - ({"att"} if shape.flash else set())
     kept = kept_in_a_layer(config, shape, ALWAYS - 1)
     layer = sum(num_bytes for name, num_bytes in kept.items() if name in narrow)
-    layers = config.num_layers * layer
+    layers = num_layers(config) * layer
     if shape.recompute_blocks:  # the kept inputs, and all activations of one stretch
-        stretch = min(shape.recompute_blocks, config.num_layers)
-        layers = -(-config.num_layers // stretch) * kept["residual1"] + stretch * layer
-    logits = min(shape.logit_rows or shape.rows, shape.rows) * config.padded_vocab_size
+        stretch = min(shape.recompute_blocks, num_layers(config))
+        layers = -(-num_layers(config) // stretch) * kept["residual1"] + stretch * layer
+    logits = min(shape.logit_rows or shape.rows, shape.rows) * head_spec(config).shape[0]
     return Needed(state, layers + e * logits, int(e / of_gradient * size))
 
 
@@ -123,23 +123,23 @@ LEAST_LOGIT_ROWS = 8192  # a chunk that keeps a GPU busy: 0.8 GB of bf16 logits 
 SPARE = 1.1  # bytes that a compiled step takes for each that it keeps: how XLA lays the buffers out
 
 
-def estimated_step_bytes(config: ModelConfig, shape: Shape) -> int:
+def estimated_step_bytes(config: ModelShape, shape: Shape) -> int:
     """Return the bytes that a compiled step takes on a GPU, rather too many: what surely fits, not what may be tried.
 
     Beyond `required_memory_bytes`: what -r leaves to be kept (6 C a token and layer, or 2 C), and the logits' gradient,
     which no kernel may write over the logits. 1.1 to 1.4 times what the compiler reports
-    (tests/models/gpt2/test_memory.py).
+    (tests/models/test_memory.py).
     """
     need = required_memory_bytes(config, shape, sliced_weights=False)
-    kept = shape.element * min(shape.logit_rows or shape.rows, shape.rows) * config.padded_vocab_size
+    kept = shape.element * min(shape.logit_rows or shape.rows, shape.rows) * head_spec(config).shape[0]
     if not shape.recompute_blocks:
         levels = (kept_in_a_layer(config, shape, level) for level in (shape.recompute, ALWAYS - 1))
         here, least = (sum(found.values()) for found in levels)
-        kept += config.num_layers * (here - least)
+        kept += num_layers(config) * (here - least)
     return need.state + int(SPARE * (need.activations + kept))
 
 
-def chosen_logit_rows(config: ModelConfig, shape: Shape, memory: int | None) -> int:
+def chosen_logit_rows(config: ModelShape, shape: Shape, memory: int | None) -> int:
     """Return how many rows of logits a GPU makes at a time: 0 (all) where they fit, or the largest power of two.
 
     shape: but for its logit_rows. memory: bytes of the whole card (`card_memory_bytes`), and never what is free: a run

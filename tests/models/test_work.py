@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import pytest
 
 from llmc_jax.config.model import ModelConfig, parse_descriptor
-from llmc_jax.models.gpt2.memory import memory
-from llmc_jax.models.gpt2.model import Execution
-from llmc_jax.models.gpt2.tensors import flat_size, num_parameters
-from llmc_jax.models.gpt2.work import Shape, Work, flops_per_token, products_flops, step_work
+from llmc_jax.models.execution import Execution
+from llmc_jax.models.layout import flat_size, num_parameters
+from llmc_jax.models.memory import memory
+from llmc_jax.models.work import Shape, Work, flops_per_token, products_flops, step_work
 from llmc_jax.plan.program import Place, Program
 from llmc_jax.training import outliers
 from llmc_jax.training.adamw import AdamWNumbers

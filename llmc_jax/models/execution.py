@@ -1,0 +1,39 @@
+"""How a model is computed: what is recomputed, how many logits exist at a time, and which implementation of each op."""
+
+from typing import Any, NamedTuple
+
+import jax
+
+from llmc_jax.machine import compiling
+from llmc_jax.ops.attention import relu_attention_backward, relu_attention_forward
+from llmc_jax.ops.table import XLA, Operations
+
+# A value that XLA must compute as such. What lies between two of these is compiled alike wherever it stands, so that
+# what the backward recomputes has the bits of what the forward computed: without them XLA fuses each place differently.
+pinned: Any = jax.lax.optimization_barrier
+scope = jax.named_scope
+
+
+class Execution(NamedTuple):
+    """How the model is computed. Static, and of no influence on the results but for their rounding."""
+
+    op: Operations = XLA  # which implementation of each operation
+    recompute: int = 0  # llm.c's -r: the backward computes again 0 nothing, 1 GELU, 2 GELU and layernorms
+    recompute_blocks: int = 0  # N > 0: only the stream before every N-th block is kept, all else computed again
+    logit_rows: int = 0  # rows of logits that exist at a time; 0: all B T of them
+    gelu_fusion: int = 0  # llm.c's -ge: 1: the forward's GELU is computed in the product before it
+    compiler_options: compiling.Options = ()  # of XLA, which every program of the run is compiled with
+
+
+PLAIN = Execution()  # every operation as ops/ has it, everything kept
+RELU = Execution(XLA._replace(attention_forward=relu_attention_forward, attention_backward=relu_attention_backward))
+
+
+def by_attention(attention: str) -> Execution:
+    """Return how XLA's operations compute a model with an attention, softmax or relu."""
+    return RELU if attention == "relu" else PLAIN
+
+
+def layer_scope(layer: int) -> Any:
+    """Return the named scope of one layer, by which profiles tell them apart."""
+    return scope(f"layer_{layer:02d}")

@@ -1,0 +1,40 @@
+"""What computes a GPT-2, as a record: a family that varies it replaces some of these."""
+
+import jax
+import jax.numpy as jnp
+
+from llmc_jax.config.model import ModelConfig
+from llmc_jax.models.execution import Execution
+from llmc_jax.models.gpt2 import decode, model
+from llmc_jax.models.gpt2.tensors import Params
+from llmc_jax.models.program import Block, Decoder, Program
+from llmc_jax.ops.attention import relu_attention_weights
+
+
+def hidden(params: Params, tokens: jax.Array, config: ModelConfig, execution: Execution) -> jax.Array:
+    """Return lnf (B, T, C), which the head reads."""
+    return model.forward_stream(params, tokens, config, execution)[0]
+
+
+def attention_weights(
+    params: Params, tokens: jax.Array, config: ModelConfig, execution: Execution, layer: int
+) -> jax.Array:
+    """Return the weights (NH, T, T) float32 of one layer's attention to tokens (1, T)."""
+    _, activations = model.forward_stream(params, tokens, config, execution)
+    block = activations.blocks[layer]
+    assert isinstance(block, model.BlockActivations)
+    # relu attention keeps nothing but qkv
+    att = block.att if isinstance(block.att, jax.Array) else relu_attention_weights(block.qkv, config.num_heads)
+    return att[0].astype(jnp.float32)
+
+
+BLOCK = Block(model.BlockParams, model.block_forward, model.block_backward, model.kept, decode.block_step)
+DECODER = Decoder(decode.empty_cache, decode.prefill, decode.decode, decode.cache_bytes)
+PROGRAM = Program(
+    hidden=hidden,
+    loss=model.loss_fn,
+    loss_and_gradients=model.loss_and_gradients,
+    block=BLOCK,
+    decoder=DECODER,
+    attention_weights=attention_weights,
+)

@@ -1,0 +1,106 @@
+"""Where a model's tensors lie: one after the other in one flat buffer.
+
+A checkpoint is then one write, AdamW one pass and the gradient norm one reduction. Leaves out which tensors a model has
+(its family), and the order in which a buffer is split over devices (units.py). Knows no JAX.
+
+    N parameters, L layers
+"""
+
+from collections import namedtuple
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from llmc_jax.config.model import ModelShape
+from llmc_jax.models.family import family_of
+from llmc_jax.models.tensors import FLAT_MULTIPLE, TensorSpec, layout
+
+
+@cache
+def tensor_specs(shape: ModelShape) -> tuple[TensorSpec, ...]:
+    """Return where the tensors of a model lie in the flat buffer, in order."""
+    family = family_of(shape)
+    return layout(family.tensors(shape), family.letters(shape))
+
+
+@cache
+def letters(shape: ModelShape) -> Mapping[str, int]:
+    """Return what the letters of the tensors' shapes stand for: L is 0 of a model without layers."""
+    return {"L": 0, **family_of(shape).letters(shape)}
+
+
+def shape_words(shape: ModelShape) -> str:
+    """Return the depth, heads and width of a model in words."""
+    numbers = letters(shape)
+    return " ".join(f"{name}={numbers[name]}" for name in ("L", "NH", "C") if numbers.get(name))
+
+
+def num_layers(shape: ModelShape) -> int:
+    """Return L."""
+    return letters(shape)["L"]
+
+
+def head_spec(shape: ModelShape) -> TensorSpec:
+    """Return where the weights (Vp, C) of the output head lie."""
+    return next(spec for spec in tensor_specs(shape) if spec.name == family_of(shape).head)
+
+
+def head_size(shape: ModelShape) -> int:
+    """Return HS, the channels of a head of attention; C of a model without heads."""
+    return head_spec(shape).shape[1] // letters(shape).get("NH", 1)
+
+
+def matrix_elements(shape: ModelShape) -> int:
+    """Return the elements of the matrices of all layers: 12 L C C of a GPT-2."""
+    return sum(spec.size for spec in tensor_specs(shape) if spec.tensor.layered and spec.tensor.matrix)
+
+
+def num_parameters(shape: ModelShape) -> int:
+    """Return N, the parameters of a model as llm.c counts them, padded vocabulary rows included."""
+    last = tensor_specs(shape)[-1]
+    return last.offset + last.size
+
+
+def flat_size(shape: ModelShape) -> int:
+    """Return the elements of the flat buffer: N padded to a multiple of FLAT_MULTIPLE."""
+    return -(-num_parameters(shape) // FLAT_MULTIPLE) * FLAT_MULTIPLE
+
+
+@cache
+def params_type(shape: ModelShape) -> Any:
+    """Return the NamedTuple of a model's tensors: its family's, or one that is made of their names."""
+    names, kind = tuple(spec.name for spec in tensor_specs(shape)), family_of(shape).params
+    return kind if getattr(kind, "_fields", None) == names else namedtuple("Params", names)
+
+
+def views(flat: Any, shape: ModelShape) -> Any:
+    """Return the tensors of a flat buffer (JAX or NumPy array of at least N elements), without its padding."""
+    return params_type(shape)(*(flat[s.offset : s.offset + s.size].reshape(s.shape) for s in tensor_specs(shape)))
+
+
+def tensors_of(flat: Any, shape: ModelShape) -> Any:
+    """Return the tensors of a flat buffer (flat_size,). Raises ValueError for a buffer of another size."""
+    size = flat_size(shape)
+    if flat.shape != (size,):
+        raise ValueError(f"parameters of shape {flat.shape}: this model takes ({size},); layout.padded makes it of N")
+    return views(flat, shape)
+
+
+def separate(flat: Any, config: ModelShape) -> Any:
+    """Return the tensors of a flat buffer, of those with a layer axis a tuple of L.
+
+    Outside of a compiled program they are arrays of their own. A program that is called for every token takes these,
+    because it would copy each part of a larger array first.
+    """
+    tensors = views(flat, config)
+    layered = {s.name: tuple(getattr(tensors, s.name)) for s in tensor_specs(config) if s.tensor.layered}
+    return tensors._replace(**layered)
+
+
+def padded(values: Any, shape: ModelShape) -> Any:
+    """Return a flat buffer (flat_size,) on the host, from the N values of a file (NumPy, float32)."""
+    buffer = np.zeros(flat_size(shape), np.float32)
+    buffer[: num_parameters(shape)] = values
+    return buffer
