@@ -5,17 +5,19 @@ Leaves out the arrays (state.py), how both are stored (store.py), and whether a 
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from llmc_jax.base.errors import FormatError, InputError
+from llmc_jax.base.files import quoted
 from llmc_jax.config.model import ModelShape
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.data.tokenizers import Named
-from llmc_jax.models.family import shape_from_json, shape_to_json
+from llmc_jax.models.family import UnknownFamily, kept_copy, loaded_families, shape_from_json, shape_to_json
 
 FORMAT = 2  # of the metadata and of the manifest beside it, as they are written
 DTYPES = ("fp32", "bf16", "fp16")  # in which a model computes
@@ -111,7 +113,9 @@ class Metadata:
         """
         objects = ("options", "environment", "origin", "loader", "kernels", "range_test")
         rest = {name: stored[name] for name in (*objects, "total_steps", "val_data") if stored.get(name) is not None}
-        step, dtype, model = stored.get("step"), stored.get("dtype"), shape_of(stored.get("model"))
+        step, dtype = stored.get("step"), stored.get("dtype")
+        with naming_copy(folder):
+            model = shape_of(stored.get("model"))
         sound = all(isinstance(stored.get(name) or {}, Mapping) for name in (*objects, "progress", "tokenizer"))
         if model is None or type(step) is not int or dtype not in DTYPES or not sound:
             raise FormatError(f"{folder}: its run.json is not that of a training state of llmc-jax")
@@ -120,6 +124,19 @@ class Metadata:
         tokenizer = Named(**stored["tokenizer"]) if stored.get("tokenizer") else None
         identity = Identity(model, dtype, master, rounding, data)
         return Metadata(step, identity, counters=Counters(**known) if known else None, tokenizer=tokenizer, **rest)
+
+
+@contextmanager
+def naming_copy(folder: Path) -> Iterator[None]:
+    """Name the copy of the model's file that the run of a checkpoint keeps, in an error about its family."""
+    try:
+        yield
+    except UnknownFamily as error:
+        copy = folder.parent / kept_copy(error.source)
+        words = f"give the run's copy: --model {quoted(copy)}" if copy.is_file() else "give it: --model FILE.py"
+        if loaded := [family for family in loaded_families() if family.name == error.name]:
+            words = f"{loaded[0].path} has changed since: {words}; or train with --model-changed"
+        raise InputError(f"{folder}: {UnknownFamily(error.name, error.source, words)}") from None
 
 
 def shape_of(found: Any) -> Any:

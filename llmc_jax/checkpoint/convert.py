@@ -120,9 +120,9 @@ def _tensors(source: Source, passage: Passage) -> Iterator[tuple[str, str, dict[
             yield group, name, about, tensor_stats(read(group, piece)[:rows] for piece in slices_of(specs[name]))
 
 
-def inspect(path: Path, step: int | None, as_json: bool) -> None:
+def inspect(path: Path, step: int | None, as_json: bool, model_file: str = "") -> None:
     """Print what a checkpoint holds: its shape and, for each tensor, place and statistics; and a digest of it all."""
-    source = open_source(path, step=step)
+    source = open_source(path, step=step, model_file=model_file)
     passage = Passage(source, "fp32")
     found = _tensors(source, passage)
     if as_json:
@@ -219,7 +219,7 @@ def _tokenizer_files(source: Source, asked: str | None) -> tuple[Choice, dict[st
 def convert(args: argparse.Namespace) -> None:
     """Turn one checkpoint into another; print what was read, written and checked."""
     target = _target(args)
-    source = open_source(args.source, step=args.step)
+    source = open_source(args.source, step=args.step, model_file=args.model_file)
     dtype = _output_dtype(source, target, args.dtype)
     print(f"read    {_headline(source)}")
     _print_warnings(source.warnings, sys.stderr)
@@ -267,6 +267,7 @@ def debug_state(args: argparse.Namespace) -> None:
 
 
 FORCE = own("--force", "", False, "replace OUT if it exists: a file, or a training state in a folder")
+MODEL_FILE = own("--model", "FILE.py", "", "the file of a model of your own (docs/models.md)", name="model_file")
 STEP = own("--step", "N", None, "of a folder with several training states: this one, not the newest", 0)
 OF_CONVERT = (
     own("source", "IN", None, ""),
@@ -278,6 +279,7 @@ OF_CONVERT = (
     own("--processes", "N", None, "--to llmc-state: number of processes (default: as in IN, or 1)"),
     own("--zero", "0|1", None, "--to llmc-state: 1 = shared out as by llm.c's -z 1 (default: as in IN)", 0, type=int),
     FORCE,
+    MODEL_FILE,
     STEP,
 )  # fmt: skip
 
@@ -302,8 +304,8 @@ def make_parser() -> Parser:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     look = commands.add_parser("inspect", help="print shape, tensors and their statistics")
-    look.add([own("source", "CHECKPOINT", None, ""), JSON, STEP])
-    look.set_defaults(run=lambda args: inspect(args.source, args.step, args.json))
+    look.add([own("source", "CHECKPOINT", None, ""), JSON, MODEL_FILE, STEP])
+    look.set_defaults(run=lambda args: inspect(args.source, args.step, args.json, args.model_file))
     turn = commands.add_parser("convert", help="turn one checkpoint into another")
     turn.set_defaults(run=convert)
     turn.add(OF_CONVERT)

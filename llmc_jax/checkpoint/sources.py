@@ -58,7 +58,7 @@ def open_source(path: str | Path, *, step: int | None = None, model_file: str = 
             f"{path}: step {step} was asked for, but this holds one checkpoint; leave --step out, or name the run's "
             "folder"
         )
-    return as_family(source, family)
+    return as_family(source, family) if model_file else source
 
 
 def as_family(source: Source, family: Family) -> Source:
@@ -69,10 +69,6 @@ def as_family(source: Source, family: Family) -> Source:
     theirs = source.config
     if (theirs.family, theirs.source) == (family.name, family.source):
         return source
-    if theirs.family == family.name:
-        raise InputError(
-            f"{source.path}: was made by another file than {family.path}, of sha256 {theirs.source[:12]}; give that one"
-        )
     if theirs.family != "gpt2" or not isinstance(theirs, family.shape):
         raise InputError(
             f"{source.path}: is a model of the family {theirs.family}, not of {family.name}; give its --model"

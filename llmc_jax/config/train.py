@@ -96,7 +96,12 @@ class TrainConfig:
     model_file: str = option(
         "", "--model", MODEL, {"program", "numbers"}, "free",
         "the Python file of a model of your own, which -e then names a shape of (docs/models.md); empty = GPT-2",
-        value="FILE.py", is_path=True,
+        value="FILE.py", is_path=True, of_this_start=True,
+    )
+    model_changed: bool = option(
+        False, "--model-changed", MODEL, {"process"}, "free",
+        "resume although the file of --model is not the one that the checkpoint was made with", switch=True,
+        of_this_start=True,
     )
     model: str = option(
         "gpt2_124M_bf16.bin", "-e --weights", MODEL, {"program", "numbers"}, "free",

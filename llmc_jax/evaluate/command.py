@@ -45,7 +45,9 @@ ROWS = (
     own("-b", "B", None, "rows that a device computes at a time (default: as suits it)", name="rows"),
 )  # fmt: skip
 MODELS = (
-    *MODEL,
+    *(about for about in MODEL if about.name != "model_file"),
+    own("--model", "FILE.py...", [], "the files of models of your own, which the checkpoints were trained by",
+        name="model_files"),
     own("--devices", "N", 0, "compute on the first N (default: all GPUs, or the CPU); the figures are the same on any "
         "number", 0, most=MOST_DEVICES),
 )  # fmt: skip
@@ -80,6 +82,10 @@ def main(words: Sequence[str]) -> int:
     for note in settle() + configure(tf32=flags.dtype != "fp32", devices=flags.devices):
         say("note", note)
     from llmc_jax.evaluate import job  # here, because --help does without JAX
+    from llmc_jax.models import family
+
+    for file in flags.model_files:
+        family.load(file)
 
     asked = job.prepare(flags)
     job.show(flags, asked, job.evaluate(flags, asked))

@@ -41,7 +41,7 @@ def main(words: Sequence[str]) -> int:
     sampling.check(sampling_of(asked))  # before a large model is read
     model = open_model(
         asked.checkpoint, dtype=asked.dtype, tokenizer=asked.tokenizer, attention=asked.model_attention,
-        step=asked.step,
+        step=asked.step, model_file=asked.model_file,
     )  # fmt: skip
     ids = prompt_ids(model, written)
     question = next((each for each in QUESTIONS if each in asked.given), None)
@@ -105,13 +105,14 @@ def say_model(model: "Model") -> None:
     from llmc_jax.models.layout import num_parameters
 
     c, step = model.config, "" if model.step is None else f", step {model.step}"
+    family = "" if c.family == "gpt2" else f", {c.family}"
     relu = "" if model.attention == "softmax" else f", {model.attention} attention"
     none = f"no tokenizer, so text is token ids ({model.tokenizer_note})"
     tokenizer = none if model.tokenizer is None else f"tokenizer {model.tokenizer_note}"
     say(
         "model",
         f"{model.path}: {KINDS[model.kind]}{step}; {num_parameters(c):,} parameters, T={c.max_seq_len} "
-        f"V={c.vocab_size}{relu}; {tokenizer}; {model.dtype} on {device_label(describe_device())}",
+        f"V={c.vocab_size}{relu}{family}; {tokenizer}; {model.dtype} on {device_label(describe_device())}",
     )
     for warning in model.warnings:
         say("warning", warning)

@@ -57,6 +57,7 @@ QUESTIONS = (
 )  # fmt: skip
 # How a checkpoint is opened.
 MODEL = (
+    own("--model", "FILE.py", "", "the file of a model of your own (docs/models.md)", name="model_file"),
     own("--dtype", "auto|fp32|bf16|fp16", "auto", "compute in (default auto: bf16 on a GPU, else fp32)"),
     own("--tokenizer", "SPEC", "auto", "bytes, gpt2, none or the path of a tokenizer file or a folder of "
         "Hugging Face's (default auto: a model's own, as far as it is known)"),

@@ -72,16 +72,17 @@ def open_model(
     tokenizer: str = "auto",
     attention: str = "auto",
     step: int | None = None,
+    model_file: str = "",
 ) -> Model:
     """Open a checkpoint of any format that `checkpoint.sources.open_source` knows, and put its weights on the device.
 
     dtype: fp32, bf16 or fp16; auto: bf16 on a GPU, fp32 on a CPU. tokenizer: as for `load_tokenizer`; auto: the one
     that the checkpoint brings along, else as its vocabulary suggests. attention: softmax or relu; auto: as the
-    training state says it, otherwise softmax. step: as for `open_source`.
+    training state says it, otherwise softmax. step, model_file: as for `open_source`.
     Raises InputError (FormatError for bad bytes) if it cannot be opened, the tokenizer does not fit, or the weights
     need more memory than the device has.
     """
-    source = open_source(path, step=step)
+    source = open_source(path, step=step, model_file=model_file)
     if dtype == "auto":
         dtype = "fp32" if first_device().platform == "cpu" else "bf16"
     check_weights_fit(source, dtype)

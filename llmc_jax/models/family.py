@@ -5,6 +5,7 @@ A model is plain data, its shape, which names its family and, of a family in a u
 """
 
 import hashlib
+import os
 import re
 import sys
 import traceback
@@ -42,11 +43,23 @@ class Family(NamedTuple):
     head: str = "wte"  # the tensor (Vp, C) that makes logits of what comes out of the model
     tables: Callable[[Any], Tables] | None = None  # of a Shape; None: plan and profile count by parameters alone
     source: str = ""  # of one in a user's file: its digest
-    path: Path | None = None  # and the file
+    path: Path | None = None  # the file
+    content: bytes = b""  # and what it held when it was loaded
+
+
+class UnknownFamily(InputError):
+    """A model is of a family whose file was not loaded."""
+
+    def __init__(self, name: str, source: str, words: str = "give it: --model FILE.py") -> None:
+        file = f"in a file of sha256 {source[:12]}" if source else "which is not built in"
+        super().__init__(f"the model is of the family {name!r}, {file}; {words}")
+        self.name, self.source = name, source
 
 
 BUILT_IN = {"gpt2": "llmc_jax.models.gpt2.family"}
+VARIABLE = "LLMC_JAX_MODEL"  # of the environment: the file that this process has loaded, for those that it starts
 _families: dict[tuple[str, str], Family] = {}  # by name and digest: a file is loaded once, as a module is
+_accepted: dict[str, Family] = {}  # by name, whatever the digest: the user has changed the file
 
 
 def family_of(shape: ModelShape) -> Family:
@@ -56,18 +69,32 @@ def family_of(shape: ModelShape) -> Family:
 
 def family_named(name: str = "gpt2", source: str = "") -> Family:
     """Return a family by its name and the digest of the file that it stands in. Raises InputError as `family_of`."""
-    if (name, source) not in _families:
-        if source or name not in BUILT_IN:
-            raise InputError(
-                f"the model is of the family {name!r} in a file of sha256 {source[:12]}; give it: --model FILE.py"
-            )
+    if name in BUILT_IN and not source and (name, source) not in _families:
         _families[name, source] = import_module(BUILT_IN[name]).FAMILY
-    return _families[name, source]
+    found = _families.get((name, source)) or _accepted.get(name)
+    if found is None:
+        raise UnknownFamily(name, source)
+    return found
 
 
 def chosen(path: str) -> Family:
     """Return the family that --model names: that of a file, or GPT-2 where it is empty. Raises InputError as `load`."""
     return load(path) if path else family_named()
+
+
+def loaded_families() -> list[Family]:
+    """Return the families of files that were loaded."""
+    return [family for (_, source), family in _families.items() if source]
+
+
+def accept(family: Family) -> None:
+    """Take models that another version of a family's file has made as that family's, from now on."""
+    _accepted[family.name] = family
+
+
+def kept_copy(source: str) -> str:
+    """Return the name of the copy of a model's file in a run's folder, from the file's digest."""
+    return f"model_{source[:12]}.py"
 
 
 def parsed(descriptor: str, family: Family) -> Any:
@@ -123,18 +150,24 @@ def load(path: str | Path) -> Family:
             f"--model {path}: cannot be read: {reason(error)}; it takes the Python file of a model"
         ) from None
     source = hashlib.sha256(data).hexdigest()
-    for (_, digest), family in _families.items():
-        if digest == source:
-            return family
+    if known := next((family for family in loaded_families() if family.source == source), None):
+        return known
     found = getattr(_run(path, data, source), "FAMILY", None)
     if not isinstance(found, Family):
         what = "defines no FAMILY" if found is None else f"has a FAMILY that is a {type(found).__name__}"
         raise InputError(f"--model {path}: {what}; it must be an llmc_jax.models.family.Family (docs/models.md)")
     if problem := _problem(found):
         raise InputError(f"--model {path}: FAMILY: {problem}")
-    family = found._replace(source=source, path=path)
+    family = found._replace(source=source, path=path, content=data)
     _families[family.name, source] = family
+    os.environ[VARIABLE] = str(path.absolute())
     return family
+
+
+def load_of_parent() -> None:
+    """Load the file that the process that has started this one has loaded, if any: its shapes may be pickled here."""
+    if path := os.environ.get(VARIABLE):
+        load(path)
 
 
 def _run(path: Path, data: bytes, source: str) -> ModuleType:

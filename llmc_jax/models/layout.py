@@ -7,12 +7,13 @@ A checkpoint is then one write, AdamW one pass and the gradient norm one reducti
 """
 
 from collections import namedtuple
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from llmc_jax.base.errors import InputError
 from llmc_jax.config.model import ModelShape
 from llmc_jax.models.family import family_of
 from llmc_jax.models.tensors import FLAT_MULTIPLE, TensorSpec, layout
@@ -55,6 +56,30 @@ def head_size(shape: ModelShape) -> int:
 def matrix_elements(shape: ModelShape) -> int:
     """Return the elements of the matrices of all layers: 12 L C C of a GPT-2."""
     return sum(spec.size for spec in tensor_specs(shape) if spec.tensor.layered and spec.tensor.matrix)
+
+
+class Piece(NamedTuple):
+    """A tensor without layers, or one layer of one, in the flat buffer."""
+
+    spec: TensorSpec
+    layer: int  # 0 of a tensor without layers
+    start: int
+    stop: int
+    frozen: bool  # it is not updated
+
+
+def pieces(shape: ModelShape) -> Iterator[Piece]:
+    """Yield every piece of a model in the order of the flat buffer. Raises InputError for a frozen one it has not."""
+    frozen, found = set(family_of(shape).frozen(shape)), set[str]()
+    for spec in tensor_specs(shape):
+        layers = num_layers(shape) if spec.tensor.layered else 1
+        for layer in range(layers):
+            names = {spec.name, f"{spec.name} {layer}"} if spec.tensor.layered else {spec.name}
+            start = spec.offset + layer * (spec.size // layers)
+            found |= names
+            yield Piece(spec, layer, start, start + spec.size // layers, bool(names & frozen))
+    if unknown := frozen - found:
+        raise InputError(f"the family {shape.family} freezes {min(unknown)!r}, which is no tensor of it")
 
 
 def num_parameters(shape: ModelShape) -> int:

@@ -20,6 +20,7 @@ from llmc_jax.machine import compiling, gpus
 from llmc_jax.models.execution import Execution
 from llmc_jax.models.layout import head_size, head_spec, letters
 from llmc_jax.models.memory import Needed, chosen_logit_rows, required_memory_bytes
+from llmc_jax.models.program import program_of
 from llmc_jax.models.work import Shape, shape_of
 from llmc_jax.training.optimizer import LossScaleNumbers, Optimizer
 from llmc_jax.training.parallel.gradient import sums_kept
@@ -166,15 +167,27 @@ def make_plan(
         optimizer=selection.optimizer.name, buffers=len(selection.optimizer.buffers),
         sums=sums_kept(config.grad_accumulation) if parallel.fixed else 0,
     )  # fmt: skip
+    recompute, blocks = _recomputed(config, model)
+    shape = shape._replace(recompute=recompute, recompute_blocks=blocks)
     rows = _logit_rows(config, model, machine, shape, recorded)
     options = _options(config, machine, recorded, findings, xla_flags or {})
     if selection.gelu_fusion:
         _check_gelu_in_product(config, options)
-    execution = Execution(selection.op, config.recompute, config.recompute_blocks, rows, selection.gelu_fusion, options)
+    execution = Execution(selection.op, recompute, blocks, rows, selection.gelu_fusion, options)
     return Plan(
         config, model, machine, xla_flags or {}, dtype, execution, selection.optimizer, selection.choices, made_for,
         repeat, problems, shape._replace(logit_rows=rows), memory,
     )  # fmt: skip
+
+
+def _recomputed(config: TrainConfig, model: ModelShape) -> tuple[int, int]:
+    """Return what -r and --recompute-blocks come to: nothing is computed again where JAX makes the backward."""
+    if program_of(model).loss is not None:
+        return config.recompute, config.recompute_blocks
+    if config.recompute > 1 or config.recompute_blocks:
+        flag = f"--recompute-blocks {config.recompute_blocks}" if config.recompute_blocks else f"-r {config.recompute}"
+        raise InputError(f"{flag}: JAX makes the backward of the family {model.family}, and keeps all; leave it out")
+    return 0, 0
 
 
 # ----- precision ------------------------------------------------------------------------------------------------------

@@ -12,17 +12,18 @@ from typing import Any, TextIO, cast
 
 from llmc_jax import cluster
 from llmc_jax.base.errors import InputError
-from llmc_jax.base.files import refusing
+from llmc_jax.base.files import refusing, write_atomic
 from llmc_jax.base.streams import Output
 from llmc_jax.base.text import wrapped
 from llmc_jax.checkpoint import store
 from llmc_jax.cluster.agreement import of_all, of_first
+from llmc_jax.config.model import ModelShape
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.data import tables
 from llmc_jax.logs.files import config_file, rank_log
 from llmc_jax.logs.state import own_process
 from llmc_jax.machine.gpus import peak_flops
-from llmc_jax.models.family import shape_to_json
+from llmc_jax.models.family import family_of, kept_copy, shape_to_json
 from llmc_jax.models.layout import num_parameters
 from llmc_jax.models.work import flops_per_token
 from llmc_jax.plan.compiled import arguments
@@ -210,10 +211,19 @@ def begun_log(setup: Setup, held: LockedFolder, made: list[Path]) -> RunLog:
             if not is_first and config.max_steps != 0:
                 write_config(held.folder, record, kernels)
             if is_first or config.max_steps != 0:
-                with refusing(f"{held.folder}: cannot keep the tokenizer", "free space, or choose another -o"):
+                with refusing(
+                    f"{held.folder}: cannot keep the tokenizer, or the model's file", "free space, or choose another -o"
+                ):
                     tables.keep(held.folder, setup.tokenizer.tokenizer)
+                    keep_model_file(held.folder, shape)
             closing.pop_all()
             return log
+
+
+def keep_model_file(folder: Path, shape: ModelShape) -> None:
+    """Write a copy of the file that the model's family stands in, if it stands in one, as it was loaded."""
+    if shape.source:
+        write_atomic(folder / kept_copy(shape.source), family_of(shape).content)
 
 
 @contextmanager

@@ -96,7 +96,7 @@ def summary(run: Run, outcome: Outcome) -> Iterator[str]:
         yield from places(run, outcome)
         if progress.saved is not None and code != ExitCode.DIVERGED:
             prompt = "--prompt 'def read' --temperature 0.8" if run.setup.data.corpus else "--interactive"
-            yield f"generate:     {typed('generate')} {quoted(run.held.folder)} {prompt}"
+            yield f"generate:     {typed('generate')} {quoted(run.held.folder)}{model_flag(run.setup.config)} {prompt}"
 
 
 def places(run: Run, outcome: Outcome) -> Iterator[str]:
@@ -113,7 +113,12 @@ def places(run: Run, outcome: Outcome) -> Iterator[str]:
     goes_on = progress.saved is not None or (config.save and progress.step == 0)
     if progress.step < run.setup.steps and code != ExitCode.DIVERGED and goes_on and not progress.test.exploded:
         more = f" --patience {2 * config.patience}" if code == ExitCode.DONE else ""
-        yield f"resume with:  {typed('train')} -y 1 -o {quoted(run.held.folder)}{more}"
+        yield f"resume with:  {typed('train')} -y 1 -o {quoted(run.held.folder)}{model_flag(config)}{more}"
+
+
+def model_flag(config: TrainConfig) -> str:
+    """Return the flag that names the model's file, a space before it; empty where there is none."""
+    return f" --model {quoted(config.model_file)}" if config.model_file else ""
 
 
 def ended_early(run: Run, progress: Progress) -> bool:

@@ -18,7 +18,7 @@ from llmc_jax.checkpoint.published import model_named
 from llmc_jax.checkpoint.source import Source
 from llmc_jax.checkpoint.store import Checkpoint, check
 from llmc_jax.checkpoint.tokenizer import own_tokenizer
-from llmc_jax.cluster.agreement import alike
+from llmc_jax.cluster.agreement import agreed, alike
 from llmc_jax.config.checks import check_model_fit, with_devices
 from llmc_jax.config.flags import models_not_asked_for
 from llmc_jax.config.model import ModelShape
@@ -29,7 +29,7 @@ from llmc_jax.data.evalfile import Item, check_fit
 from llmc_jax.data.loader import TokenLoader, continued, of_processes
 from llmc_jax.data.tasks import read_items
 from llmc_jax.data.tokenizers import Choice, Tokenizer, bytes_tokenizer, fitted, load_tokenizer
-from llmc_jax.models.family import chosen, described, parsed
+from llmc_jax.models.family import accept, chosen, described, of_family, parsed
 from llmc_jax.plan.plan import Repeat
 from llmc_jax.run.resume import find_earlier, repeated, with_batch_of
 
@@ -91,6 +91,11 @@ def inputs(asked: TrainConfig, available: Callable[[], tuple[int, str]]) -> Inpu
     """
     warnings: list[str] = []
     config = of_test(asked)
+    with alike("model file"):
+        family = chosen(config.model_file)
+        if config.model_changed:
+            accept(family)
+    agreed("model file", family.source, "the files of --model differ; all processes need the same")
     earlier = find_earlier(config, warnings.append)
     with alike("files"):
         model = resolve_model(config, earlier)
@@ -115,7 +120,7 @@ def resolve_model(config: TrainConfig, earlier: Checkpoint | None = None) -> Mod
     that -e describes beside --init-from must be that of the weights.
     """
     if earlier is not None and _names_nothing_new(config.model, earlier):
-        return Model(earlier.metadata.identity.model, None)
+        return Model(of_family(earlier.metadata.identity.model, chosen(config.model_file)), None)
     family = chosen(config.model_file)
     flag, name = ("--init-from", config.init_from) if config.init_from else ("-e", config.model)
     with naming(flag):

@@ -170,7 +170,7 @@ def _differences(earlier: Checkpoint, config: TrainConfig, ours: Identity) -> It
     theirs = earlier.metadata.identity
     then, now = vars(theirs.model), vars(ours.model)
     for name in dict.fromkeys((*then, *now)):
-        if then.get(name) != now.get(name):
+        if then.get(name) != now.get(name) and not (name == "source" and config.model_changed):
             yield f"model: {name} is {then.get(name)} there, {now.get(name)} here"
     for name, words in (("dtype", "--dtype"), ("master_weights", "-w"), ("rounding", "--rounding")):
         then, now = getattr(theirs, name), getattr(ours, name)
@@ -235,6 +235,8 @@ def changes(earlier: Checkpoint, plan: Plan, now: Metadata) -> list[str]:
     plan, now: of the continuation.
     """
     metadata, notes = earlier.metadata, []
+    if metadata.identity.model.source != plan.model.source:
+        notes.append(f"changed since the checkpoint, so results differ from here: {plan.config.model_file}")
     theirs = _known(metadata.options)
     if theirs is None:
         notes.append(f"the checkpoint comes from {metadata.origin.get('kind')}: its options are not known")

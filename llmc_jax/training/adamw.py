@@ -17,8 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from llmc_jax.config.train import TrainConfig
-from llmc_jax.models.tensors import FLAT_MULTIPLE
-from llmc_jax.training.optimizer import Optimizer, global_norm
+from llmc_jax.training.optimizer import Optimizer, global_norm, in_ranges
 from llmc_jax.training.rounding import Rows, check_rounding, rounded
 
 
@@ -75,7 +74,7 @@ def adamw_update(
     change = mhat / (jnp.sqrt(vhat) + numbers.eps)
     before = params.astype(wide)
     if decay:
-        change = change + jnp.where(_decays(params.size, decay, rows), numbers.weight_decay * before, 0.0)
+        change = change + jnp.where(in_ranges(params.size, decay, rows), numbers.weight_decay * before, 0.0)
     after = before - learning_rate * change
     if params.dtype != wide:
         return jnp.where(apply, rounded(after, params.dtype, rounding, seed, rows), params), m, v, None
@@ -84,38 +83,6 @@ def adamw_update(
         params = jax.lax.optimization_barrier(params)  # as above: the copy is made of the new ones
         copy = jnp.where(apply, rounded(params, copy.dtype, rounding, seed, rows), copy)
     return params, m, v, copy
-
-
-def _decays(size: int, ranges: tuple[tuple[int, int], ...], rows: Rows | None) -> jax.Array:
-    """Return which elements of the buffers decay, boolean (size,). The ranges are whole rows."""
-    if rows is None:
-        return _in_ranges(size, ranges)
-    number, length = rows.numbers, rows.length
-    inside = jnp.zeros(number.shape, bool)
-    for start, stop in ranges:
-        inside |= (number >= start // length) & (number < stop // length)
-    return jnp.broadcast_to(inside[:, None], (number.size, length)).reshape(-1)
-
-
-def _in_ranges(size: int, ranges: tuple[tuple[int, int], ...]) -> jax.Array:
-    """Return which positions of a flat buffer lie in one of the ranges, boolean (size,)."""
-    inside = jnp.zeros(size, bool)
-    if size <= 2**32:
-        position = jax.lax.iota(jnp.uint32, size)
-        for start, stop in ranges:  # unsigned, positions before the range wrap round to large numbers: one comparison
-            inside |= position - jnp.uint32(start) < jnp.uint32(stop - start)
-        return inside
-    # More elements than 32 bits count: compare (row, column). Right for any size, but twice as slow on a CPU.
-    row = jax.lax.broadcasted_iota(jnp.int32, (size // FLAT_MULTIPLE, FLAT_MULTIPLE), 0).reshape(size)
-    column = jax.lax.broadcasted_iota(jnp.int32, (size // FLAT_MULTIPLE, FLAT_MULTIPLE), 1).reshape(size)
-
-    def at_or_after(position: int) -> jax.Array:
-        r, c = divmod(position, FLAT_MULTIPLE)
-        return (row > r) | ((row == r) & (column >= c))
-
-    for start, stop in ranges:
-        inside |= at_or_after(start) & ~at_or_after(stop)
-    return inside
 
 
 def numbers_of(config: TrainConfig) -> AdamWNumbers:

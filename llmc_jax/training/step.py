@@ -11,7 +11,15 @@ from llmc_jax.models import program
 from llmc_jax.models.execution import PLAIN, Execution
 from llmc_jax.models.units import own_rows, row_size, take_rows
 from llmc_jax.training.adamw import ADAMW
-from llmc_jax.training.optimizer import LossScaleNumbers, Optimizer, clip_scale, decay_ranges, next_loss_scale
+from llmc_jax.training.optimizer import (
+    LossScaleNumbers,
+    Optimizer,
+    clip_scale,
+    decay_ranges,
+    frozen_ranges,
+    in_ranges,
+    next_loss_scale,
+)
 from llmc_jax.training.outliers import Outliers, is_outlier, update_outliers
 from llmc_jax.training.parallel.collectives import device_number, gather
 from llmc_jax.training.parallel.gradient import batch_gradient as gradient_over
@@ -138,6 +146,7 @@ def _step(
     batch = state.weights, inputs, targets, config, options.execution, scale
     loss, gradient = batch_gradient(*batch) if parallel.alone else gradient_over(*batch, parallel)
     loss = loss / scale
+    gradient = without_frozen(gradient, config, parallel)
     with jax.named_scope("update"):
         with jax.named_scope("norm"):
             whole = not (parallel.splits or parallel.fixed)
@@ -168,6 +177,24 @@ def _step(
     return new_state, Metrics(loss, norm, rate, finite, scale, z_loss, z_norm, applied)
 
 
+def without_frozen(gradient: jax.Array, config: ModelShape, parallel: Parallel) -> jax.Array:
+    """Return the gradient, flat or a device's part of it, with zeros for what is not updated.
+
+    AdamW leaves a parameter whose gradient was always zero where it is, and its m and v zero.
+    """
+    ranges = frozen_ranges(config)
+    if not ranges:
+        return gradient
+    rows = own_part(config, parallel) if parallel.splits else None
+    with jax.named_scope("gradient"):
+        return jnp.where(in_ranges(gradient.size, ranges, rows), 0, gradient)
+
+
+def own_part(config: ModelShape, parallel: Parallel) -> Rows:
+    """Return which rows of the flat buffer this device has of what is split."""
+    return Rows(own_rows(config, parallel.devices, device_number()), row_size(config))
+
+
 def update_state(
     state: TrainState, gradient: jax.Array, config: ModelShape, options: StepOptions, **how: Any
 ) -> tuple[Any, ...]:
@@ -179,7 +206,7 @@ def update_state(
     buffers = [state.buffers[name] for name in optimizer.buffers]
     if not parallel.splits:
         return optimizer.update(state.params, *buffers, gradient, copy=state.copy, **how)
-    rows = Rows(own_rows(config, parallel.devices, device_number()), row_size(config))
+    rows = own_part(config, parallel)
     low = take_rows(state.weights, rows.numbers, config)
     params, copy = (low, None) if state.copy is None else (state.params, low)
     params, *buffers, copy = optimizer.update(params, *buffers, gradient, copy=copy, rows=rows, **how)

@@ -17,12 +17,14 @@ import traceback
 from multiprocessing.connection import Connection
 from typing import Any
 
+from llmc_jax.models import family
 from llmc_jax.trials import children
 from llmc_jax.trials.children import OF_THE_MACHINE, NotMeasured
 
 
 def main() -> None:
     """Measure every task that the parent sends."""
+    family.load_of_parent()
     parent = Connection(int(sys.argv[1]))
     tasks: queue.Queue[bytes] = queue.Queue()
     threading.Thread(target=_listen, args=(parent, tasks), daemon=True).start()

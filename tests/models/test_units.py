@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.models.gpt2.model import BlockParams
-from llmc_jax.models.gradients import Gradients, flatten_gradients, pieces_of
 from llmc_jax.models.gpt2.tensors import BY_NAME
+from llmc_jax.models.gradients import Gradients, flatten_gradients, pieces_of
 from llmc_jax.models.layout import flat_size, num_parameters, tensor_specs, views
 from llmc_jax.models.units import (
     as_rows,

@@ -1,6 +1,7 @@
 """The answer as a whole: what was asked reaches its parts, and its report fits the screen."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -128,9 +129,9 @@ def with_compiler(monkeypatch: pytest.MonkeyPatch, more: int = 0) -> list[tuple[
     """Let the compiler find so many bytes more than is computed; return the GPU and -b that it is asked for."""
     asked: list[tuple[str, int]] = []
 
-    def found(gpu: str, config: TrainConfig, say: object) -> Memory:
+    def found(gpu: str, config: TrainConfig, model: Any, say: object) -> Memory:
         asked.append((gpu, config.batch_size))
-        kinds = computed(compiled.plan_for(gpu, config)).kinds
+        kinds = computed(compiled.plan_for(gpu, config, model)).kinds
         return Memory("compiled", "", kinds, more, (), None, None)
 
     monkeypatch.setattr(answers, "compiled_apart", found)

@@ -15,10 +15,9 @@ from llmc_jax.models.layout import flat_size, num_parameters
 from llmc_jax.models.tensors import FLAT_MULTIPLE
 from llmc_jax.training.adamw import (
     AdamWNumbers,
-    _in_ranges,
     adamw_update,
 )
-from llmc_jax.training.optimizer import clip_scale, decay_ranges, global_norm
+from llmc_jax.training.optimizer import clip_scale, decay_ranges, global_norm, in_ranges
 from llmc_jax.training.rounding import (
     Rows,
     _noise_positions,
@@ -254,9 +253,9 @@ def test_positions_in_ranges(kind: type[int]) -> None:
     expected = np.zeros(size, bool)
     for start, stop in ranges:
         expected[start:stop] = True
-    np.testing.assert_array_equal(_in_ranges(kind(size), ranges), expected)
-    np.testing.assert_array_equal(_in_ranges(kind(size), ((0, size),)), np.ones(size, bool))
-    np.testing.assert_array_equal(_in_ranges(kind(size), ()), np.zeros(size, bool))
+    np.testing.assert_array_equal(in_ranges(kind(size), ranges), expected)
+    np.testing.assert_array_equal(in_ranges(kind(size), ((0, size),)), np.ones(size, bool))
+    np.testing.assert_array_equal(in_ranges(kind(size), ()), np.zeros(size, bool))
 
 
 def test_noise_positions_beyond_32_bits_begin_as_below() -> None:

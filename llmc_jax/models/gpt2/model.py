@@ -304,8 +304,8 @@ def backward(
                         dx, gradients[-2] = pinned((dx, gradients[-2]))
         head = family_of(config).head
         with scope("embedding"):  # where the head takes wte too, its gradient is a sum of two
-            start = dhead if head == "wte" else jnp.zeros_like(params.wte, dhead.dtype)
-            dwte, dwpe = op.embedding_backward(dx, tokens, start)
+            share = dhead if head == "wte" else jnp.zeros_like(params.wte, dhead.dtype)
+            dwte, dwpe = op.embedding_backward(dx, tokens, share)
     own = {head: dhead, "wte": dwte, "wpe": dwpe, "lnfw": dlnfw, "lnfb": dlnfb}
     return Gradients(own, tuple(reversed(gradients)))
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.kernels import XLA
-from llmc_jax.models.execution import PLAIN, Execution
 from llmc_jax.models import gradients
+from llmc_jax.models.execution import PLAIN, Execution
 from llmc_jax.models.gpt2 import model as gpt2
 from llmc_jax.models.gpt2.init import random_parameters
 from llmc_jax.models.layout import flat_size, num_parameters, views

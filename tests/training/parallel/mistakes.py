@@ -91,8 +91,8 @@ def norm_in_the_order_of_the_parts(patch: Patch) -> None:
 
 def decay_by_the_place(patch: Patch) -> None:
     """A part's elements decay as if it were the beginning of the buffer."""
-    right = adamw._decays
-    patch.setattr(adamw, "_decays", lambda size, ranges, rows: right(size, ranges, first_rows(rows)))
+    right = adamw.in_ranges
+    patch.setattr(adamw, "in_ranges", lambda size, ranges, rows: right(size, ranges, first_rows(rows)))
 
 
 def noise_by_the_place(patch: Patch) -> None:
