@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from llmc_jax.plan.answer import Answer
 
 Ids = Sequence[int] | Sequence[Sequence[int]] | np.ndarray | jax.Array
-ATTENTION = ("auto", "softmax", "relu")
 Step = Callable[[TrainState, Ids], tuple[TrainState, Metrics]]
 
 
@@ -53,7 +52,6 @@ def load(
     *,
     dtype: str = "auto",
     tokenizer: str = "auto",
-    attention: str = "auto",
     step: int | None = None,
     model_file: str = "",
 ) -> Model:
@@ -63,15 +61,14 @@ def load(
     shape such as "d12" or "L4-NH4-C128-V257-T128" stands for random weights, always the same. dtype, that the model
     computes in: fp32, bf16 or fp16; auto: bf16 on a GPU, fp32 on a CPU. tokenizer: bytes, gpt2 (its table may be
     downloaded), none, or the path of llm.c's gpt2_tokenizer.bin; auto: the model's own where it can be told, without a
-    network. attention: softmax or relu; auto: as it was trained, where the checkpoint says it. step: of a run's folder,
-    this checkpoint, not the newest good one. model_file: the Python file of a model of your own.
+    network. step: of a run's folder, this checkpoint, not the newest good one. model_file: the Python file of a
+    model of your own.
     Raises InputError, or its subclass FormatError for a file's contents, where it cannot be opened, the tokenizer does
     not fit, or the weights need more memory than there is. docs/checkpoints.md has the formats and their sources.
     """
-    for name, value, known in (("dtype", dtype, ("auto", *DTYPES)), ("attention", attention, ATTENTION)):
-        if value not in known:
-            raise InputError(f"{name}={value!r}: expected one of {', '.join(known)}")
-    return open_model(path, dtype=dtype, tokenizer=tokenizer, attention=attention, step=step, model_file=model_file)
+    if dtype not in (known := ("auto", *DTYPES)):
+        raise InputError(f"dtype={dtype!r}: expected one of {', '.join(known)}")
+    return open_model(path, dtype=dtype, tokenizer=tokenizer, step=step, model_file=model_file)
 
 
 # ----- text and ids -------------------------------------------------------------------------------------------------

@@ -59,5 +59,5 @@ def test_the_demo(tmp_path: Path) -> None:
     assert f"llmc-jax generate {folder.relative_to(tmp_path)} " in done.stdout
     model = open_model(folder)
     T, end = model.config.max_seq_len, model.end_of_text
-    ids = generate(model.weights, model.config, T, end, model.attention, ids=model.drawable)
+    ids = generate(model.weights, model.config, T, end, ids=model.drawable)
     assert sample_text(model.tokenizer, ids) == samples[-1]

@@ -11,10 +11,12 @@ import numpy as np
 
 from benchmarks.gpu.steps import random_values
 from llmc_jax.config.model import ModelConfig, parse_descriptor
+from llmc_jax.generate.engine import repeated
 from llmc_jax.generate.sampling import Sampling, draw, numbers_of, steps_of
 from llmc_jax.models.execution import PLAIN
-from llmc_jax.models.gpt2.decode import cache_bytes, decode, prefill, repeated, separated
+from llmc_jax.models.gpt2.decode import cache_bytes, decode, prefill
 from llmc_jax.models.gpt2.tensors import Params
+from llmc_jax.models.program import separated
 from llmc_jax.training.state import DTYPES
 from llmc_jax.trials.children import Figures
 
@@ -39,7 +41,7 @@ def weights_of(config: ModelConfig, dtype: str) -> Params:
 def programs(config: ModelConfig, T: int) -> tuple[Any, Any]:
     """Prefill and decode, compiled when they are first called."""
     begin = jax.jit(partial(prefill, size=T, config=config, execution=PLAIN))
-    step = jax.jit(partial(decode, config=config, attention="softmax"), donate_argnames="cache")
+    step = jax.jit(partial(decode, config=config), donate_argnames="cache")
     return begin, step
 
 

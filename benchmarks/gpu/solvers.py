@@ -3,9 +3,8 @@
 from typing import Any
 
 from llmc_jax import kernels
-from llmc_jax.config.train import ATTENTIONS
 from llmc_jax.kernels import functions
-from llmc_jax.kernels.choice import implementations
+from llmc_jax.kernels.choice import RELU_KERNEL, implementations
 from llmc_jax.ops import attention as jnp_attention
 from llmc_jax.trials.children import NotMeasured
 from llmc_jax.trials.problems import WAYS, Function, plain_twin
@@ -54,7 +53,10 @@ def repeats_bits(function: str, name: str) -> bool:
         return name != "xla"
     if "attention" in function:
         by = {"cudnn": "cudnn", "naive": "xla"}.get(name, "pallas")
-        rows = [row for row in implementations("attention").values() if ATTENTIONS[row.kind] == function]
+        relu = function.startswith("relu")
+        rows = [
+            row for row in implementations("attention").values() if (row.name == RELU_KERNEL) == relu or row.by == "xla"
+        ]
         return any(row.repeats_bits for row in rows if row.by == by)
     operation = next(group for group, functions in kernels.GROUPS.items() if function in functions)
     return any(row.repeats_bits for row in implementations(operation).values() if row.by == name)

@@ -64,7 +64,7 @@ Tensors = dict[str, Any]  # logits (B, T, V), loss () and the 16 gradients, by t
 
 
 DTYPES = "|".join(each for each in BY_NAME["dtype"].choices if each != "auto")
-SAME_MODEL = "|".join(name for name, computes in ATTENTIONS.items() if computes == ATTENTIONS["auto"])
+SAME_MODEL = "|".join(ATTENTIONS)
 OPTIONS = (
     own("model", "MODEL", None, "the weights: a model_*.bin, or any checkpoint", type=Path, is_path=True),
     own("state", "STATE", None, "the debug state, *_debug_state.bin"),

@@ -42,13 +42,7 @@ DEVICES = "Several devices"
 PROCESSES = "Several processes"
 
 AUTO_BATCH = -1  # of batch_size: the largest that fits, until that is known
-# What --attention may be, and the function of ops/attention.py that it computes: another one is another model.
-ATTENTIONS = dict.fromkeys(("auto", "naive", "flash", "cudnn"), "attention") | {"relu": "relu_attention"}
-
-
-def attention_computed(attention: str) -> str:
-    """Return which attention a model with a value of --attention has: softmax or relu."""
-    return "relu" if ATTENTIONS[attention] == ATTENTIONS["relu"] else "softmax"
+ATTENTIONS = ("auto", "naive", "flash", "cudnn")  # how GPT-2's attention may be computed
 
 
 @dataclass(frozen=True)
@@ -114,6 +108,31 @@ class TrainConfig:
         "", "--init-from", MODEL, {"program", "numbers"}, "free",
         "start a new run from the weights of this checkpoint, as -e does, which may name their shape beside it",
         value="PATH", is_path=True,
+    )
+
+    attention_window: int = option(
+        0, "--attention-window", MODEL, {"program", "numbers"}, "free",
+        "each position attends to the last N alone, itself among them; 0 = all before it", unit="positions",
+        check=at_least(0),
+    )
+    attention_prefix: int = option(
+        0, "--attention-prefix", MODEL, {"program", "numbers"}, "free",
+        "the first N positions are seen by all, and have no loss but the last of them; 0 = none", unit="positions",
+        check=at_least(0),
+    )
+    documents: bool = option(
+        False, "--documents", MODEL, {"program", "numbers"}, "free",
+        "no position attends to another document: one begins with the end-of-text token", switch=True,
+    )
+    attention_bias: str = option(
+        "", "--attention-bias", MODEL, {"program", "numbers"}, "free",
+        "alibi = scores fall with the distance, for each head by another slope; empty = none", value="NAME",
+        choices=("", "alibi"),
+    )
+    attention_softcap: float = option(
+        0.0, "--attention-softcap", MODEL, {"program", "numbers"}, "free",
+        "scores x become N tanh(x / N), which stays below N; 0 = they stay", value="N",
+        check=at_least(0),
     )
 
     output_dir: str = option(
@@ -402,7 +421,7 @@ class TrainConfig:
         "auto", "--attention", KERNELS, {"program"}, "said",
         "naive = with the T x T matrix; flash = our kernels, without it; cudnn = NVIDIA's, without it; relu = "
         "max(score, 0) in place of the softmax, a different model; auto = the fastest of the first three",
-        choices=tuple(ATTENTIONS),
+        choices=(*ATTENTIONS, "relu"),
     )
 
     kernels_from: str = option(

@@ -92,7 +92,7 @@ def evaluate(flags: argparse.Namespace, asked: Job) -> Evaluated:
     with refusing_full_memory(FULL_MEMORY), progress(total) as told:
         for path, own in zip(flags.checkpoints, asked.subjects, strict=True):
             model = open_model(
-                path, dtype=flags.dtype, tokenizer=flags.tokenizer, attention=flags.model_attention, step=flags.step,
+                path, dtype=flags.dtype, tokenizer=flags.tokenizer, step=flags.step,
             )  # fmt: skip
             say_model(model)
             models.append(model_facts(model))

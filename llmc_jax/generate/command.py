@@ -15,6 +15,7 @@ from llmc_jax.base.errors import ExitCode, InputError
 from llmc_jax.base.files import plain, refusing
 from llmc_jax.base.kit import command_line, print_json
 from llmc_jax.base.streams import print_error
+from llmc_jax.config.model import attention_of
 from llmc_jax.data.documents import read_text
 from llmc_jax.generate.flags import parse
 from llmc_jax.generate.text import listed_ids
@@ -40,8 +41,7 @@ def main(words: Sequence[str]) -> int:
 
     sampling.check(sampling_of(asked))  # before a large model is read
     model = open_model(
-        asked.checkpoint, dtype=asked.dtype, tokenizer=asked.tokenizer, attention=asked.model_attention,
-        step=asked.step, model_file=asked.model_file,
+        asked.checkpoint, dtype=asked.dtype, tokenizer=asked.tokenizer, step=asked.step, model_file=asked.model_file,
     )  # fmt: skip
     ids = prompt_ids(model, written)
     question = next((each for each in QUESTIONS if each in asked.given), None)
@@ -106,7 +106,7 @@ def say_model(model: "Model") -> None:
 
     c, step = model.config, "" if model.step is None else f", step {model.step}"
     family = "" if c.family == "gpt2" else f", {c.family}"
-    relu = "" if model.attention == "softmax" else f", {model.attention} attention"
+    relu = "" if (kind := attention_of(c).words) == "softmax" else f", {kind} attention"
     none = f"no tokenizer, so text is token ids ({model.tokenizer_note})"
     tokenizer = none if model.tokenizer is None else f"tokenizer {model.tokenizer_note}"
     say(
@@ -130,7 +130,7 @@ def model_facts(model: "Model") -> dict[str, Any]:
         "shape": shape_to_json(model.config),
         "parameters": num_parameters(model.config),
         "dtype": model.dtype,
-        "attention": model.attention,
+        "attention": attention_of(model.config).words,
         "tokenizer": None if model.tokenizer is None else model.tokenizer_note,
         "end_of_text": model.end_of_text,
         "device": device_label(describe_device()),

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from llmc_jax.base.errors import InputError
-from llmc_jax.config.model import ModelShape
+from llmc_jax.config.model import ModelShape, refuse_foresight
 from llmc_jax.generate.model import Model
 from llmc_jax.generate.sampling import Draws, Numbers, Sampling, Steps, check, draw, numbers_of, steps_of
 from llmc_jax.generate.text import TextStream
@@ -75,6 +75,7 @@ def generate(model: Model, request: Request) -> Iterator[Drawn | Dropped]:
 def check_request(model: Model, request: Request) -> None:
     """Raise InputError for what cannot be asked of this model."""
     check(request.sampling)
+    refuse_foresight(model.config, f"{model.path}: no text can be generated")
     V = model.config.vocab_size
     for name, value, most in (("--tokens", request.tokens, MOST_TOKENS), ("--samples", request.samples, MOST_SAMPLES)):
         if not 1 <= value <= most:
@@ -143,11 +144,11 @@ def repeated(arrays: Any, texts: int) -> Any:
     return jax.tree.map(lambda array: jnp.tile(array, (texts, *(1,) * (array.ndim - 1))), arrays)
 
 
-@partial(jax.jit, static_argnames=("config", "attention"), donate_argnames=("cache",))
+@partial(jax.jit, static_argnames="config", donate_argnames=("cache",))
 def _decode(
-    weights: Any, tokens: jax.Array, position: jax.Array, cache: Any, config: ModelShape, attention: str
+    weights: Any, tokens: jax.Array, position: jax.Array, cache: Any, config: ModelShape
 ) -> tuple[jax.Array, Any]:
-    return decoder_of(config).decode(weights, tokens, position, cache, config, attention)
+    return decoder_of(config).decode(weights, tokens, position, cache, config)
 
 
 class _Batch(NamedTuple):
@@ -174,7 +175,7 @@ class _Batch(NamedTuple):
         """Put the last draws at a place of the window, and draw the token at the next position of the text."""
         model = self.model
         tokens = before.draws.tokens
-        logits, cache = _decode(model.weights, tokens, np.int32(place), before.cache, model.config, model.attention)
+        logits, cache = _decode(model.weights, tokens, np.int32(place), before.cache, model.config)
         return self._drawn(logits, cache, position)
 
     def _drawn(self, logits: jax.Array, cache: Any, position: int) -> _State:

@@ -61,8 +61,6 @@ MODEL = (
     own("--dtype", "auto|fp32|bf16|fp16", "auto", "compute in (default auto: bf16 on a GPU, else fp32)"),
     own("--tokenizer", "SPEC", "auto", "bytes, gpt2, none or the path of a tokenizer file or a folder of "
         "Hugging Face's (default auto: a model's own, as far as it is known)"),
-    own("--model-attention", "auto|softmax|relu", "auto",
-        "what it was trained with (default auto: as its training state says, else softmax)"),
     own("--step", "N", None, "of a folder with several training states: this one, not the newest", 0),
 )  # fmt: skip
 GROUPS = {

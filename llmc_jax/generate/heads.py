@@ -11,17 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.pictures import drawable, save_figure
-from llmc_jax.config.model import ModelShape
+from llmc_jax.config.model import CAUSAL, ModelShape, attention_of
 from llmc_jax.generate.engine import prompt_size
 from llmc_jax.generate.look import check_ids, label
 from llmc_jax.generate.model import Model
 from llmc_jax.models.execution import Execution
 from llmc_jax.models.layout import num_layers
 from llmc_jax.models.program import program_of
+from llmc_jax.ops.attention import document_starts, seen
 
 MOST_LABELS = 40  # of more tokens only positions are written
 LABEL_INCHES = 0.135
@@ -72,19 +74,24 @@ def draw_text_attention(path: str | Path, model: Model, ids: Sequence[int], laye
     """
     tokens = [model.end_of_text, *ids]
     weights = attention_weights(model, tokens, layer)
-    kind = "" if model.attention == "softmax" else f"{model.attention} "
+    spec = attention_of(model.config)
+    kind = "" if spec == CAUSAL else f"{spec.words} "
     title = f"{kind}attention of layer {layer} (of 0 to {num_layers(model.config) - 1}), {len(tokens)} tokens"
     labels = [label(model.tokenizer, token).removeprefix('"').removesuffix('"').replace(" ", "␣") for token in tokens]
-    draw_attention(path, weights, labels, title)
+    starts = document_starts(jnp.array([tokens]), spec.documents) if spec.documents >= 0 else None
+    hidden = ~np.asarray(seen(spec, len(tokens), starts)).reshape(len(tokens), -1)
+    draw_attention(path, weights, labels, title, hidden)
 
 
-def draw_attention(path: str | Path, weights: np.ndarray, labels: Sequence[str], title: str) -> None:
+def draw_attention(
+    path: str | Path, weights: np.ndarray, labels: Sequence[str], title: str, hidden: np.ndarray
+) -> None:
     """Draw the weights (NH, T, T) of a layer's heads, a panel each, into a PNG, SVG or PDF by the file's ending.
 
-    Rows are the positions that look, columns those looked at; what a position cannot see is left white. One scale of
-    colours holds for all panels; it is that of the square root, so that small weights can be told from none, and ends
-    where all but the largest LARGEST lie within: the first positions of a text, which see few others, have large
-    weights. labels: of the T tokens, written where there are few. The file appears complete or not at all.
+    Rows are the positions that look, columns those looked at; what is hidden (T, T) from a position is left white.
+    One scale of colours holds for all panels; it is that of the square root, so that small weights can be told from
+    none, and ends where all but the largest LARGEST lie within: the first positions of a text, which see few others,
+    have large weights. labels: of the T tokens, written where there are few. The file appears complete or not at all.
     """
     from matplotlib.colors import PowerNorm
     from matplotlib.figure import Figure
@@ -95,13 +102,12 @@ def draw_attention(path: str | Path, weights: np.ndarray, labels: Sequence[str],
     panel = max(PANEL_INCHES, LABEL_INCHES * T) if T <= MOST_LABELS else PANEL_INCHES * 1.4
     figure = Figure(figsize=(columns * panel + 1.9, rows * (panel + 0.25) + 1.3), dpi=110, layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False).ravel()
-    future = np.arange(T)[:, None] < np.arange(T)
-    seen = np.nan_to_num(weights[:, ~future])
-    largest = float(np.quantile(seen, 1 - LARGEST, method="higher")) or float(seen.max()) or 1.0
+    shown = np.nan_to_num(weights[:, ~hidden])
+    largest = float(np.quantile(shown, 1 - LARGEST, method="higher")) or float(shown.max()) or 1.0
     norm = PowerNorm(0.5, 0.0, largest, clip=True)
     image: Any = None
     for index, axes in enumerate(panels[:heads]):
-        image = axes.imshow(np.ma.masked_array(weights[index], future), cmap=COLORS, norm=norm)
+        image = axes.imshow(np.ma.masked_array(weights[index], hidden), cmap=COLORS, norm=norm)
         axes.set_title(f"head {index}", fontsize=9)
         axes.spines[:].set_visible(False)
         axes.tick_params(labelsize=7)

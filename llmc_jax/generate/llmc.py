@@ -49,12 +49,12 @@ def sample_mult(logits: np.ndarray, coin: float) -> int:
     return min(int(np.searchsorted(cdf, np.float32(coin), side="right")), logits.size - 1)
 
 
-@partial(jax.jit, static_argnames=("config", "attention"), donate_argnames=("cache",))
+@partial(jax.jit, static_argnames="config", donate_argnames=("cache",))
 def decoded_logits(
-    params: Any, token: jax.Array, position: jax.Array, cache: Any, config: ModelShape, attention: str
+    params: Any, token: jax.Array, position: jax.Array, cache: Any, config: ModelShape
 ) -> tuple[jax.Array, Any]:
     """Return the logits (V,) in float32 of the token after `token` (1,) at a position, and the cache with it."""
-    logits, cache = decoder_of(config).decode(params, token, position, cache, config, attention)
+    logits, cache = decoder_of(config).decode(params, token, position, cache, config)
     return logits[0].astype(jnp.float32), cache
 
 
@@ -63,7 +63,6 @@ def generate(
     config: ModelShape,
     num_tokens: int,
     end_of_text: int,
-    attention: str,
     options: compiling.Options = (),
     state: int = SEED,
     pick: Callable[[np.ndarray, float], int] = sample_softmax,
@@ -72,7 +71,7 @@ def generate(
     """Yield num_tokens - 1 ids, each drawn after the ones before it, the first after end_of_text.
 
     weights: in the compute dtype, as `separated` gives them, or (flat_size,): then memory is needed for them once more,
-    less than the activations of a step. num_tokens: at most maxT; attention: softmax or relu; options: of XLA, which
+    less than the activations of a step. num_tokens: at most maxT; options: of XLA, which
     the programs are compiled with; state: of the random stream, one draw of which each id takes; pick: llm.c's
     `sample_softmax` or `sample_mult`; ids: only the first so many are drawn (None: all V).
     Source: llm.c train_gpt2.cu, `main`, "generating".
@@ -83,7 +82,7 @@ def generate(
     cache, token = decoder_of(config).empty(config, 1, num_tokens, head_of(params, config).dtype), end_of_text
     for position in range(num_tokens - 1):
         arrays = params, np.array([token], np.int32), np.int32(position), cache
-        logits, cache = compiling.call(decoded_logits, arrays, (config, attention), options)
+        logits, cache = compiling.call(decoded_logits, arrays, (config,), options)
         coin, state = random_f32(state)
         token = pick(np.asarray(logits)[:ids], coin)
         yield token

@@ -17,10 +17,9 @@ from llmc_jax.checkpoint.source import Source, slices_of
 from llmc_jax.checkpoint.sources import open_source
 from llmc_jax.checkpoint.tokenizer import choose_tokenizer
 from llmc_jax.config.model import ModelShape
-from llmc_jax.config.train import ATTENTIONS, attention_computed
 from llmc_jax.data.tokenizers import Tokenizer, drawable, usual_eot
 from llmc_jax.machine.device import available_memory_bytes, first_device, gib
-from llmc_jax.models.execution import Execution, by_attention
+from llmc_jax.models.execution import PLAIN, Execution
 from llmc_jax.models.layout import flat_size, num_parameters, params_type, tensor_specs
 from llmc_jax.models.program import head_of
 from llmc_jax.models.work import COMPUTE_BYTES
@@ -40,7 +39,6 @@ class Model(NamedTuple):
     step: int | None  # of training, where the format says it
     config: ModelShape
     weights: Any
-    attention: str  # softmax or relu
     tokenizer: Tokenizer | None
     tokenizer_note: str  # where it comes from, or why there is none
     end_of_text: int
@@ -62,7 +60,7 @@ class Model(NamedTuple):
 
         The handwritten kernels would gain nothing for a few rows: whoever computes them, all weights must be read.
         """
-        return by_attention(self.attention)
+        return PLAIN
 
 
 def open_model(
@@ -70,15 +68,13 @@ def open_model(
     *,
     dtype: str = "auto",
     tokenizer: str = "auto",
-    attention: str = "auto",
     step: int | None = None,
     model_file: str = "",
 ) -> Model:
     """Open a checkpoint of any format that `checkpoint.sources.open_source` knows, and put its weights on the device.
 
     dtype: fp32, bf16 or fp16; auto: bf16 on a GPU, fp32 on a CPU. tokenizer: as for `load_tokenizer`; auto: the one
-    that the checkpoint brings along, else as its vocabulary suggests. attention: softmax or relu; auto: as the
-    training state says it, otherwise softmax. step, model_file: as for `open_source`.
+    that the checkpoint brings along, else as its vocabulary suggests. step, model_file: as for `open_source`.
     Raises InputError (FormatError for bad bytes) if it cannot be opened, the tokenizer does not fit, or the weights
     need more memory than the device has.
     """
@@ -94,7 +90,6 @@ def open_model(
         step=source.step,
         config=source.config,
         weights=weights,
-        attention=attention_of(source, attention),
         tokenizer=choice.tokenizer,
         tokenizer_note=choice.note,
         end_of_text=end_of_text(source, choice.tokenizer),
@@ -141,20 +136,6 @@ def flat_weights(weights: Any, config: ModelShape) -> jax.Array:
     pieces = [jnp.ravel(piece) for piece in jax.tree.leaves(weights)]  # layers of a tensor in their order
     padding = flat_size(config) - num_parameters(config)
     return jnp.concatenate([*pieces, jnp.zeros(padding, pieces[0].dtype)])
-
-
-def attention_of(source: Source, asked: str) -> str:
-    """Return the attention of a model: what its training state says, else what was asked for, else softmax.
-
-    Raises InputError where the two differ.
-    """
-    trained = source.opened.metadata.options.get("attention") if source.kind == "state" else None
-    if trained not in ATTENTIONS:
-        return "softmax" if asked == "auto" else asked
-    found = attention_computed(trained)
-    if asked not in ("auto", found):
-        raise InputError(f"{source.path}: was trained with {found} attention, not with {asked}; do not ask for another")
-    return found
 
 
 def end_of_text(source: Source, tokenizer: Tokenizer | None) -> int:

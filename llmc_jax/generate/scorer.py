@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from llmc_jax.config.model import ModelShape
+from llmc_jax.config.model import ModelShape, refuse_foresight
 from llmc_jax.generate.model import Model
 from llmc_jax.machine import compiling
 from llmc_jax.machine.device import devices_of
@@ -46,6 +46,7 @@ def scorer_of(model: Model, devices: int = 1, tokens_per_batch: int | None = Non
 
     tokens_per_batch: computed at a time on each device; None: what suits it.
     """
+    refuse_foresight(model.config, f"{model.path}: no token has a loss of its own")
     place = placement(model.config, Parallel(devices), devices_of(devices))
     platform = devices_of(1)[0].platform
     at_once = tokens_per_batch or (TOKENS_ON_CPU if platform == "cpu" else TOKENS_ON_GPU)

@@ -9,7 +9,7 @@ from functools import partial
 from typing import NamedTuple
 
 from llmc_jax.base.errors import InputError
-from llmc_jax.config.train import ATTENTIONS
+from llmc_jax.config.model import CAUSAL, RELU, Attention
 from llmc_jax.kernels import functions
 from llmc_jax.kernels.functions import GROUPS, PLAIN, assembled
 from llmc_jax.machine.compiling import Options
@@ -98,6 +98,7 @@ class Setting(NamedTuple):
     head_size: int
     interpret: bool = False  # our kernels are simulated on a CPU: for tests
     spread: bool = False  # the optimizer's state is split over devices, or sums are in a fixed order
+    attention: Attention = CAUSAL  # as the model has it
 
 
 Maker = Callable[[str, Setting], Function]  # of a function in ops/ its implementation, by name
@@ -111,15 +112,13 @@ class Implementation(NamedTuple):
     by: str  # xla, pallas, triton: what --kernels names; cudnn, cublas
     maker: Maker
     problem: Callable[[Setting], str] = lambda _: ""  # why it cannot serve a setting; empty where it can
-    kind: str = ""  # of attention: a key of ATTENTIONS
+    kind: str = ""  # of attention: what --attention names
     makes_matrix: bool = False  # attention's T x T matrix, which then counts in memory
     repeats_bits: bool = False  # promised: the same inputs give the same bits. cuDNN and XLA may sum in any order
 
     def functions(self, setting: Setting) -> dict[str, Function]:
         """Return its functions, by their names in GROUPS."""
-        computed = ATTENTIONS.get(self.kind, "attention")
-        names = GROUPS[self.operation]
-        return {name: self.maker(name.replace("attention", computed), setting) for name in names}
+        return {name: self.maker(name, setting) for name in GROUPS[self.operation]}
 
 
 class Choice(NamedTuple):
@@ -152,6 +151,7 @@ def makes_matrix(choices: Sequence[Choice]) -> bool:
 
 FLASH_LARGEST_HEAD = 128  # channels of a head, which a kernel holds in registers
 NO_GPU = "there is no GPU"
+RELU_KERNEL = "relu, pallas"
 IN_PRODUCT = "in the product"  # GELU, by NVIDIA's library, which computes no gradient of it
 
 
@@ -172,9 +172,21 @@ def _update_problem(setting: Setting) -> str:
     return _pallas_problem(setting)
 
 
+def _other_attention(setting: Setting, own: Attention = CAUSAL) -> str:
+    """Return why a kernel does not compute the model's attention; empty where it does. own: what it computes."""
+    return (
+        "" if setting.attention == own else f"the kernel computes {own.words} attention, not {setting.attention.words}"
+    )
+
+
+def _relu_problem(setting: Setting) -> str:
+    """Return why our kernels cannot compute relu attention; empty where they can."""
+    return _other_attention(setting, RELU) or _flash_problem(setting._replace(attention=CAUSAL))
+
+
 def _flash_problem(setting: Setting) -> str:
     """Return why our kernels cannot compute attention without the T x T matrix; empty where they can."""
-    if problem := _pallas_problem(setting):
+    if problem := _pallas_problem(setting) or _other_attention(setting):
         return problem
     if setting.dtype == "fp32":
         return "the kernels compute in bf16 or fp16, not fp32"
@@ -188,6 +200,8 @@ def _cudnn_problem(setting: Setting) -> str:
     machine, dtype, head_size, *_ = setting
     if machine.platform != "gpu":
         return NO_GPU
+    if problem := _other_attention(setting):
+        return problem
     if machine.version < (8, 0):
         return f"it needs an NVIDIA GPU, Ampere or later, not {machine.kind}"
     if dtype == "fp32":
@@ -228,6 +242,11 @@ BY: dict[str, tuple[Maker, Callable[[Setting], str]]] = {
 }
 
 
+def _relu_kernel(name: str, setting: Setting) -> Function:
+    """Return a kernel of relu attention, which need not be told what the model's attention is."""
+    return functions.alone(_pallas_kernel(f"relu_{name}", setting))
+
+
 def _row(
     operation: str, by: str, name: str = "", problem: Callable[[Setting], str] | None = None, kind: str = ""
 ) -> Implementation:
@@ -238,7 +257,10 @@ def _row(
 
 def _by_softmax(by: str) -> Implementation:
     """Return attention with the T x T matrix, whose softmaxes are kernels of ours."""
-    kernel, problem = BY[by]
+    kernel, usual = BY[by]
+
+    def problem(setting: Setting) -> str:
+        return usual(setting) or _other_attention(setting)
 
     def make(name: str, setting: Setting) -> Function:
         way = name.removeprefix("attention_")
@@ -258,16 +280,13 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
     _row("gelu", "xla"),
     Implementation("gelu", IN_PRODUCT, "cublas", lambda *_: gelu.gelu_forward_in_product, _cublas_problem),
     _row("attention", "pallas", "flash, pallas", _flash_problem, "flash"),
+    _row("attention", "pallas", RELU_KERNEL, _relu_problem, "flash")._replace(maker=_relu_kernel),
     Implementation(
         "attention", "cudnn", "cudnn", lambda name, *_: getattr(functions, f"cudnn_{name}"), _cudnn_problem, "cudnn"
     ),
     _by_softmax("pallas"),
     _by_softmax("triton"),
     _row("attention", "xla", "naive, xla", kind="naive")._replace(makes_matrix=True),
-    _row("attention", "pallas", "relu, pallas", _flash_problem, "relu"),
-    Implementation(
-        "attention", "relu, xla", "xla", lambda name, *_: getattr(attention, name), kind="relu", makes_matrix=True
-    ),
     _row("classifier", "pallas"),
     _row("classifier", "xla"),
     _row("classifier", "triton"),
@@ -357,15 +376,20 @@ def _attention_candidates(asked: Preferences, setting: Setting) -> Candidates:
 
     With --attention auto: without the T x T matrix where that can be, unless XLA alone was asked for.
     """
-    kind, model = asked.attention, ATTENTIONS[asked.attention]
-    rows = [row for row in implementations("attention").values() if ATTENTIONS[row.kind] == model]
-    if model != ATTENTIONS["auto"]:  # another model: kernels of it run where they can, as with auto
-        rows = [row for row in rows if asked.kernels != "xla" or row.by == "xla"]
-        return Candidates(rows, "as asked", asked=asked.kernels == "pallas")
+    kind, rows, spec = asked.attention, list(implementations("attention").values()), setting.attention
+    if spec != CAUSAL:  # another model: a kernel of it runs where it can, else XLA's operations
+        wanted = {"pallas": "flash"}.get(asked.kernels, kind)  # by name; what cannot compute it says so
+        own = [row for row in rows if row.kind == wanted] if wanted in ("flash", "cudnn") else []
+        if spec == RELU and asked.kernels != "xla":
+            own = [row for row in rows if row.name == RELU_KERNEL]
+        why = "as asked" if spec == RELU else f"no kernel computes {spec.words} attention"
+        plain = [row for row in rows if row.name == "naive, xla"]
+        return Candidates([*own, *plain], why, asked=wanted in ("flash", "cudnn"))
+    rows = [row for row in rows if row.name != RELU_KERNEL]
     without = [row for row in rows if not row.makes_matrix]
     naive = [row for row in rows if row.makes_matrix and row.by in (asked.kernels, "xla")]
-    if kind == "auto":
-        kind = {"xla": "naive", "pallas": "flash"}.get(asked.kernels, kind)
+    if kind in ("auto", "relu"):
+        kind = {"xla": "naive", "pallas": "flash"}.get(asked.kernels, "auto")
     if kind == "auto":
         return _automatic([*without, *naive], setting)
     if kind == "naive":

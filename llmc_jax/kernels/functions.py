@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 
-from llmc_jax.config.train import ATTENTIONS
 from llmc_jax.ops.linear import bias_backward
 from llmc_jax.ops.table import XLA, Function, Operations
 from llmc_jax.training.adamw import ADAMW
@@ -56,7 +55,7 @@ def assembled(functions: Mapping[str, Function], optimizer: Optimizer = ADAMW) -
 BY_FILE = {  # of pallas_kernels/; of some there is one in triton/ too, in a file of that name
     "layernorm": GROUPS["layernorm"],
     "gelu": GROUPS["gelu"],
-    "attention": tuple(f"{name}_{way}" for name in ATTENTIONS.values() for way in ("forward", "backward")),
+    "attention": tuple(f"{name}_{way}" for name in ("attention", "relu_attention") for way in ("forward", "backward")),
     "softmax": ("softmax_forward", "softmax_backward"),
     "classifier": GROUPS["classifier"],
     "embedding": GROUPS["embedding backward"],
@@ -93,6 +92,16 @@ def _late(name: str) -> Function:
 def pallas_functions(target: str, interpret: bool = False) -> dict[str, Function]:
     """Return the kernels that have a place in PLAIN; attention is `flash`, in bf16 and fp16 only."""
     return {name: pallas_kernel(name, target, interpret) for name in PLAIN if name in FILES}
+
+
+@cache
+def alone(kernel: Function) -> Function:
+    """Return a kernel of attention that computes one kind alone, and is not told which by the model."""
+
+    def computed(*arrays: Any, **_: Any) -> Any:
+        return kernel(*arrays)
+
+    return computed
 
 
 def triton_kernel(name: str) -> Function:

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from llmc_jax.base import plain
 from llmc_jax.base.errors import FormatError
 from llmc_jax.base.files import digest_of_files
-from llmc_jax.config.train import ATTENTIONS
 from llmc_jax.kernels.choice import (
     NOTHING,
     Choice,
@@ -156,13 +155,11 @@ def _recorded(
 
 
 def _decides(before: Resolved, asked: Preferences, operation: str, choice: Choice | None) -> bool:
-    """Return whether a record decides what runs an operation. Attention that is another model must be asked for."""
+    """Return whether a record decides what runs an operation."""
     if operation == "gelu":
         return still(before, asked, "kernels", "gelu_fusion")
     if operation == "attention":
-        row = implementations(operation).get(choice.implementation) if choice else None
-        same = row is None or ATTENTIONS[row.kind] == ATTENTIONS[asked.attention]
-        return same and still(before, asked, "kernels", "attention")
+        return still(before, asked, "kernels", "attention")
     return still(before, asked, "kernels")
 
 

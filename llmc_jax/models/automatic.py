@@ -15,7 +15,7 @@ from llmc_jax.config.model import ModelShape
 from llmc_jax.models.execution import Execution, scope
 from llmc_jax.models.gradients import Gradients
 from llmc_jax.models.layout import num_layers, tensor_specs, tensors_of
-from llmc_jax.models.program import head_of, program_of, running
+from llmc_jax.models.program import head_of, mean_of, program_of, running, weight_of_rows
 from llmc_jax.ops.embedding import embedding_forward
 from llmc_jax.ops.head import head_gradients, head_losses
 from llmc_jax.ops.table import Operations
@@ -112,26 +112,28 @@ def _of_params(
     with scope("forward"):
         rows = program_of(shape).hidden(params, tokens, shape, execution)
         op, rows = running(shape, execution)[1].op, rows.reshape(-1, rows.shape[-1])
-        targets = targets.reshape(-1)
-        head = partial(_head, op=op, V=shape.vocab_size, limit=execution.logit_rows)
+        head = partial(_head, op=op, shape=shape, limit=execution.logit_rows)
         return head(rows, head_of(params, shape), targets, weight)
 
 
-def _head(rows: jax.Array, head: jax.Array, targets: jax.Array, weight: Any, op: Operations, V: int, limit: int) -> Any:
+def _head(
+    rows: jax.Array, head: jax.Array, targets: jax.Array, weight: Any, op: Operations, shape: ModelShape, limit: int
+) -> Any:
     """Return weight times the mean loss. Its gradients are made with it, so the logits are never kept."""
+    T, flat, V = targets.shape[1], targets.reshape(-1), shape.vocab_size
 
     def forward(rows: jax.Array, head: jax.Array) -> tuple[Any, Any]:
-        wide = jnp.promote_types(rows.dtype, jnp.float32)
-        dlosses = jnp.full(targets.shape, weight / targets.size, wide)
-        losses, *gradients = head_gradients(rows, head, targets, dlosses, V, op.classifier, limit)
-        return weight * jnp.mean(losses), (gradients, jnp.zeros((), head.dtype))
+        dlosses = weight_of_rows(shape, targets, weight, jnp.promote_types(rows.dtype, jnp.float32))
+        losses, *gradients = head_gradients(rows, head, flat, dlosses, V, op.classifier, limit)
+        return weight * mean_of(losses, shape, T), (gradients, jnp.zeros((), head.dtype))
 
     def backward(saved: Any, dloss: jax.Array) -> tuple[jax.Array, jax.Array]:
         (drows, dhead), like = saved
         return (drows * dloss).astype(drows.dtype), (dhead * dloss).astype(like.dtype)
 
-    function = jax.custom_vjp(
-        lambda rows, head: weight * jnp.mean(head_losses(rows, head, targets, V, op.classifier_forward, limit))
-    )
+    def loss(rows: jax.Array, head: jax.Array) -> jax.Array:
+        return weight * mean_of(head_losses(rows, head, flat, V, op.classifier_forward, limit), shape, T)
+
+    function = jax.custom_vjp(loss)
     function.defvjp(forward, backward)
     return function(rows, head)

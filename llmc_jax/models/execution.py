@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 import jax
 
 from llmc_jax.machine import compiling
-from llmc_jax.ops.attention import relu_attention_backward, relu_attention_forward
 from llmc_jax.ops.table import XLA, Operations
 
 # A value that XLA must compute as such. What lies between two of these is compiled alike wherever it stands, so that
@@ -26,12 +25,6 @@ class Execution(NamedTuple):
 
 
 PLAIN = Execution()  # every operation as ops/ has it, everything kept
-RELU = Execution(XLA._replace(attention_forward=relu_attention_forward, attention_backward=relu_attention_backward))
-
-
-def by_attention(attention: str) -> Execution:
-    """Return how XLA's operations compute a model with an attention, softmax or relu."""
-    return RELU if attention == "relu" else PLAIN
 
 
 def layer_scope(layer: int) -> Any:

@@ -7,17 +7,18 @@ too (decode.py). Leaves out what knows no JAX (family.py).
 """
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from llmc_jax.config.model import ModelShape
+from llmc_jax.config.model import CAUSAL, ModelShape, attention_of
 from llmc_jax.models.execution import PLAIN, Execution, scope
 from llmc_jax.models.family import family_of
 from llmc_jax.models.gradients import Gradients
 from llmc_jax.models.layout import separate, tensors_of
+from llmc_jax.ops.attention import document_starts
 from llmc_jax.ops.head import head_losses
 from llmc_jax.ops.linear import linear_forward
 from llmc_jax.ops.table import Operations
@@ -47,7 +48,7 @@ class Decoder(NamedTuple):
 
     empty: Callable[..., Any]  # (shape, texts, size, dtype) -> a cache of up to `size` positions
     prefill: Callable[..., tuple[jax.Array, Any]]  # (params, tokens, length, size, shape, execution) -> logits, cache
-    decode: Callable[..., tuple[jax.Array, Any]]  # (params, tokens, position, cache, shape, attention) -> the same
+    decode: Callable[..., tuple[jax.Array, Any]]  # (params, tokens, position, cache, shape) -> the same
     bytes: Callable[..., int]  # (shape, texts, size, element) -> of such a cache
 
 
@@ -72,10 +73,37 @@ def program_of(shape: ModelShape) -> Program:
     return family_of(shape).program()
 
 
-def running(shape: ModelShape, execution: Execution) -> tuple[Program, Execution]:
-    """Return what computes a model, and how: with the operations that its family has in the place of others."""
-    program = program_of(shape)
-    return program, execution._replace(op=program.operations(execution.op))
+def running(shape: ModelShape, execution: Execution, tokens: jax.Array | None = None) -> tuple[Program, Execution]:
+    """Return what computes a model, and how: with the operations that its family has in the place of others.
+
+    Attention is bound to what the shape says of it. tokens (B, T): by which its rows know their document.
+    """
+    program, spec = program_of(shape), attention_of(shape)
+    op = program.operations(execution.op)
+    if spec != CAUSAL:
+        starts = None if spec.documents < 0 or tokens is None else document_starts(tokens, spec.documents)
+        forward, backward = (
+            partial(each, spec=spec, starts=starts) for each in (op.attention_forward, op.attention_backward)
+        )
+        op = op._replace(attention_forward=forward, attention_backward=backward)
+    return program, execution._replace(op=op)
+
+
+def mean_of(losses: jax.Array, shape: ModelShape, T: int) -> jax.Array:
+    """Return the mean of losses (B T,), of the rows that do not see their target."""
+    rows = attention_of(shape).counted(T)
+    return jnp.mean(losses if len(rows) == T else losses.reshape(-1, T)[:, rows.start : rows.stop])
+
+
+def weight_of_rows(shape: ModelShape, tokens: jax.Array, weight: jax.Array | float, dtype: Any) -> jax.Array:
+    """Return what each of tokens (B, T) has of a weight in `mean_of`, (B T,): 0 where a row sees its target."""
+    T = tokens.shape[1]
+    rows = attention_of(shape).counted(T)
+    equal = jnp.full((tokens.size,), weight / (tokens.size // T * len(rows)), dtype)
+    if len(rows) == T:
+        return equal
+    counts = (jnp.arange(T) >= rows.start) & (jnp.arange(T) < rows.stop)
+    return jnp.where(jnp.tile(counts, tokens.shape[0]), equal, 0)
 
 
 def decoder_of(shape: ModelShape) -> Decoder:
@@ -128,7 +156,7 @@ def mean_loss(
     """Return the mean of `token_losses`."""
     losses = token_losses(flat, tokens, targets, shape, execution)
     with scope("forward"):
-        return jnp.mean(losses)
+        return mean_of(losses, shape, targets.shape[1])
 
 
 def loss_fn(

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from llmc_jax.config.model import ModelShape
-from llmc_jax.models.execution import Execution, by_attention
+from llmc_jax.models.execution import PLAIN, Execution
 from llmc_jax.models.program import Decoder, head_of, hidden
 from llmc_jax.ops.linear import linear_rows_forward
 
@@ -28,11 +28,11 @@ def prefill(
 
 
 def decode(
-    params: Any, tokens: jax.Array, position: jax.Array, text: jax.Array, shape: ModelShape, attention: str
+    params: Any, tokens: jax.Array, position: jax.Array, text: jax.Array, shape: ModelShape
 ) -> tuple[jax.Array, jax.Array]:
     """Return the logits (B, V) of the token after `tokens` (B,), which stand at `position`, and the new texts."""
     text = jax.lax.dynamic_update_slice_in_dim(text, tokens[:, None], position, axis=1)
-    return _after(params, text, position, shape, by_attention(attention)), text
+    return _after(params, text, position, shape, PLAIN), text
 
 
 def _after(params: Any, text: jax.Array, position: jax.Array, shape: ModelShape, execution: Execution) -> jax.Array:

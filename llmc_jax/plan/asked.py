@@ -7,12 +7,14 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from llmc_jax.base.errors import InputError
 from llmc_jax.config.checks import check_model_fit, validate
 from llmc_jax.config.flags import STEP_MODEL, given_options, models_not_asked_for, parse_args
-from llmc_jax.config.model import PUBLISHED, ModelShape
+from llmc_jax.config.model import PUBLISHED, ModelShape, attention_of
 from llmc_jax.config.train import TrainConfig
+from llmc_jax.data.tokenizers import usual_eot
 from llmc_jax.models.family import chosen, described, parsed
 
 
@@ -58,8 +60,24 @@ def model_of(name: str, model_file: str = "") -> ModelShape:
     return open_source(Path(name), model_file=model_file).config
 
 
+def with_attention(model: ModelShape, config: TrainConfig) -> ModelShape:
+    """Return a model with the attention that flags ask for; what they leave out stays. Raises InputError."""
+    flags = {
+        "weights": "relu" if config.attention == "relu" else "", "window": config.attention_window,
+        "prefix": config.attention_prefix, "bias": config.attention_bias, "softcap": float(config.attention_softcap),
+    }  # fmt: skip
+    changed: dict[str, Any] = {name: value for name, value in flags.items() if value}
+    if config.documents:
+        changed["documents"] = usual_eot(model.vocab_size)
+    if not changed:
+        return model
+    if not hasattr(model, "attention"):
+        raise InputError(f"--model: the family {model.family} has no attention, so it can have no {min(changed)}")
+    return replace(model, attention=attention_of(model)._replace(**changed))
+
+
 def checked_model(config: TrainConfig) -> ModelShape:
     """Return the model of a configuration, which its rows fit. Raises InputError."""
-    model = model_of(config.init_from or config.model, config.model_file)
+    model = with_attention(model_of(config.init_from or config.model, config.model_file), config)
     check_model_fit(config, model)
     return model

@@ -19,6 +19,7 @@ from llmc_jax.machine.gpus import Machine, machine_of
 from llmc_jax.models.family import chosen, parsed
 from llmc_jax.models.layout import flat_size
 from llmc_jax.models.units import split_size
+from llmc_jax.plan.asked import with_attention
 from llmc_jax.plan.memory import CPU
 from llmc_jax.plan.plan import Plan, make_plan, step_numbers
 from llmc_jax.training.parallel.stage import AXIS, EVERYWHERE, SPLIT, state_specs
@@ -36,7 +37,8 @@ def plan_for(target: str, config: TrainConfig | str, model: ModelShape | None = 
     """
     config = parse_args(config.split()) if isinstance(config, str) else config
     machine = Machine("cpu", CPU) if target == CPU else machine_of(gpus.known_target(target).device_kind)
-    return make_plan(config, model or parsed(config.model, chosen(config.model_file)), machine)
+    found = model or with_attention(parsed(config.model, chosen(config.model_file)), config)
+    return make_plan(config, found, machine)
 
 
 def state_of(plan: Plan) -> TrainState:

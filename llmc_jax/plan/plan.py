@@ -13,7 +13,7 @@ import numpy as np
 from llmc_jax import kernels
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.options import parse_rates
-from llmc_jax.config.model import ModelShape
+from llmc_jax.config.model import ModelShape, attention_of
 from llmc_jax.config.train import AUTO_BATCH, TrainConfig
 from llmc_jax.kernels import record
 from llmc_jax.machine import compiling, gpus
@@ -154,7 +154,9 @@ def make_plan(
     dtype = resolve_dtype(config, machine)
     parallel = parallel_of(config)
     numbers, (Vp, C) = letters(model), head_spec(model).shape
-    setting = kernels.Setting(machine, dtype, head_size(model), spread=parallel.splits or parallel.fixed)
+    setting = kernels.Setting(
+        machine, dtype, head_size(model), spread=parallel.splits or parallel.fixed, attention=attention_of(model)
+    )
     made_for = kernels.MadeFor(
         record.target_of(machine), dtype, config.batch_size, config.sequence_length, numbers["L"],
         numbers.get("NH", 1), C, Vp,

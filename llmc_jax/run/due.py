@@ -6,13 +6,12 @@ from llmc_jax import cluster
 from llmc_jax.base.rng import skip_u32
 from llmc_jax.checkpoint.contents import stops_early
 from llmc_jax.cluster.agreement import Agreed
-from llmc_jax.config.train import attention_computed
 from llmc_jax.data.tokenizers import drawable, sample_text, usual_eot
 from llmc_jax.evaluate.choices import answers, rows_of_items
 from llmc_jax.generate.llmc import SEED, generate, sample_mult, sample_softmax
 from llmc_jax.generate.scorer import TOKENS_ON_CPU, TOKENS_ON_GPU, Scored, Scorer, score
 from llmc_jax.machine.device import memory_stats
-from llmc_jax.models.execution import by_attention
+from llmc_jax.models.execution import PLAIN
 from llmc_jax.run.batches import Batches, validate
 from llmc_jax.run.record import profile_slice
 from llmc_jax.run.saver import Saved
@@ -59,14 +58,14 @@ def pauses_after(run: Run, step: int) -> bool:
 def draw_sample(run: Run, progress: Progress) -> Progress:
     """Sample from the model, keep and show the text; nothing if the user stops the run meanwhile."""
     setup, model, tokenizer = run.setup, run.setup.model, run.setup.tokenizer.tokenizer
-    weights, attention = setup.place.first(progress.state.weights), attention_computed(setup.config.attention)
+    weights = setup.place.first(progress.state.weights)
     end_of_text = usual_eot(model.vocab_size) if tokenizer is None else tokenizer.eot
     counters, drawn, request = progress.counters, list[int](), run.votes.request
     ids = drawable(tokenizer, model.vocab_size)
     state = skip_u32(SEED, 0 if setup.config.sampling == "train_gpt2.cu" else counters.drawn)
     count, options = setup.config.sample_tokens, setup.plan.execution.compiler_options
     pick = sample_mult if setup.config.sampling == "train_gpt2.c" else sample_softmax
-    for token in generate(weights, model, count, end_of_text, attention, options, state, pick, ids):
+    for token in generate(weights, model, count, end_of_text, options, state, pick, ids):
         cluster.here().phase("sample", progress.step)  # whose limit is for one token
         if request.is_set():
             return progress
@@ -161,8 +160,7 @@ def scorer_of(setup: Setup, progress: Progress) -> Scorer:
 
     On a GPU a batch has no more tokens than a step that is not tiny, so that there is memory for it.
     """
-    plain = by_attention(attention_computed(setup.config.attention))
-    execution = plain._replace(compiler_options=setup.plan.execution.compiler_options)
+    execution = PLAIN._replace(compiler_options=setup.plan.execution.compiler_options)
     tokens = setup.config.batch_size * setup.config.sequence_length
     on_gpu = min(max(TOKENS_ON_CPU, tokens), TOKENS_ON_GPU)
     at_once = TOKENS_ON_CPU if setup.device.platform == "cpu" else on_gpu

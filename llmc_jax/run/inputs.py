@@ -21,7 +21,7 @@ from llmc_jax.checkpoint.tokenizer import own_tokenizer
 from llmc_jax.cluster.agreement import agreed, alike
 from llmc_jax.config.checks import check_model_fit, with_devices
 from llmc_jax.config.flags import models_not_asked_for
-from llmc_jax.config.model import ModelShape
+from llmc_jax.config.model import ModelShape, refuse_foresight
 from llmc_jax.config.train import BY_NAME, TrainConfig, of_test
 from llmc_jax.data import tables
 from llmc_jax.data.corpora import Corpus, stdlib_corpus
@@ -30,6 +30,7 @@ from llmc_jax.data.loader import TokenLoader, continued, of_processes
 from llmc_jax.data.tasks import read_items
 from llmc_jax.data.tokenizers import Choice, Tokenizer, bytes_tokenizer, fitted, load_tokenizer
 from llmc_jax.models.family import accept, chosen, described, of_family, parsed
+from llmc_jax.plan.asked import with_attention
 from llmc_jax.plan.plan import Repeat
 from llmc_jax.run.resume import find_earlier, repeated, with_batch_of
 
@@ -99,6 +100,9 @@ def inputs(asked: TrainConfig, available: Callable[[], tuple[int, str]]) -> Inpu
     earlier = find_earlier(config, warnings.append)
     with alike("files"):
         model = resolve_model(config, earlier)
+        model = model._replace(config=with_attention(model.config, config))
+        if config.sample_every or config.hellaswag:
+            refuse_foresight(model.config, "-s and -h must be 0")
         notes = check_model_fit(config, model.config)
         config = with_devices(with_batch_of(earlier, config), *available(), cluster.here().size)
         data = open_data(replace(config, batch_size=max(1, config.batch_size)), model.config)

@@ -22,7 +22,7 @@ from llmc_jax.checkpoint.contents import Identity, Metadata
 from llmc_jax.checkpoint.manifest import MANIFEST
 from llmc_jax.checkpoint.store import Checkpoint, open_checkpoint
 from llmc_jax.cluster.agreement import of_first
-from llmc_jax.config.train import ATTENTIONS, AUTO_BATCH, BY_NAME, OPTIONS, TrainConfig, differing
+from llmc_jax.config.train import AUTO_BATCH, BY_NAME, OPTIONS, TrainConfig, differing
 from llmc_jax.kernels import record
 from llmc_jax.logs.files import KERNELS, LARGEST, MAIN_LOG, METRICS, config_file
 from llmc_jax.logs.state import read_state
@@ -191,8 +191,6 @@ def _differences(earlier: Checkpoint, config: TrainConfig, ours: Identity) -> It
                 advice = f"; give -d {then}" if name == "tokens_per_step" else ""
                 found = f"{show_value(then)} there{there}, {show_value(now)} here{here}"
                 yield f"batch and order: {_flag(name)} is {found}{advice}"
-        if ATTENTIONS.get(options.attention) != ATTENTIONS[config.attention]:
-            yield f"model: --attention is {options.attention} there, {config.attention} here"
     if None not in (theirs.data, ours.data) and theirs.data != ours.data:
         yield "data: the training files (-i) are not those of the checkpoint"
 

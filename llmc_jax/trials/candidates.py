@@ -4,8 +4,7 @@ from itertools import chain, takewhile
 from typing import NamedTuple
 
 from llmc_jax import kernels
-from llmc_jax.config.model import ModelShape
-from llmc_jax.config.train import ATTENTIONS
+from llmc_jax.config.model import ModelShape, attention_of
 from llmc_jax.kernels.choice import Finding, Implementation, Preferences, Setting, candidates
 from llmc_jax.machine.compiling import Options
 from llmc_jax.machine.gpus import Machine
@@ -38,7 +37,9 @@ class Case(NamedTuple):
     @property
     def setting(self) -> Setting:
         """Return what an implementation may or may not be able to serve."""
-        return Setting(self.machine, self.dtype, head_size(self.model), self.interpret)
+        return Setting(
+            self.machine, self.dtype, head_size(self.model), self.interpret, attention=attention_of(self.model)
+        )
 
 
 # ----- what is tried ------------------------------------------------------------------------------------------------
@@ -66,6 +67,11 @@ def listed(case: Case) -> list[Finding]:
     return [Finding(row.operation, row.name) for row in chain([each[0] for each in rows], *(each[1:] for each in rows))]
 
 
+def attention_name(case: Case) -> str:
+    """Return the problem of problems.py that a run's attention is."""
+    return "relu_attention" if attention_of(case.model).weights == "relu" else "attention"
+
+
 # ----- its shapes ---------------------------------------------------------------------------------------------------
 
 
@@ -83,5 +89,5 @@ def parts(case: Case, operation: str) -> dict[str, list[int]]:
         "adamw": [size],
         "global norm": [size],
     }[operation]
-    functions = (ATTENTIONS[case.asked.attention],) if operation == "attention" else kernels.GROUPS[operation]
+    functions = (attention_name(case),) if operation == "attention" else kernels.GROUPS[operation]
     return dict.fromkeys(functions, sizes)

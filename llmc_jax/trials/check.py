@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from llmc_jax import kernels
-from llmc_jax.config.train import ATTENTIONS
 from llmc_jax.kernels import GROUPS, Finding
 from llmc_jax.kernels.choice import implementations
 from llmc_jax.machine import compiling
@@ -112,10 +111,10 @@ def shallow(model: Any) -> Any:
 @cache
 def _xla_step(case: Case) -> Step:
     """Return XLA's step; where the T x T matrix is too large for it, without that, and its time does not count."""
-    computed = ATTENTIONS[case.asked.attention]
+    computed = candidates.attention_name(case)
     if matrix_bytes(case) <= MATRIX_BYTES:
         try:
-            with_matrix = {f"attention_{way}": getattr(attention, f"{computed}_{way}") for way in problems.WAYS}
+            with_matrix = {f"attention_{way}": getattr(attention, f"attention_{way}") for way in problems.WAYS}
             return _step(case, with_matrix, case.other_options)
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):

@@ -13,6 +13,7 @@ for each problem; nothing is zero.
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -20,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from llmc_jax import kernels
-from llmc_jax.config.model import ModelShape
+from llmc_jax.config.model import RELU, ModelShape
 from llmc_jax.kernels.functions import PLAIN
 from llmc_jax.models.layout import flat_size, num_parameters, tensor_specs
 from llmc_jax.ops import attention as jnp_attention
@@ -181,7 +182,7 @@ def plain_twin(function: str) -> Any:
     if function == "attention":
         return by_blocks_forward, by_blocks_backward
     if "attention" in function:
-        return tuple(getattr(jnp_attention, f"{function}_{way}") for way in WAYS)
+        return tuple(partial(getattr(jnp_attention, f"attention_{way}"), spec=RELU) for way in WAYS)
     return getattr(jnp_softmax, function, None) or PLAIN[function]
 
 

@@ -20,33 +20,33 @@ import jax
 import jax.numpy as jnp
 
 from llmc_jax.config.model import ModelConfig
-from llmc_jax.models.execution import Execution, by_attention, layer_scope, pinned, scope
+from llmc_jax.models.execution import PLAIN, Execution, layer_scope, pinned, scope
 from llmc_jax.models.gpt2.model import BlockParams, block_params, forward_stream
 from llmc_jax.models.gpt2.tensors import Params
 from llmc_jax.models.program import head_of, running
-from llmc_jax.ops.attention import attention_step_forward, keys_and_values, relu_attention_step_forward
+from llmc_jax.ops.attention import attention_step_forward, document_starts, keys_and_values
 from llmc_jax.ops.linear import linear_rows_forward
 from llmc_jax.ops.table import Operations
-
-STEPS = {"softmax": attention_step_forward, "relu": relu_attention_step_forward}
 
 
 class Cache(NamedTuple):
     """The keys and values of the positions so far, of each layer. An array for each, so that it is changed in place."""
 
-    keys: tuple[jax.Array, ...]  # L of (B NH, S, HS)
-    values: tuple[jax.Array, ...]  # L of (B NH, S, HS)
+    keys: tuple[jax.Array, ...]  # L of (B KV, S, HS)
+    values: tuple[jax.Array, ...]  # L of (B KV, S, HS)
+    starts: jax.Array | None = None  # (B,) where the document of each text begins, if rows see no other
 
 
 def empty_cache(config: ModelConfig, texts: int, size: int, dtype: jnp.dtype) -> Cache:
     """Return a cache for so many texts of up to `size` positions: zeros."""
-    shape = (texts * config.num_heads, size, config.head_size)
-    return Cache(*(tuple(jnp.zeros(shape, dtype) for _ in range(config.num_layers)) for _ in range(2)))
+    shape, documents = (texts * config.kv_heads, size, config.head_size), config.attention.documents >= 0
+    keys, values = (tuple(jnp.zeros(shape, dtype) for _ in range(config.num_layers)) for _ in range(2))
+    return Cache(keys, values, jnp.zeros(texts, jnp.int32) if documents else None)
 
 
 def cache_bytes(config: ModelConfig, texts: int, size: int, element: int) -> int:
     """Return the bytes of `empty_cache`. element: of one value."""
-    return 2 * config.num_layers * texts * size * config.channels * element
+    return 2 * config.num_layers * texts * size * config.kv_heads * config.head_size * element
 
 
 def prefill(
@@ -60,28 +60,34 @@ def prefill(
     assert tokens.shape[1] <= size
     lnf, activations = forward_stream(params, tokens, config, execution)  # (B, P, C)
     with scope("cache"):
-        of_layers = [keys_and_values(a.qkv, config.num_heads, size) for a in activations.blocks]  # type: ignore[union-attr]
+        spec, blocks = config.attention, activations.blocks
+        of_layers = [keys_and_values(a.qkv, config.num_heads, size, spec) for a in blocks]  # type: ignore[union-attr]
+        keys, values = zip(*of_layers, strict=True)
+        starts = document_starts(tokens, spec.documents)[:, length - 1] if spec.documents >= 0 else None
     last = jax.lax.dynamic_index_in_dim(lnf, length - 1, axis=1, keepdims=False)  # (B, C)
-    return head(last, head_of(params, config), config), Cache(*zip(*of_layers, strict=True))
+    return head(last, head_of(params, config), config), Cache(keys, values, starts)
 
 
 def decode(
-    params: Params, tokens: jax.Array, position: jax.Array, cache: Cache, config: ModelConfig, attention: str
+    params: Params, tokens: jax.Array, position: jax.Array, cache: Cache, config: ModelConfig
 ) -> tuple[jax.Array, Cache]:
     """Return the logits (B, V) in at least float32 of the token after `tokens`, and the cache with these.
 
-    tokens (B,) int32 stand at `position`, a scalar below S and maxT; the cache holds the positions before it.
-    attention: a key of STEPS.
-    """
-    program, execution = running(config, by_attention(attention))
+    tokens (B,) int32 stand at `position`, a scalar below S and maxT; the cache holds the positions before it."""
+    program, execution = running(config, PLAIN)
     block, op = program.block, execution.op
     assert block is not None
     with scope("embedding"):
         x = pinned(params.wte[tokens] + params.wpe[position])  # (B, C)
-    pending, keys, values = None, [], []
-    for layer, (k, v) in enumerate(zip(*cache, strict=True)):
+    pending, keys, values, starts, spec = None, [], [], cache.starts, config.attention
+    if starts is not None:
+        starts = jnp.where(tokens == spec.documents, position, starts)
+    for layer, (k, v) in enumerate(zip(cache.keys, cache.values, strict=True)):
         with layer_scope(layer):
-            of_layer = partial(STEPS[attention], keys=k, values=v, position=position, num_heads=config.num_heads)
+            of_layer = partial(
+                attention_step_forward, keys=k, values=v, position=position, num_heads=config.num_heads, spec=spec,
+                starts=starts,
+            )  # fmt: skip
             p = block_params(params, layer, block.parameters)
             x, pending, k, v = block.step(x, pending, p, of_layer, position, config, op)
         keys.append(k)
@@ -89,7 +95,7 @@ def decode(
     with scope("lnf"):
         assert pending is not None  # there is at least one layer
         _, lnf, _, _ = pinned(op.residual_layernorm_forward(x, pending, params.lnfw, params.lnfb))
-    return head(lnf, head_of(params, config), config), Cache(tuple(keys), tuple(values))
+    return head(lnf, head_of(params, config), config), Cache(tuple(keys), tuple(values), starts)
 
 
 def block_step(

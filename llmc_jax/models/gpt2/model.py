@@ -29,7 +29,7 @@ from llmc_jax.models.family import family_of
 from llmc_jax.models.gpt2.tensors import Params
 from llmc_jax.models.gradients import Gradients, flatten_gradients
 from llmc_jax.models.layout import tensors_of
-from llmc_jax.models.program import Block, head_of, mean_loss, running
+from llmc_jax.models.program import Block, head_of, mean_loss, mean_of, running, weight_of_rows
 from llmc_jax.ops.embedding import embedding_forward
 from llmc_jax.ops.head import head_gradients
 from llmc_jax.ops.table import Operations
@@ -205,7 +205,7 @@ def forward_stream(
     params: Params, tokens: jax.Array, config: ModelConfig, execution: Execution = PLAIN
 ) -> tuple[jax.Array, Activations]:
     """Compute all before the output head: lnf (B, T, C) of tokens (B, T) int32, T <= maxT, and the activations."""
-    program, execution = running(config, execution)
+    program, execution = running(config, execution, tokens)
     block, op = program.block, execution.op
     assert block is not None
     with scope("forward"):
@@ -280,7 +280,7 @@ def backward(
     layer is not begun before that has been done of the layer but one above it, so few whole gradients are alive.
     Source: llm.c train_gpt2.c, `gpt2_backward`.
     """
-    program, execution = running(config, execution)
+    program, execution = running(config, execution, tokens)
     block, op = program.block, execution.op
     assert block is not None
     stretch = execution.recompute_blocks or 1
@@ -340,14 +340,20 @@ def _loss_forward(
     lnf, activations = forward_stream(params, tokens, config, execution)
     execution = running(config, execution)[1]
     wide = jnp.promote_types(lnf.dtype, jnp.float32)
-    dlosses = jnp.full((targets.size,), weight / targets.size, wide)  # (B T,) each counts alike in the mean
+    dlosses = weight_of_rows(config, targets, weight, wide)  # (B T,) each counts alike in the mean
     # The classifier makes the logits' gradient of the logits, one over the other, so the head goes backwards at once.
     with scope("forward"):
         losses, dlnf, dhead = head_gradients(
             lnf.reshape(-1, config.channels), head_of(params, config), targets.reshape(-1), dlosses, config.vocab_size,
             execution.op.classifier, execution.logit_rows,
         )  # fmt: skip
-    return weight * jnp.mean(losses), (params, tokens, activations, dlnf.reshape(lnf.shape), dhead)
+    return weight * mean_of(losses, config, targets.shape[1]), (
+        params,
+        tokens,
+        activations,
+        dlnf.reshape(lnf.shape),
+        dhead,
+    )
 
 
 def _loss_backward(

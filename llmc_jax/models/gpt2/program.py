@@ -8,7 +8,8 @@ from llmc_jax.models.execution import Execution
 from llmc_jax.models.gpt2 import decode, model
 from llmc_jax.models.gpt2.tensors import Params
 from llmc_jax.models.program import Block, Decoder, Program
-from llmc_jax.ops.attention import relu_attention_weights
+from llmc_jax.ops import attention
+from llmc_jax.ops.attention import document_starts
 
 
 def hidden(params: Params, tokens: jax.Array, config: ModelConfig, execution: Execution) -> jax.Array:
@@ -21,11 +22,10 @@ def attention_weights(
 ) -> jax.Array:
     """Return the weights (NH, T, T) float32 of one layer's attention to tokens (1, T)."""
     _, activations = model.forward_stream(params, tokens, config, execution)
-    block = activations.blocks[layer]
+    block, spec = activations.blocks[layer], config.attention
     assert isinstance(block, model.BlockActivations)
-    # relu attention keeps nothing but qkv
-    att = block.att if isinstance(block.att, jax.Array) else relu_attention_weights(block.qkv, config.num_heads)
-    return att[0].astype(jnp.float32)
+    starts = document_starts(tokens, spec.documents) if spec.documents >= 0 else None
+    return attention.attention_weights(block.qkv, config.num_heads, spec, starts)[0].astype(jnp.float32)
 
 
 BLOCK = Block(model.BlockParams, model.block_forward, model.block_backward, model.kept, decode.block_step)

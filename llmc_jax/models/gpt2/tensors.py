@@ -3,8 +3,8 @@
 The order and the shapes are llm.c's (`fill_in_parameter_sizes` in train_gpt2.c), so files agree byte for byte. Whatever
 else knows the tensors (initialisation, weight decay, file formats, comparisons, memory) derives it from the tables.
 
-    B batch, T sequence length, C channels, L layers, NH heads, F hidden channels of the MLP (4C), V vocabulary,
-    Vp padded vocabulary
+    B batch, T sequence length, C channels, L layers, NH heads, Q channels of queries, keys and values
+    (3C), F hidden channels of the MLP (4C), V vocabulary, Vp padded vocabulary
 """
 
 from typing import Any, NamedTuple
@@ -39,8 +39,8 @@ TENSORS = (  # in the order of the file, which is that of Params
     Tensor("wpe", "maxT C", "embedding", "normal", "wpe.weight"),
     Tensor("ln1w", "L C", "layernorm", "one", "ln_1.weight"),
     Tensor("ln1b", "L C", "layernorm", "zero", "ln_1.bias", bias=True),
-    Tensor("qkvw", "L 3C C", "linear", "normal", "attn.c_attn.weight"),
-    Tensor("qkvb", "L 3C", "linear", "zero", "attn.c_attn.bias", bias=True),
+    Tensor("qkvw", "L Q C", "linear", "normal", "attn.c_attn.weight"),
+    Tensor("qkvb", "L Q", "linear", "zero", "attn.c_attn.bias", bias=True),
     Tensor("attprojw", "L C C", "linear", "residual", "attn.c_proj.weight"),
     Tensor("attprojb", "L C", "linear", "zero", "attn.c_proj.bias", bias=True),
     Tensor("ln2w", "L C", "layernorm", "one", "ln_2.weight"),
@@ -62,7 +62,7 @@ ACTIVATIONS = (  # in the order of the forward pass
     Activation("ln1", "L B T C", 2),
     Activation("ln1_mean", "L B T", ALWAYS, wide=True),
     Activation("ln1_rstd", "L B T", ALWAYS, wide=True),
-    Activation("qkv", "L B T 3C", ALWAYS),
+    Activation("qkv", "L B T Q", ALWAYS),
     Activation("att", "L B NH T T", ALWAYS),  # the weights; attention without that matrix keeps a sum for each row
     Activation("atty", "L B T C", ALWAYS),
     Activation("attproj", "L B T C"),
@@ -88,6 +88,7 @@ ACTIVATIONS = (  # in the order of the forward pass
 def letters(config: ModelConfig) -> dict[str, int]:
     """Return what the letters of the tensors' shapes stand for, and NH."""
     return {
-        "C": config.channels, "F": config.hidden, "L": config.num_layers, "NH": config.num_heads,
+        "C": config.channels, "Q": (config.num_heads + 2 * config.kv_heads) * config.head_size, "F": config.hidden,
+        "L": config.num_layers, "NH": config.num_heads,
         "V": config.vocab_size, "Vp": config.padded_vocab_size, "maxT": config.max_seq_len,
     }  # fmt: skip
