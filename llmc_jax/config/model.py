@@ -89,20 +89,13 @@ class ModelShape(Hashable, Protocol):
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
     @property
-    def family(self) -> str:
-        """Return the name of its family."""
-
+    def family(self) -> str: ...  # the name of its family
     @property
-    def source(self) -> str:
-        """Return the digest of the file that its family stands in; empty: it is built in."""
-
+    def source(self) -> str: ...  # the digest of the file that its family stands in; empty: it is built in
     @property
-    def vocab_size(self) -> int:
-        """Return V, the ids that it knows."""
-
+    def vocab_size(self) -> int: ...  # V, the ids that it knows
     @property
-    def max_seq_len(self) -> int:
-        """Return the most positions that it knows."""
+    def max_seq_len(self) -> int: ...  # the most positions that it knows
 
 
 def attention_of(shape: ModelShape) -> Attention:
