@@ -12,7 +12,7 @@ import numpy as np
 
 from llmc_jax.base.errors import InputError
 from llmc_jax.checkpoint.llmc import widened
-from llmc_jax.config.model import ModelConfig, ModelShape
+from llmc_jax.config.model import CAUSAL, ModelConfig, ModelShape, attention_of
 from llmc_jax.models.layout import tensor_specs
 from llmc_jax.models.tensors import TensorSpec
 
@@ -81,8 +81,10 @@ def read_by_tensor(
 def gpt2_shape(config: ModelShape, what: str) -> ModelConfig:
     """Return the shape of a GPT-2, for a format that can hold nothing else. Raises InputError for another model."""
     if not isinstance(config, ModelConfig) or config != ModelConfig(*astuple(config)[:6]):
-        words = config.family if config.family != "gpt2" else "with F other than 4 C"
-        raise InputError(f"{what} hold GPT-2 alone, and this model is {words}; `--to orbax` holds any")
+        spec = attention_of(config)
+        words = f"has {spec.words}" if spec != CAUSAL else "has an MLP of another width than 4 C"
+        words = words if config.family == "gpt2" else f"is of the family {config.family}"
+        raise InputError(f"{what} hold GPT-2 alone, and this model {words}; `convert --to orbax` holds any")
     return config
 
 

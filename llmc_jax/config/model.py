@@ -65,10 +65,10 @@ class Attention(NamedTuple):
 
     @property
     def words(self) -> str:
-        """Return what it is, in words: "softmax", or "relu, window 128"."""
+        """Return what it is, in words: "softmax attention", or "relu attention with window 128"."""
         usual = CAUSAL._asdict() | {"weights": self.weights}
-        other = (f"{name} {value}" for name, value in self._asdict().items() if value != usual[name])
-        return ", ".join([self.weights, *other])
+        other = ", ".join(f"{name} {value}" for name, value in self._asdict().items() if value != usual[name])
+        return f"{self.weights} attention{' with ' if other else ''}{other}"
 
     def counted(self, T: int) -> range:
         """Return the rows of T whose target, the next position, they do not see: those that have a loss."""
@@ -111,7 +111,7 @@ def refuse_foresight(shape: ModelShape, what: str) -> None:
     """
     spec, T = attention_of(shape), shape.max_seq_len
     if len(spec.counted(T)) < T:
-        raise InputError(f"{what}: positions of this model see the tokens behind them ({spec.words} attention)")
+        raise InputError(f"{what}: positions of this model see the tokens behind them ({spec.words})")
 
 
 @dataclass(frozen=True)

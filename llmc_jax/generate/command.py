@@ -15,7 +15,7 @@ from llmc_jax.base.errors import ExitCode, InputError
 from llmc_jax.base.files import plain, refusing
 from llmc_jax.base.kit import command_line, print_json
 from llmc_jax.base.streams import print_error
-from llmc_jax.config.model import attention_of
+from llmc_jax.config.model import CAUSAL, attention_of
 from llmc_jax.data.documents import read_text
 from llmc_jax.generate.flags import parse
 from llmc_jax.generate.text import listed_ids
@@ -106,13 +106,13 @@ def say_model(model: "Model") -> None:
 
     c, step = model.config, "" if model.step is None else f", step {model.step}"
     family = "" if c.family == "gpt2" else f", {c.family}"
-    relu = "" if (kind := attention_of(c).words) == "softmax" else f", {kind} attention"
+    other = "" if (spec := attention_of(c)) == CAUSAL else f", {spec.words}"
     none = f"no tokenizer, so text is token ids ({model.tokenizer_note})"
     tokenizer = none if model.tokenizer is None else f"tokenizer {model.tokenizer_note}"
     say(
         "model",
         f"{model.path}: {KINDS[model.kind]}{step}; {num_parameters(c):,} parameters, T={c.max_seq_len} "
-        f"V={c.vocab_size}{relu}{family}; {tokenizer}; {model.dtype} on {device_label(describe_device())}",
+        f"V={c.vocab_size}{other}{family}; {tokenizer}; {model.dtype} on {device_label(describe_device())}",
     )
     for warning in model.warnings:
         say("warning", warning)
@@ -130,7 +130,7 @@ def model_facts(model: "Model") -> dict[str, Any]:
         "shape": shape_to_json(model.config),
         "parameters": num_parameters(model.config),
         "dtype": model.dtype,
-        "attention": attention_of(model.config).words,
+        "attention": attention_of(model.config)._asdict(),
         "tokenizer": None if model.tokenizer is None else model.tokenizer_note,
         "end_of_text": model.end_of_text,
         "device": device_label(describe_device()),

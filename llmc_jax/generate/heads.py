@@ -75,8 +75,8 @@ def draw_text_attention(path: str | Path, model: Model, ids: Sequence[int], laye
     tokens = [model.end_of_text, *ids]
     weights = attention_weights(model, tokens, layer)
     spec = attention_of(model.config)
-    kind = "" if spec == CAUSAL else f"{spec.words} "
-    title = f"{kind}attention of layer {layer} (of 0 to {num_layers(model.config) - 1}), {len(tokens)} tokens"
+    kind = "attention" if spec == CAUSAL else spec.words
+    title = f"{kind} of layer {layer} (of 0 to {num_layers(model.config) - 1}), {len(tokens)} tokens"
     labels = [label(model.tokenizer, token).removeprefix('"').removesuffix('"').replace(" ", "␣") for token in tokens]
     starts = document_starts(jnp.array([tokens]), spec.documents) if spec.documents >= 0 else None
     hidden = ~np.asarray(seen(spec, len(tokens), starts)).reshape(len(tokens), -1)

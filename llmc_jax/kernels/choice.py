@@ -174,9 +174,7 @@ def _update_problem(setting: Setting) -> str:
 
 def _other_attention(setting: Setting, own: Attention = CAUSAL) -> str:
     """Return why a kernel does not compute the model's attention; empty where it does. own: what it computes."""
-    return (
-        "" if setting.attention == own else f"the kernel computes {own.words} attention, not {setting.attention.words}"
-    )
+    return "" if setting.attention == own else f"the kernel computes {own.words}, not {setting.attention.words}"
 
 
 def _relu_problem(setting: Setting) -> str:
@@ -382,7 +380,7 @@ def _attention_candidates(asked: Preferences, setting: Setting) -> Candidates:
         own = [row for row in rows if row.kind == wanted] if wanted in ("flash", "cudnn") else []
         if spec == RELU and asked.kernels != "xla":
             own = [row for row in rows if row.name == RELU_KERNEL]
-        why = "as asked" if spec == RELU else f"no kernel computes {spec.words} attention"
+        why = "as asked" if spec == RELU else f"no kernel computes {spec.words}"
         plain = [row for row in rows if row.name == "naive, xla"]
         return Candidates([*own, *plain], why, asked=wanted in ("flash", "cudnn"))
     rows = [row for row in rows if row.name != RELU_KERNEL]
