@@ -120,7 +120,7 @@ def of_family(shape: Any, family: Family) -> Any:
 
 def shape_to_json(shape: ModelShape) -> dict[str, Any]:
     """Return a shape as JSON can hold it, without the fields that have their defaults: GPT-2's is six numbers."""
-    usual = {each.name: each.default for each in fields(shape)}
+    usual = {each.name: each.default for each in fields(shape)} | {"family": "gpt2", "source": ""}
     return {name: to_json(value) for name, value in vars(shape).items() if value != usual[name]}
 
 

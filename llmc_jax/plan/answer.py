@@ -20,12 +20,13 @@ from llmc_jax.machine.device import describe_device
 from llmc_jax.machine.gpus import machine_of, this_machine
 from llmc_jax.machine.jax_setup import MEMORY_SHARE, configure
 from llmc_jax.models.layout import num_layers, num_parameters
+from llmc_jax.models.work import tables_of
 from llmc_jax.plan.asked import checked_model
 from llmc_jax.plan.course import Course, course, data_of, forward_of, price_of
 from llmc_jax.plan.cpu import calibration
 from llmc_jax.plan.memory import CPU, Memory, computed
 from llmc_jax.plan.network import GBIT, Network, network_of
-from llmc_jax.plan.plan import Plan, make_plan
+from llmc_jax.plan.plan import Plan, make_plan, recomputes
 from llmc_jax.plan.search import Largest, auto_sizes, largest_size, limit_of, sizes, ways
 from llmc_jax.plan.separate import Say, compiled_apart
 from llmc_jax.plan.time import StepTime, step_time
@@ -153,7 +154,7 @@ class Planner(NamedTuple):
         """Return the largest -b of each way of computing a configuration, and the fastest of them marked."""
         if self.place.available is None:
             return ()
-        rows = [self._largest(way) for way in ways(config, num_layers(self.model))]
+        rows = [self._largest(way) for way in ways(config, num_layers(self.model), recomputes(self.model))]
         best = max(rows, key=lambda row: row.tokens_per_second.typical if row.tokens_per_second else 0.0)
         return tuple(row._replace(fastest=row is best and row.batch_size is not None) for row in rows)
 
@@ -229,6 +230,11 @@ def not_known(planner: Planner, step: StepTime, memory: Memory, problem: str | N
     if memory.source == "computed":
         why = f"; {problem}" if problem else ""
         yield f"Memory: computed from shapes, not compiled (docs/plan.md has the errors of that){why}."
+    if tables_of(planner.model) is None:
+        yield (
+            f"Memory: the family {planner.model.family} has no tables, so what is computed has none of what its forward"
+            " keeps for its backward: -b may be too large. Times: they are those of 6 operations a parameter and token."
+        )
     yield "Nothing here counts other programs on the device, clocks that fall when it is hot, or waiting for data."
 
 
@@ -237,8 +243,8 @@ def setting_of(plan: Plan, *, auto_batch: bool = False) -> Setting:
     config = plan.config
     return Setting(
         config.model, num_parameters(plan.model), config.batch_size, auto_batch, config.sequence_length,
-        config.tokens_per_step, config.grad_accumulation, plan.parallel.devices, plan.parallel.stage, config.recompute,
-        config.recompute_blocks, plan.execution.logit_rows, plan.dtype, plan.product_precision, plan.master_weights,
+        config.tokens_per_step, config.grad_accumulation, plan.parallel.devices, plan.parallel.stage, plan.shape.recompute,
+        plan.shape.recompute_blocks, plan.execution.logit_rows, plan.dtype, plan.product_precision, plan.master_weights,
     )  # fmt: skip
 
 

@@ -62,10 +62,11 @@ def part_size(config: ModelShape, shape: Shape) -> int:
 def moments(plan: "Plan") -> dict[str, Kinds]:
     """Return the bytes beside the arguments by kind, at each moment that may need most.
 
-    Of a model without tables only what the gradients take is known.
+    Of a model without tables the activations are not known: what this returns of one is less than it takes.
     """
     if tables_of(plan.model) is None:
-        return {"gradient": sums(plan) + joined(plan)}
+        head = Kinds({"logits": logits(plan), "gradients": 4 * head_spec(plan.model).size})
+        return {"head": sums(plan) + head, "gradient": sums(plan) + joined(plan)}
     found = (_of_order(plan, order) for order in orders(plan))
     return min(found, key=lambda order: max(each.total() for each in order.values()))
 

@@ -182,9 +182,14 @@ def make_plan(
     )  # fmt: skip
 
 
+def recomputes(model: ModelShape) -> bool:
+    """Return whether a model's backward can compute something again: JAX's own keeps all."""
+    return program_of(model).loss is not None
+
+
 def _recomputed(config: TrainConfig, model: ModelShape) -> tuple[int, int]:
     """Return what -r and --recompute-blocks come to: nothing is computed again where JAX makes the backward."""
-    if program_of(model).loss is not None:
+    if recomputes(model):
         return config.recompute, config.recompute_blocks
     if config.recompute > 1 or config.recompute_blocks:
         flag = f"--recompute-blocks {config.recompute_blocks}" if config.recompute_blocks else f"-r {config.recompute}"

@@ -42,9 +42,12 @@ def limit_of(platform: str, memory: int) -> int:
     return int(SHARES.get(platform, SHARES["gpu"]) * memory)
 
 
-def ways(config: TrainConfig, layers: int) -> list[TrainConfig]:
-    """Return a configuration with each -r, --recompute-blocks and, on several devices, -z that goes with the rest."""
-    levels = [(level, blocks) for level, blocks in LEVELS if blocks <= max(1, layers // 2)]
+def ways(config: TrainConfig, layers: int, recomputes: bool = True) -> list[TrainConfig]:
+    """Return a configuration with each -r, --recompute-blocks and, on several devices, -z that goes with the rest.
+
+    recomputes: whether the model's backward can compute something again.
+    """
+    levels = [(level, blocks) for level, blocks in LEVELS if blocks <= max(1, layers // 2)] if recomputes else [(0, 0)]
     stages = STAGES if config.devices > 1 else (config.zero_stage,)
     found = [
         replace(config, recompute=level, recompute_blocks=blocks, zero_stage=stage)

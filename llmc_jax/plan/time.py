@@ -24,7 +24,7 @@ from llmc_jax.config.model import ModelShape
 from llmc_jax.machine.compiling import TRITON_GEMM
 from llmc_jax.models.layout import letters, matrix_elements, num_layers
 from llmc_jax.models.tensors import sizes
-from llmc_jax.models.work import Shape, Work, array_bytes, flops_per_token, row_of, rows_at_once, step_work, tables_of
+from llmc_jax.models.work import WHOLE, Shape, Work, array_bytes, flops_per_token, row_of, rows_at_once, step_work, tables_of
 from llmc_jax.plan.cpu import KEPT, Calibration, calibration, parts_of, seconds_of
 from llmc_jax.plan.efficiency import (
     ATTENTION,
@@ -199,7 +199,8 @@ def works_of(plan: Plan) -> Iterator[tuple[Work, bool]]:
     # cards' are taken to; a CPU's does so once, and cpu.py knows what that takes.
     times = 0 if plan.machine.platform == "cpu" else shape.micro_batches
     copied = times * matrix_elements(model) * shape.element
-    yield Work("forward", WEIGHTS, None, 0, 2 * copied, max(times, 1)), True
+    if num_layers(model):
+        yield Work("forward", WEIGHTS, None, 0, 2 * copied, max(times, 1)), True
     for each in work:
         again = each.phase == "backward" and each.flops == once.get((each.operation, each.layer), -1) > 0
         yield (
@@ -244,7 +245,7 @@ def _kernels(work: Work, forward: bool, model: ModelShape, shape: Shape) -> tupl
         return COPY, PIECES + MATRICES * num_layers(model), 0
     if work.phase == "update":
         return own, *_UPDATE.get(work.operation, (1, 2))
-    product = work.operation in linear(model)
+    product = work.operation in linear(model) or work.operation == WHOLE
     large, small = (1, 0) if forward else (2, 0) if product else _BACKWARD.get(work.operation, (1, 0))
     if work.operation == "attention":
         own = MATRIX if not shape.flash else ATTENTION if forward else ATTENTION_BACKWARD
@@ -255,7 +256,12 @@ Sides = tuple[tuple[int, int], ...]  # of the result of each product of a work, 
 
 
 def _sides(work: Work, forward: bool, model: ModelShape, shape: Shape) -> Sides:
-    """Return the sides of the results of a linear layer's products, one forward and two backward."""
+    """Return the sides of the results of a linear layer's products, one forward and two backward.
+
+    None are known of a model that is weighed as a whole.
+    """
+    if work.operation == WHOLE:
+        return ()
     outputs, inputs = sizes(row_of(linear(model)[work.operation], model).shape, letters(model))
     rows = rows_at_once(shape) if work.operation == "head" else shape.rows
     return ((rows, outputs),) if forward else ((rows, inputs), (outputs, inputs))
@@ -266,7 +272,7 @@ def work_seconds(work: Work, kind: str, sides: Sides, added: int, hardware: Hard
     shares = hardware.shares
     by_products, moved = work.flops / hardware.flops, work.bytes / hardware.bandwidth
     if kind == PRODUCTS:
-        by_products *= sum(1 / hardware.filled(*each) for each in sides) / len(sides)
+        by_products *= sum(1 / hardware.filled(*each) for each in sides) / len(sides) if sides else 1
         alone = shares[MEMORY].seconds(added / hardware.bandwidth)
         return total([alone, _larger(shares[PRODUCTS].seconds(by_products), shares[COPY].seconds(moved))])
     if kind == MATRIX:
