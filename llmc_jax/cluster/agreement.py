@@ -46,12 +46,6 @@ def of_all(name: str, action: Callable[[], Any]) -> list[Any]:
     return [each["value"] for each in found]
 
 
-def agreed(name: str, value: Any, words: str) -> None:
-    """Raise Agreed with these words where a JSON value is not the same in all processes."""
-    if len(set(of_all(name, lambda: value))) > 1:
-        raise Agreed(words)
-
-
 @contextmanager
 def alike(name: str) -> Iterator[None]:
     """Wait at the block's end for the other processes. Raises Agreed on all where it fails on some.

@@ -16,6 +16,7 @@ from llmc_jax.checkpoint.source import Source
 from llmc_jax.checkpoint.sources import open_source
 from llmc_jax.compare.tensors import Difference, Limit, Show, as_json, cells, index_text
 from llmc_jax.config.model import ModelShape
+from llmc_jax.models import family
 from llmc_jax.models.layout import tensor_specs
 from llmc_jax.models.tensors import TensorSpec
 
@@ -30,6 +31,7 @@ Exit status: 0 all the same bits (with --tolerance: all within it), 2 bad input,
 OPTIONS = (
     own("a", "A", None, "a checkpoint: a file, or a folder", type=Path, is_path=True),
     own("b", "B", None, "the one that A is compared with", type=Path, is_path=True),
+    own("--model", "FILE.py...", [], "the files of models of your own, which they were trained by", name="model_files"),
     own("--tolerance", "X", None, "agree where no |a - b| is above X [default: the same bits]", 0),
 )
 WORDS = {"params": "weights", "m": "m", "v": "v", "copy": "16-bit copy"}
@@ -56,6 +58,8 @@ class Row(NamedTuple):
 
 def run(args: argparse.Namespace, show: Show) -> tuple[bool, dict[str, Any]]:
     """Compare and print; return whether they agree, and the result for JSON. Raises InputError."""
+    for file in args.model_files:
+        family.load(file)
     a, b = (open_source(path) for path in (args.a, args.b))
     notes = differences_in_shape(a.config, b.config)
     show("\n".join([*_headline("A", a), *_headline("B", b), *notes, *_groups_apart(a, b), ""]))
@@ -73,11 +77,12 @@ def run(args: argparse.Namespace, show: Show) -> tuple[bool, dict[str, Any]]:
 
 def compare(a: Source, b: Source, tolerance: float | None = None) -> Iterator[Row]:
     """Yield a row per group and tensor that both hold, in the order of Params; a layer of each in memory at a time."""
-    pairs = list(zip(tensor_specs(a.config), tensor_specs(b.config), strict=True))
+    of_b = {spec.name: spec for spec in tensor_specs(b.config)}  # of another family they need not be the same
     for group in a.groups:
         if group in b.groups:
-            for ours, theirs in pairs:
-                yield _compare_tensor(a, b, group, ours, theirs, tolerance)
+            for ours in tensor_specs(a.config):
+                if ours.name in of_b:
+                    yield _compare_tensor(a, b, group, ours, of_b[ours.name], tolerance)
 
 
 def _compare_tensor(
@@ -99,7 +104,7 @@ def _compare_tensor(
 
 def differences_in_shape(a: ModelShape, b: ModelShape) -> list[str]:
     """Return one line that names the fields in which two models differ, or none."""
-    pairs = {name: (ours, getattr(b, name)) for name, ours in vars(a).items()}
+    pairs = {name: (vars(a).get(name), vars(b).get(name)) for name in {**vars(a), **vars(b)}}
     other = [f"{name} {ours} and {theirs}" for name, (ours, theirs) in pairs.items() if ours != theirs]
     return [f"the models differ: {', '.join(other)} (A and B)"] if other else []
 

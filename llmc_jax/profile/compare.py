@@ -54,8 +54,8 @@ def running(variant: Variant) -> Iterator[Callable[[str], dict[str, Any]]]:
     """
     environment = child_environment() | {"PYTHONPATH": str(ROOT), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     with tempfile.TemporaryFile("w+") as errors, subprocess.Popen(
-        [sys.executable, "-m", "llmc_jax", "profile", "--worker", *variant.words],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=ROOT, env=environment,
+        [sys.executable, "-P", "-m", "llmc_jax", "profile", "--worker", *variant.words],  # here: paths may be relative
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment,
     ) as process:  # fmt: skip
         given, said = process.stdin, process.stdout
         assert given is not None and said is not None

@@ -18,7 +18,7 @@ from llmc_jax.checkpoint.published import model_named
 from llmc_jax.checkpoint.source import Source
 from llmc_jax.checkpoint.store import Checkpoint, check
 from llmc_jax.checkpoint.tokenizer import own_tokenizer
-from llmc_jax.cluster.agreement import agreed, alike
+from llmc_jax.cluster.agreement import alike
 from llmc_jax.config.checks import check_model_fit, with_devices
 from llmc_jax.config.flags import models_not_asked_for
 from llmc_jax.config.model import ModelShape, refuse_foresight
@@ -96,7 +96,6 @@ def inputs(asked: TrainConfig, available: Callable[[], tuple[int, str]]) -> Inpu
         family = chosen(config.model_file)
         if config.model_changed:
             accept(family)
-    agreed("model file", family.source, "the files of --model differ; all processes need the same")
     earlier = find_earlier(config, warnings.append)
     with alike("files"):
         model = resolve_model(config, earlier)

@@ -24,6 +24,7 @@ from llmc_jax.config.train import TrainConfig
 from llmc_jax.data.corpora import stdlib_corpus
 from llmc_jax.data.tokenfile import expand_pattern
 from llmc_jax.logs.files import KERNELS, config_file
+from llmc_jax.models.family import chosen
 from llmc_jax.plan.plan import Plan
 from llmc_jax.training.parallel.placement import Placement
 from llmc_jax.trials.card import find_card, seen_gpus
@@ -80,7 +81,7 @@ def check_earlier(config: TrainConfig) -> None:
 
 
 def own_facts(config: TrainConfig) -> Facts:
-    """Return what this process tells the others. Raises InputError where a data file is not there."""
+    """Return what this process tells the others. Raises InputError where a data file or the model's is not there."""
     card = find_card()
     questions = config.hellaswag_file if config.hellaswag and config.val_every else ""
     kernels = config.kernels_from and next(filter(Path.is_file, _choices(config.kernels_from)), "")
@@ -88,6 +89,7 @@ def own_facts(config: TrainConfig) -> Facts:
     others["--kernels-from"] = str(kernels)
     files = {flag: _fingerprint(name, flag) for flag, name in data_files(config).items()}
     files |= {flag: fingerprint([Path(name)]) for flag, name in others.items() if Path(name).is_file()}
+    files |= {"--model": chosen(config.model_file).source} if config.model_file else {}
     device = "cpu" if card is None else f"{card.name} (gpu)"
     return facts(config, cluster.here().size, device, seen_gpus() if card is not None else (), files)
 

@@ -127,7 +127,7 @@ def _classifier(normal: Function, n: int, V: int, Vp: int, *, seed: int) -> Prob
 
 
 def _embedding(normal: Function, B: int, T: int, C: int, Vp: int, *, seed: int) -> Problem:
-    tokens = skewed_tokens((B, T), Vp - 47, seed)
+    tokens = skewed_tokens((B, T), max(1, Vp - 47), seed)
     dout, dwte = normal(B, T, C), normal(Vp, C, dtype=jnp.float32)
     return Problem("embedding_backward", (dout, jnp.asarray(tokens), dwte), _plain)
 
