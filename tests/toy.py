@@ -1,8 +1,8 @@
 """A model of two tensors in a user's file: no layer, no attention, no backward or decoder of its own, no tables.
 
-    hidden[t] = wte[token t] + mean of wte[token 0] … wte[token t]
+hidden[t] = wte[token t] + mean of wte[token 0] … wte[token t]
 
-    B batch, T sequence length, C channels, V vocabulary
+B batch, T sequence length, C channels, V vocabulary
 """
 
 import re

@@ -21,8 +21,8 @@ from llmc_jax.checkpoint.llmc_state import open_llmc_state
 from llmc_jax.checkpoint.source import Source, read_by_tensor, slices, stored_special
 from llmc_jax.config.model import ModelShape
 from llmc_jax.config.train import TrainConfig
-from llmc_jax.models.family import Family, chosen, described, family_of, of_family
-from llmc_jax.models.layout import flat_size, tensor_specs, views
+from llmc_jax.models.family import Family, chosen, described, of_family
+from llmc_jax.models.layout import flat_size, initial, tensor_specs, views
 
 OUR_STATE = re.compile(r"state_[0-9]{8,10}")  # a folder
 LLMC_STATE = re.compile(r"state_[0-9]{8,10}_[0-9]{5}\.bin")
@@ -110,7 +110,7 @@ def _random_source(path: Path, config: ModelShape) -> Source:
 
     @cache
     def tensors() -> Any:
-        return views(family_of(config).initial(config, seed), config)
+        return views(initial(config, seed), config)
 
     def read(group: str, tensor: str, layer: int) -> np.ndarray:
         assert group == "params", group

@@ -180,7 +180,8 @@ def _run(path: Path, data: bytes, source: str) -> ModuleType:
         del sys.modules[name]
         lines = [each.lineno for each in traceback.extract_tb(error.__traceback__) if each.filename == str(path)]
         line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
-        raise InputError(f"--model {path}: line {line}: {type(error).__name__}: {error}") from None
+        words = error.msg if isinstance(error, SyntaxError) else error
+        raise InputError(f"--model {path}: line {line}: {type(error).__name__}: {words}") from None
     return module
 
 
@@ -188,8 +189,9 @@ def _problem(family: Family) -> str:
     """Return what is wrong with a family of a user's; empty: nothing that can be seen without a shape."""
     if not re.fullmatch(r"[a-z0-9][a-z0-9_.-]{0,63}", family.name) or family.name in BUILT_IN:
         return f"the name is {family.name!r}; it must be one of its own, of small letters, digits, '-', '_' and '.'"
-    names = {each.name for each in fields(family.shape)} if is_dataclass(family.shape) else set()
     needed = ("family", "source", "vocab_size", "max_seq_len")
-    if missing := [name for name in needed if name not in names]:
-        return f"its shape must be a frozen dataclass with {', '.join(needed)}; it has no {missing[0]}"
+    if not is_dataclass(family.shape) or not family.shape.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+        return f"its shape must be a frozen dataclass with {', '.join(needed)}"
+    if missing := [name for name in needed if name not in {each.name for each in fields(family.shape)}]:
+        return f"its shape must have {', '.join(needed)}; it has no {missing[0]}"
     return ""

@@ -124,6 +124,17 @@ def separate(flat: Any, config: ModelShape) -> Any:
     return tensors._replace(**layered)
 
 
+def initial(shape: ModelShape, seed: int) -> np.ndarray:
+    """Return the weights (flat_size,) float32 that a model begins with. Raises InputError where they are no such."""
+    found, expected = family_of(shape).initial(shape, seed), ((flat_size(shape),), np.dtype(np.float32))
+    if (found.shape, found.dtype) != expected:
+        raise InputError(
+            f"the family {shape.family}: its initial weights are {found.dtype}{list(found.shape)}; expected "
+            f"float32[{flat_size(shape)}], as layout.padded makes it of all {num_parameters(shape)}"
+        )
+    return found
+
+
 def padded(values: Any, shape: ModelShape) -> Any:
     """Return a flat buffer (flat_size,) on the host, from the N values of a file (NumPy, float32)."""
     buffer = np.zeros(flat_size(shape), np.float32)

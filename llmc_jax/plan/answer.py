@@ -243,8 +243,9 @@ def setting_of(plan: Plan, *, auto_batch: bool = False) -> Setting:
     config = plan.config
     return Setting(
         config.model, num_parameters(plan.model), config.batch_size, auto_batch, config.sequence_length,
-        config.tokens_per_step, config.grad_accumulation, plan.parallel.devices, plan.parallel.stage, plan.shape.recompute,
-        plan.shape.recompute_blocks, plan.execution.logit_rows, plan.dtype, plan.product_precision, plan.master_weights,
+        config.tokens_per_step, config.grad_accumulation, plan.parallel.devices, plan.parallel.stage,
+        plan.shape.recompute, plan.shape.recompute_blocks, plan.execution.logit_rows, plan.dtype,
+        plan.product_precision, plan.master_weights,
     )  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from llmc_jax.models.layout import head_size, head_spec, letters
 from llmc_jax.models.memory import Needed, chosen_logit_rows, required_memory_bytes
 from llmc_jax.models.program import program_of
 from llmc_jax.models.work import Shape, shape_of
-from llmc_jax.training.optimizer import LossScaleNumbers, Optimizer
+from llmc_jax.training.optimizer import LossScaleNumbers, Optimizer, frozen_ranges
 from llmc_jax.training.parallel.gradient import sums_kept
 from llmc_jax.training.parallel.stage import Parallel
 from llmc_jax.training.schedule import RISING, ScheduleNumbers
@@ -169,6 +169,7 @@ def make_plan(
         optimizer=selection.optimizer.name, buffers=len(selection.optimizer.buffers),
         sums=sums_kept(config.grad_accumulation) if parallel.fixed else 0,
     )  # fmt: skip
+    frozen_ranges(model)  # raises InputError for what is no tensor of it
     recompute, blocks = _recomputed(config, model)
     shape = shape._replace(recompute=recompute, recompute_blocks=blocks)
     rows = _logit_rows(config, model, machine, shape, recorded)

@@ -24,7 +24,17 @@ from llmc_jax.config.model import ModelShape
 from llmc_jax.machine.compiling import TRITON_GEMM
 from llmc_jax.models.layout import letters, matrix_elements, num_layers
 from llmc_jax.models.tensors import sizes
-from llmc_jax.models.work import WHOLE, Shape, Work, array_bytes, flops_per_token, row_of, rows_at_once, step_work, tables_of
+from llmc_jax.models.work import (
+    WHOLE,
+    Shape,
+    Work,
+    array_bytes,
+    flops_per_token,
+    row_of,
+    rows_at_once,
+    step_work,
+    tables_of,
+)
 from llmc_jax.plan.cpu import KEPT, Calibration, calibration, parts_of, seconds_of
 from llmc_jax.plan.efficiency import (
     ATTENTION,

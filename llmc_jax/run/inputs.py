@@ -14,8 +14,9 @@ from llmc_jax import cluster
 from llmc_jax.base.commands import typed
 from llmc_jax.base.errors import InputError, naming
 from llmc_jax.checkpoint import sources
+from llmc_jax.checkpoint.llmc import FILES
 from llmc_jax.checkpoint.published import model_named
-from llmc_jax.checkpoint.source import Source
+from llmc_jax.checkpoint.source import Source, gpt2_shape
 from llmc_jax.checkpoint.store import Checkpoint, check
 from llmc_jax.checkpoint.tokenizer import own_tokenizer
 from llmc_jax.cluster.agreement import alike
@@ -103,6 +104,8 @@ def inputs(asked: TrainConfig, available: Callable[[], tuple[int, str]]) -> Inpu
         if config.sample_every or config.hellaswag:
             refuse_foresight(model.config, "-s and -h must be 0")
         notes = check_model_fit(config, model.config)
+        if config.export_llmc:
+            gpt2_shape(model.config, f"--export-llmc: {FILES}")
         config = with_devices(with_batch_of(earlier, config), *available(), cluster.here().size)
         data = open_data(replace(config, batch_size=max(1, config.batch_size)), model.config)
         tokenizer, doubts = tokenizer_of(config, model, data, earlier)

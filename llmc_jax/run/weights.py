@@ -14,7 +14,7 @@ from llmc_jax.base.errors import naming
 from llmc_jax.checkpoint import sources
 from llmc_jax.checkpoint.llmc import warnings_of
 from llmc_jax.checkpoint.state import read_state
-from llmc_jax.models.family import family_of
+from llmc_jax.models.layout import initial
 from llmc_jax.plan.plan import Plan
 from llmc_jax.run.inputs import Inputs
 from llmc_jax.training.parallel.placement import Placement
@@ -46,7 +46,7 @@ def drawn_beside(given: Inputs) -> "Future[np.ndarray]":
 
     def draw() -> None:
         try:
-            drawing.set_result(family_of(given.model.config).initial(given.model.config, given.config.seed))
+            drawing.set_result(initial(given.model.config, given.config.seed))
         except BaseException as error:
             drawing.set_exception(error)
 
