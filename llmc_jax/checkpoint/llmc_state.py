@@ -428,7 +428,7 @@ def write_llmc_state(
 
 def _plan(state: OurState, processes: int | None, zero: bool | None, warnings: list[str]) -> Plan:
     metadata, updates, has_copy = state.metadata, state.updates, "copy" in state.source.groups
-    config, dtype, step = metadata.identity.model, metadata.identity.dtype, metadata.step
+    config, dtype, step = gpt2_shape(metadata.identity.model, llmc.FILES), metadata.identity.dtype, metadata.step
     origin = metadata.origin.get("llmc", {})
     master = has_copy or (dtype == "fp32" and origin.get("master", True))
     if dtype == "fp16" and not has_copy:
@@ -447,7 +447,7 @@ def _plan(state: OurState, processes: int | None, zero: bool | None, warnings: l
         raise InputError(f"{n} processes: there must be at least 1")
     zero = zero if zero is not None else n == origin.get("processes") and bool(origin.get("zero"))
     zero = zero and n > 1
-    if zero and (problem := _indivisible(gpt2_shape(config, llmc.FILES), n)):
+    if zero and (problem := _indivisible(config, n)):
         raise InputError(f"ZeRO-1 over {n} processes: {problem}; take another number, or no ZeRO-1")
     kept = origin["ranks"] if origin.get("processes") == n else []
     if len(places) != n:

@@ -23,6 +23,7 @@ from llmc_jax.training.step import (
 )
 from tests import plain_model
 from tests.comparisons import Batch, Run, random_batch, skewed_tokens, step_numbers, train
+from tests.families import FROZEN, shape_of
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -317,3 +318,16 @@ def test_options_reach_the_schedule_and_the_decay(options: StepOptions, rate: fl
     mask = plain_model.decay_mask(CONFIG, options.decay)
     expected = -rate * 0.5 * mask * flat[: mask.size]
     np.testing.assert_allclose((decayed - plain)[: mask.size], expected, rtol=0, atol=1e-6)
+
+
+def test_what_is_frozen_keeps_its_bits() -> None:
+    """Though all decays. Nothing of it is in the optimizer's buffers, nor in the norm, which is that of all else."""
+    shape, options = shape_of("L1-NH2-C16-V97-T20", FROZEN), StepOptions("cosine", "all")
+    flat = plain_model.random_flat(shape, flat_size(shape), 0).astype(np.float32)
+    once, run = (train(flat, batches(1, 2, n), usual_numbers(grad_clip=0.0), shape, options) for n in (1, 3))
+    for name, found in run.state.flat.items():
+        before = views(flat if name == "params" else np.zeros_like(flat), shape)
+        same = [spec.name for spec, *pair in zip(tensor_specs(shape), views(found, shape), before, strict=True)
+                if same_bits(*pair)]  # fmt: skip
+        assert same == ["wpe", "fcw"], name
+    assert once.norms[0] == pytest.approx(np.linalg.norm(once.state.buffers["m"]) / (1 - 0.9), rel=1e-5)
