@@ -17,6 +17,7 @@ import pytest
 
 from llmc_jax.base.errors import ExitCode
 from llmc_jax.logs.files import METRICS
+from tests.families import TOY
 from tests.metrics import read_metrics
 from tests.questions import write_questions
 from tests.run.test_devices import FIXED, ROOT, start
@@ -97,6 +98,15 @@ def test_two_processes_make_the_run_of_one(folder: Path) -> None:
     other = [each["event"] for each in run.events("rank_00001.jsonl")]
     assert other == ["start", "warnings", "checkpoint", "checkpoint", "end"]
     assert not list(folder.glob("*.json"))  # where process 0 listened is not left
+
+
+def test_two_processes_train_a_family_of_a_users_file(folder: Path) -> None:
+    words = f"{FIXED} -h 0 -z 2 -e toy-V61-C8-T16 --model {TOY}"
+    with started(2, words, folder) as run:
+        assert run.ended() == ([0, 0], ["", ""])
+    one = start(f"{words} -o one", folder)
+    assert (one.code, one.err) == (0, "")
+    check_same(folder / "run", folder / "one")
 
 
 LONG = f"{FIXED} -k constant -v 0 -s 0 --print-every 0 -n 0"

@@ -20,6 +20,7 @@ from llmc_jax.run import processes
 from llmc_jax.run.end import last_save
 from llmc_jax.run.saver import Saved
 from llmc_jax.run.state import Outcome, Progress
+from tests.families import TOY, shape_of
 
 
 class OfTwo(Group):
@@ -88,6 +89,17 @@ def test_the_service_listens_for_this_machine_alone_where_that_is_enough(
 )
 def test_the_files_that_are_read_are_compared_and_no_others(words: str, flags: str) -> None:
     assert list(processes.data_files(parse_args(words.split()))) == flags.split()
+
+
+def test_the_models_file_is_compared(tmp_path: Path) -> None:
+    """By its content, not by where it lies. Its digest stands among the files, in which processes must agree."""
+    (tmp_path / "m.py").write_text(TOY.read_text() + "\n")
+    words = "-e toy-V61-C8-T16 -x 0 -v 0"
+    found = [
+        processes.own_facts(parse_args([*words.split(), "--model", str(file)])) for file in (TOY, tmp_path / "m.py")
+    ]
+    assert [list(each.files) for each in found] == [["--model"]] * 2
+    assert found[0].files["--model"] == shape_of("toy-V61-C8-T16", TOY).source != found[1].files["--model"]
 
 
 def test_a_process_that_plans_another_step_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

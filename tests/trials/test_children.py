@@ -11,14 +11,19 @@ from typing import Any
 
 import pytest
 
+from llmc_jax.models import family
 from llmc_jax.trials import children, worker
 from llmc_jax.trials.children import ROOT, Children, Outcome, Stuck, Task
+from tests.families import TOY, shape_of
 
 FAKE = """
 import os, signal, sys, time
 from llmc_jax.trials.children import NotMeasured, running
 
-def measure(what, seconds=0.0):
+def measure(what, seconds=0.0, shape=None):
+    if shape:
+        from llmc_jax.models.layout import num_parameters
+        return {"parameters": num_parameters(shape)}
     if what == "mistake":
         raise ValueError("no such shape")
     if what == "spoilt":
@@ -73,6 +78,14 @@ def test_each_failure_costs_one_task(outcomes: list[Outcome]) -> None:
     assert [each.kind for each in outcomes] == kinds
     processes = [each.content["pid"] for each in outcomes if each.kind == "DONE"]
     assert processes[0] == processes[1] and len(set(processes)) == 5
+
+
+def test_a_process_knows_the_family_of_a_users_file(fake: dict[str, str]) -> None:
+    """Of the one that began it, whose shapes are among the tasks."""
+    shape = shape_of("toy-V61-C8-T16", TOY)
+    with closing(Children(fake | {family.VARIABLE: str(TOY)})) as running:
+        found = running.measure(Task("shape", "fake_measurement", {"what": "shape", "shape": shape}, 20.0))
+    assert (found.kind, found.content) == ("DONE", {"parameters": 976})
 
 
 def test_what_is_told(outcomes: list[Outcome]) -> None:

@@ -50,6 +50,7 @@ class Case(NamedTuple):
     mistake: str = ""  # a name in mistakes.py
     quick: bool = True  # to compile; else as a run is compiled
     shape: str = SHAPE
+    model_file: str = ""  # of --model
 
     def alone(self) -> "Case":
         """The same run on one device, without a mistake."""
@@ -151,9 +152,9 @@ def ran(case: Case) -> Ran:
     import jax
     import jax.numpy as jnp
 
-    from llmc_jax.config.model import parse_descriptor
     from llmc_jax.models.execution import Execution
-    from llmc_jax.models.gpt2.init import random_parameters
+    from llmc_jax.models.family import chosen, parsed
+    from llmc_jax.models.layout import initial
     from llmc_jax.training import step
     from llmc_jax.training.optimizer import LossScaleNumbers
     from llmc_jax.training.outliers import WINDOW, Outliers
@@ -162,8 +163,8 @@ def ran(case: Case) -> Ran:
     from llmc_jax.training.state import DTYPES, initial_state
     from tests.comparisons import skewed_tokens, step_numbers
 
-    config = parse_descriptor(case.shape)
-    flat = random_parameters(config)
+    config = parsed(case.shape, chosen(case.model_file))
+    flat = initial(config, 42)
     place = placement(config, Parallel(case.devices, case.stage, case.fixed), jax.devices()[: case.devices])
     execution = Execution(recompute=case.recompute, recompute_blocks=case.recompute_blocks, logit_rows=case.logit_rows)
     options = step.StepOptions("constant", case.decay, execution, case.rounding, parallel=place.parallel)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.families import FROZEN, TOY
 from tests.training.parallel.spread import Case, Result, results
 
 # The largest relative difference of losses and norms where sums are made in another order. In 16 bits each device's
@@ -190,3 +191,20 @@ def test_every_number_of_micro_batches(micro_batches: int, spread: tuple[int, in
     found = results([*in_order, case])
     assert found[in_order[0]] == found[in_order[1]]
     assert close(found[in_order[0]], found[case], "bf16"), differences(found[in_order[0]], found[case])
+
+
+# A family without layers, whose backward is JAX's, and a GPT-2 of which two tensors do not learn. All decays.
+TOY_CASE = FP32._replace(decay="all", quick=False, shape="toy-V61-C8-T32", model_file=str(TOY))
+FROZEN_CASE = FP32._replace(decay="all", quick=False, shape="L1-NH2-C16-V61-T32", model_file=str(FROZEN))
+
+
+@pytest.mark.slow
+def test_a_family_of_a_users_file() -> None:
+    toys, frozen = fixed(TOY_CASE, (2, 0), (2, 1), (2, 2), (8, 2)), fixed(FROZEN_CASE, (2, 2))
+    in_any = [TOY_CASE.on(2, stage) for stage in (0, 1, 2)]
+    found = results([*toys, *frozen, *in_any])
+    for alone, *spread in (toys, frozen):
+        assert healthy(found[alone]) and all(found[alone].applied) and found[alone].change > 0.1
+        assert [each for each in spread if found[each] != found[alone]] == []
+    for each in in_any:
+        assert close(found[each], found[toys[0]], "fp32"), differences(found[each], found[toys[0]])
