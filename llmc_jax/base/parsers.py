@@ -4,14 +4,16 @@ train.py, the profiler and the kernels read their words by hand (config/flags.py
 """
 
 import argparse
+import json
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from llmc_jax.base.errors import InputError, raise_problems
-from llmc_jax.base.files import expanded
+from llmc_jax.base.files import expanded, plain, write_atomic
 from llmc_jax.base.kit import command_line, examples
-from llmc_jax.base.options import Option, own, problems_together, read_value, show_value
+from llmc_jax.base.options import SCREEN, Option, own, problems_together, read_value, show_value
 
 
 class Parser(argparse.ArgumentParser):
@@ -93,3 +95,12 @@ def commands_line(name: str, make_parser: Callable[[], argparse.ArgumentParser])
 
 
 JSON = own("--json", "", False, "print JSON")
+JSON_FILE = own("--json", "[FILE]", None, "write the result as JSON to FILE (*.json); without FILE to the screen, in "
+                "place of the tables", alone=SCREEN, writes="- .json")  # fmt: skip
+DIFFERS = 4  # exit status of a comparison: what was compared does not agree
+
+
+def write_json(result: Any, path: str) -> None:
+    """Write a result to the path that JSON_FILE names. Numbers that are not finite become words: nan, inf, -inf."""
+    written = json.dumps(plain(result), indent=2, allow_nan=False) + "\n"
+    sys.stdout.write(written) if path == SCREEN else write_atomic(path, written.encode())

@@ -1,24 +1,17 @@
 """The command line of the comparisons: `llmc-jax compare`. Leaves out the comparisons."""
 
 import argparse
-import json
-import sys
 from functools import partial
 from types import ModuleType
 
 from llmc_jax.base.commands import program_name, typed
 from llmc_jax.base.errors import ExitCode
-from llmc_jax.base.files import plain, write_atomic
 from llmc_jax.base.kit import exit_status
-from llmc_jax.base.options import SCREEN, own
-from llmc_jax.base.parsers import Parser, commands_line
+from llmc_jax.base.options import SCREEN
+from llmc_jax.base.parsers import DIFFERS, JSON_FILE, Parser, commands_line, write_json
 from llmc_jax.base.streams import print_error
 from llmc_jax.compare import checkpoints, debug_state, logs
 from llmc_jax.machine.jax_setup import settle
-
-JSON = own("--json", "[FILE]", None, "write the result as JSON to FILE (*.json); without FILE to the screen, in place "
-           "of the tables", alone=SCREEN, writes="- .json")  # fmt: skip
-DIFFERS = 4  # exit status: what was compared does not agree
 
 # Each has DESCRIPTION, OPTIONS, and run(args, show), which tells whether the two sides agree, and the result for JSON.
 # It imports JAX, if at all, when it runs.
@@ -42,7 +35,7 @@ def make_parser() -> Parser:
         command = commands.add_parser(
             name, help=words, description=module.DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
         )
-        command.add([*module.OPTIONS, JSON])
+        command.add([*module.OPTIONS, JSON_FILE])
         command.set_defaults(run=_run)
     return parser
 
@@ -52,10 +45,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run one comparison, say its result, and return the exit status. Raises InputError.
-
-    Numbers that are not finite become the strings that metrics.jsonl has for them: nan, inf, -inf.
-    """
+    """Run one comparison, say its result, and return the exit status. Raises InputError."""
     on_screen = args.json == SCREEN
     if args.command == "debug-state":  # which computes
         for note in settle():
@@ -63,8 +53,7 @@ def run(args: argparse.Namespace) -> int:
     module, _ = COMMANDS[args.command]
     agrees, result = module.run(args, (lambda _: None) if on_screen else partial(print, flush=True))
     if args.json is not None:
-        written = json.dumps(plain(result), indent=2, allow_nan=False) + "\n"
-        sys.stdout.write(written) if on_screen else write_atomic(args.json, written.encode())
+        write_json(result, args.json)
     return ExitCode.DONE if agrees else DIFFERS
 
 
