@@ -281,6 +281,7 @@ def parsed(words: list[str]) -> Any:
     from llmc_jax.data import command as data
     from llmc_jax.evaluate import command as evaluate_command
     from llmc_jax.generate import flags as generate_flags
+    from llmc_jax.models import command as model
     from llmc_jax.plan.command import OWN as PLAN
     from llmc_jax.profile.command import OWN
     from llmc_jax.report import command as report
@@ -300,6 +301,7 @@ def parsed(words: list[str]) -> Any:
         (["llmc-jax", "generate"], generate_flags.parse),
         (["llmc-jax", "evaluate"], evaluate_command.parse),
         (["llmc-jax", "compare"], compare.make_parser().parse_args),
+        (["llmc-jax", "model"], model.make_parser().parse_args),
         (["llmc-jax", "report"], report.make_parser().parse_args),
         (["llmc-jax", "watch"], watch.make_parser().parse_args),
         (["python", "convert_checkpoint.py"], convert.make_parser().parse_args),

@@ -18,8 +18,8 @@ ORDER = re.findall(r"^\| `(\w+)(?:/|\.py)` \|", ARCHITECTURE, re.MULTILINE)
 WITHOUT_JAX = ("base", "config", "logs", "trackers", "cluster", "data", "checkpoint", "report", "watch")
 AND = (
     "compare/command.py", "compare/logs.py", "evaluate/command.py",
-    "generate/command.py", "generate/flags.py", "machine/device.py", "machine/jax_setup.py", "plan/command.py",
-    "profile/command.py", "run/command.py", "run/beside.py",
+    "generate/command.py", "generate/flags.py", "machine/device.py", "machine/jax_setup.py", "models/command.py",
+    "plan/command.py", "profile/command.py", "run/command.py", "run/beside.py",
     "run/console.py", "run/folder.py", "run/place.py", "run/trackers.py", "trials/command.py",
 )  # fmt: skip
 

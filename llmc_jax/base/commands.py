@@ -49,6 +49,7 @@ COMMANDS = {
     "report": Command("report.command", "one page about a run, or about several: curves, samples, events"),
     "data": Command("data.command", "make token files from text, and inspect them"),
     "checkpoint": Command("checkpoint.command", "which checkpoints a run has, and whether each is intact"),
+    "model": Command("models.command", "check a model of your own, a Python file: its gradients, its decoder"),
     "kernels": Command("trials.command", "what was measured of the kernels on this machine's GPUs"),
 }  # fmt: skip
 

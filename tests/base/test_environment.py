@@ -11,6 +11,7 @@ from llmc_jax.checkpoint.llmc import write_model
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.models.layout import num_parameters
 from tests.base.each_alone import Said, each_alone
+from tests.families import TOY
 from tests.same_run import write_shards
 
 CONFIG = ModelConfig(max_seq_len=8, vocab_size=13, padded_vocab_size=128, num_layers=1, num_heads=2, channels=8)
@@ -23,6 +24,7 @@ COMMANDS = {
     "evaluate": f"{SHAPE} --tokenizer none --data 'data/val_*.bin' --limit 2",
     "plan": f"-e {SHAPE} -b 2 -t 8 --gpu h100 --quick",
     "compare": "debug-state model.bin state.bin",
+    "model": f"check {TOY} -e toy-V61-C8-T16",
     "kernels": f"--measure -e {SHAPE} -b 2 -t 8",
 }
 STATUS = dict.fromkeys(COMMANDS, 0) | {"compare": 4, "kernels": 2}  # they differ; there is no GPU

@@ -55,6 +55,7 @@ def test_each_explains_itself_by_the_name_that_was_typed(
         (["data", "prepare", "x", "--tokeniser", "bytes"], "llmc-jax data: --tokeniser: unknown flag; --help "),
         (["convert", "inspect", "x", "-t", "4"], "llmc-jax convert: -t: unknown flag; --help "),
         (["kernels", "--nonsense"], "llmc-jax kernels: --nonsense: "),
+        (["model", "check", "/none.py"], "llmc-jax model: /none.py: "),
         (["plan", "--nonsense"], "llmc-jax plan: --nonsense: "),
         (["profile", "--nonsense"], "llmc-jax profile: --nonsense: "),
     ],
@@ -67,9 +68,10 @@ def test_messages_begin_with_what_was_typed(
     assert line.startswith(begin)
 
 
-@pytest.mark.parametrize("name", ["checkpoint", "compare", "convert", "data", "report", "watch"])
+@pytest.mark.parametrize("name", ["checkpoint", "compare", "convert", "data", "model", "report", "watch"])
 def test_what_a_terminal_would_obey_is_escaped(name: str, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    words = {"checkpoint": ["verify", "x"], "compare": ["logs", "x"], "convert": ["inspect", "x"], "data": ["list"]}
+    words = {"checkpoint": ["verify", "x"], "compare": ["logs", "x"], "convert": ["inspect", "x"], "data": ["list"],
+             "model": ["check", "x"]}  # fmt: skip
     assert run(name, *words.get(name, ["x"]), "--\x1b]0;title\x07\x9b2J") == 2
     error = capsys.readouterr().err
     assert "\\x1b]0;title\\x07\\x9b2J" in error
