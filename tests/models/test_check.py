@@ -63,6 +63,11 @@ def test_a_wrong_bias_gradient_is_named(tmp_path: Path) -> None:
     assert found["loss", "-r 0"].errors["fcb"] == pytest.approx(0.01)
 
 
+def test_a_backward_that_asks_for_a_value_cannot_be_compiled(tmp_path: Path) -> None:
+    with pytest.raises(jax.errors.ConcretizationTypeError):
+        of_gpt2(tmp_path, "return dx, dbias, found", "return dx * (float(dbias[0]) < 9), dbias, found", levels=1)
+
+
 def test_a_loss_without_its_weight(tmp_path: Path) -> None:
     words = ("_replace(block=block, ", "_replace(block=block, loss=lambda *given: model.loss_fn(*given[:5]), ")
     found = of_gpt2(tmp_path, *words, levels=1)
