@@ -14,13 +14,13 @@ import jax
 import jax.numpy as jnp
 
 from llmc_jax.config.model import CAUSAL, ModelShape, attention_of
-from llmc_jax.models.execution import PLAIN, Execution, scope
+from llmc_jax.models.execution import PLAIN, Execution, pinned, scope
 from llmc_jax.models.family import family_of
 from llmc_jax.models.gradients import Gradients
 from llmc_jax.models.layout import separate, tensors_of
 from llmc_jax.ops.attention import document_starts
 from llmc_jax.ops.head import head_losses
-from llmc_jax.ops.linear import linear_forward
+from llmc_jax.ops.linear import bias_backward, linear_forward
 from llmc_jax.ops.table import Operations
 
 separated = jax.jit(separate, static_argnames="config")  # a flat buffer's weights, as a decoder is given them
@@ -119,6 +119,27 @@ def head_of(params: Any, shape: ModelShape) -> jax.Array:
     """Return the weights (Vp, C) of the output head."""
     found: jax.Array = getattr(params, family_of(shape).head)
     return found
+
+
+def with_norm(op: Operations, forward: Callable[..., Any], backward: Callable[..., Any]) -> Operations:
+    """Return operations with another normalisation in the place of layernorm, alone and behind an addition.
+
+    forward(x, w, b) -> out and two statistics; backward(dout, x, w, *statistics) -> dx, dw, db, dbias, as layernorm's.
+    """
+
+    def residual_forward(x: jax.Array, f: jax.Array, w: jax.Array, b: jax.Array) -> tuple[Any, ...]:
+        residual = pinned(x + f)
+        return residual, *forward(residual, w, b)
+
+    def residual_backward(dresidual: jax.Array, dout: jax.Array, *saved: Any) -> tuple[Any, ...]:
+        dx, dw, db, _ = backward(dout, *saved)
+        dx = dresidual + dx
+        return dx, dw, db, bias_backward(dx)
+
+    return op._replace(
+        layernorm_forward=forward, layernorm_backward=backward,
+        residual_layernorm_forward=residual_forward, residual_layernorm_backward=residual_backward,
+    )  # fmt: skip
 
 
 # ----- what follows for every model -----------------------------------------------------------------------------------

@@ -194,14 +194,14 @@ def work_of_a_layer(plan: "Plan") -> Kinds:
     A processor's: one more of attention's matrices and what is computed again, or four arrays of the hidden layer.
     """
     config, shape = plan.model, plan.shape
-    row = kept_in_a_layer(config, shape, 0)
+    row = Kinds(kept_in_a_layer(config, shape, 0))  # 0 of what a family has not
     if on_cpu(plan):
         kept = 0 if shape.recompute_blocks else sum(kept_in_a_layer(config, shape, shape.recompute).values())
         again = stretch(plan) * sum(row.values()) - kept
         return Kinds({"working arrays": max(again + row["att"], 4 * row["fch"])})
     hidden = row["fch_gelu"]
     spent = 0 if shape.recompute or shape.recompute_blocks else hidden
-    gelu = 2 * hidden - spent + array_bytes("fcprojw", config, shape)
+    gelu = 2 * hidden - spent + (array_bytes("fcprojw", config, shape) if hidden else 0)
     if plan.parallel.devices > 1 and not hopper(plan):
         gelu += hidden
     found = [(gelu, 0), (2 * hidden - spent, WORKSPACE), (0 if shape.flash else 2 * row["att"], 0)]

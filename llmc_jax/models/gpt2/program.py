@@ -1,5 +1,7 @@
 """What computes a GPT-2, as a record: a family that varies it replaces some of these."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -22,8 +24,8 @@ def attention_weights(
 ) -> jax.Array:
     """Return the weights (NH, T, T) float32 of one layer's attention to tokens (1, T)."""
     _, activations = model.forward_stream(params, tokens, config, execution)
-    block, spec = activations.blocks[layer], config.attention
-    assert isinstance(block, model.BlockActivations)
+    block: Any = activations.blocks[layer]  # a family's own may be no BlockActivations
+    spec = config.attention
     starts = document_starts(tokens, spec.documents) if spec.documents >= 0 else None
     return attention.attention_weights(block.qkv, config.num_heads, spec, starts)[0].astype(jnp.float32)
 
