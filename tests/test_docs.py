@@ -1,7 +1,7 @@
 """The documentation is true: examples run, calculations hold, links, excerpts and tables agree with the code.
 
 What is checked in docs/*.md and docs/derivations/*.md (and the last two in README.md, CONTRIBUTING.md, CHANGELOG.md and
-benchmarks/README.md):
+the READMEs of benchmarks/ and examples/models/):
 
     ```python blocks with >>>                   run, and print what stands there
     ```python blocks that begin with a path     are lines of that file
@@ -30,7 +30,8 @@ from llmc_jax.config.train import TrainConfig
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
 DERIVATIONS = [path for path in DOCS if path.parent.name == "derivations"]
-FRONT = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md")]
+FRONT_NAMES = "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md", "examples/models/README.md"
+FRONT = [ROOT / name for name in FRONT_NAMES]
 HAND_WRITTEN = [path for path in DOCS if path.name != "flags.md"]  # that one is made from the code, and tested so
 
 PARTS = ["Cost and memory", "Numerical pitfalls", "In the code", "Worked example", "How it is tested", "Exercises"]
