@@ -1,8 +1,9 @@
 """A plain GPT-2 and a plain AdamW: the oracle. It holds nothing of llmc_jax and no derivative written by hand.
 
-The model is the textbook's (softmax, log_softmax, gelu and variance are JAX's own, heads are a vmap), differentiated by
-`jax.grad`; the optimizer and the schedule are NumPy and plain Python. Meant for float64 and small shapes; slow and
-wasteful on purpose. A configuration is anything with the attributes of llmc_jax.config.train.ModelConfig.
+The model is the textbook's (softmax, log_softmax, gelu and variance are JAX's own, heads are a loop, and so is what
+each position sees), differentiated by `jax.grad`; the optimizer and the schedule are NumPy and plain Python. Meant for
+float64 and small shapes; slow and wasteful on purpose. A configuration is anything with the attributes of
+llmc_jax.config.model.ModelConfig.
 """
 
 import math
@@ -18,13 +19,19 @@ EPS = 1e-5  # of the layernorms
 def shapes(config: Any) -> dict[str, tuple[int, ...]]:
     """Name and shape of the 16 tensors in the order of llm.c's checkpoint."""
     L, C, Vp, maxT = config.num_layers, config.channels, config.padded_vocab_size, config.max_seq_len
+    F, Q = config.mlp_channels or 4 * C, C + 2 * C // config.num_heads * heads_of_keys(config)
     return {
         "wte": (Vp, C), "wpe": (maxT, C),
-        "ln1w": (L, C), "ln1b": (L, C), "qkvw": (L, 3 * C, C), "qkvb": (L, 3 * C),
+        "ln1w": (L, C), "ln1b": (L, C), "qkvw": (L, Q, C), "qkvb": (L, Q),
         "attprojw": (L, C, C), "attprojb": (L, C), "ln2w": (L, C), "ln2b": (L, C),
-        "fcw": (L, 4 * C, C), "fcb": (L, 4 * C), "fcprojw": (L, C, 4 * C), "fcprojb": (L, C),
+        "fcw": (L, F, C), "fcb": (L, F), "fcprojw": (L, C, F), "fcprojb": (L, C),
         "lnfw": (C,), "lnfb": (C,),
     }  # fmt: skip
+
+
+def heads_of_keys(config: Any) -> int:
+    """KV, the heads of keys and of values."""
+    return config.attention.kv_heads or config.num_heads
 
 
 def unflatten(flat: Any, config: Any) -> dict[str, Any]:
@@ -65,8 +72,7 @@ def logits(flat: Any, tokens: Any, config: Any) -> Any:
     x = jnp.take(p["wte"], tokens, axis=0) + jnp.take(p["wpe"], positions, axis=0)
     for i in range(config.num_layers):
         qkv = _layernorm(x, p["ln1w"][i], p["ln1b"][i]) @ p["qkvw"][i].T + p["qkvb"][i]
-        q, k, v = (_heads(z, config.num_heads) for z in jnp.split(qkv, 3, axis=-1))
-        atty = jax.vmap(_one_head, in_axes=-2, out_axes=-2)(q, k, v).reshape(x.shape)
+        atty = attention(qkv, tokens, config.num_heads, config.attention)
         x = x + atty @ p["attprojw"][i].T + p["attprojb"][i]
         fch = _layernorm(x, p["ln2w"][i], p["ln2b"][i]) @ p["fcw"][i].T + p["fcb"][i]
         x = x + jax.nn.gelu(fch, approximate=True) @ p["fcprojw"][i].T + p["fcprojb"][i]
@@ -74,10 +80,12 @@ def logits(flat: Any, tokens: Any, config: Any) -> Any:
 
 
 def loss(flat: Any, tokens: Any, targets: Any, config: Any) -> Any:
-    """Mean cross-entropy in nats."""
+    """Mean cross-entropy in nats, of the positions that do not see the next one, which is their target."""
+    T = tokens.shape[1]
     log_probs = jax.nn.log_softmax(logits(flat, tokens, config), axis=-1)  # (B, T, V)
     chosen = log_probs * jax.nn.one_hot(targets, config.vocab_size, dtype=log_probs.dtype)
-    return jnp.mean(-jnp.sum(chosen, axis=-1))
+    counted = [t for t in range(T) if t + 1 == T or not sees(config.attention, t, t + 1)]
+    return jnp.mean(-jnp.sum(chosen, axis=-1)[:, jnp.array(counted)])
 
 
 def _layernorm(x: Any, w: Any, b: Any) -> Any:
@@ -85,17 +93,37 @@ def _layernorm(x: Any, w: Any, b: Any) -> Any:
     return (x - mean) * rstd * w + b
 
 
-def _heads(z: Any, num_heads: int) -> Any:
-    """(B, T, C) to (B, T, NH, HS)."""
-    return z.reshape(*z.shape[:2], num_heads, -1)
+def sees(spec: Any, t: int, u: int) -> bool:
+    """Whether position t sees position u of its document."""
+    near = spec.window == 0 or abs(t - u) < spec.window
+    return u < spec.prefix or (near and {"causal": u <= t, "reversed": u >= t, "none": True}[spec.mask])
 
 
-def _one_head(q: Any, k: Any, v: Any) -> Any:
-    """Causal attention of one head: q, k, v and its output (B, T, HS)."""
-    T, HS = q.shape[1:]
-    scores = q @ jnp.swapaxes(k, 1, 2) / np.sqrt(HS)  # (B, T, T)
-    att = jax.nn.softmax(scores, axis=-1, where=jnp.tril(jnp.ones((T, T), bool)))
-    return att @ v
+def mask(spec: Any, tokens: Any) -> Any:
+    """Which positions each position of tokens (B, T) sees, (B, T, T)."""
+    places = range(tokens.shape[1])
+    seen = jnp.array([[sees(spec, t, u) for u in places] for t in places])
+    document = jnp.cumsum(tokens == spec.documents, axis=1)  # its number
+    return seen & (document[:, :, None] == document[:, None, :])
+
+
+def attention(qkv: Any, tokens: Any, num_heads: int, spec: Any) -> Any:
+    """What attention makes of packed qkv (B, T, Q), head by head, for tokens (B, T): (B, T, C)."""
+    KV = spec.kv_heads or num_heads
+    channels, out, seen = jnp.split(qkv, num_heads + 2 * KV, axis=-1), [], mask(spec, tokens)
+    for head, q in enumerate(channels[:num_heads]):
+        k, v = (channels[num_heads + which * KV + head * KV // num_heads] for which in (0, 1))
+        scores = q @ jnp.swapaxes(k, 1, 2) * (spec.scale or 1 / np.sqrt(q.shape[-1]))  # (B, T, T)
+        if spec.softcap:
+            scores = spec.softcap * jnp.tanh(scores / spec.softcap)
+        if spec.bias:
+            place = np.arange(q.shape[1])
+            scores = scores - 2 ** (-8 * (head + 1) / num_heads) * np.abs(place[:, None] - place)
+        if spec.weights == "relu":
+            out.append(jnp.where(seen, jax.nn.relu(scores), 0) @ v)
+        else:
+            out.append(jax.nn.softmax(scores, axis=-1, where=seen) @ v)
+    return jnp.concatenate(out, axis=-1)
 
 
 def adamw(

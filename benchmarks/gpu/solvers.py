@@ -1,8 +1,10 @@
 """Who solves a problem of llmc_jax/trials/problems.py: implementations by name, and which promise the same bits."""
 
+from functools import partial
 from typing import Any
 
 from llmc_jax import kernels
+from llmc_jax.config.model import CAUSAL, RELU
 from llmc_jax.kernels import functions
 from llmc_jax.kernels.choice import RELU_KERNEL, implementations
 from llmc_jax.ops import attention as jnp_attention
@@ -39,7 +41,8 @@ def _attention_pair(function: str, name: str, interpret: bool) -> tuple[Function
     if name == "cudnn":
         return functions.cudnn_attention_forward, functions.cudnn_attention_backward
     if name == "naive":
-        return getattr(jnp_attention, f"{function}_forward"), getattr(jnp_attention, f"{function}_backward")
+        spec = RELU if function.startswith("relu") else CAUSAL
+        return partial(jnp_attention.attention_forward, spec=spec), partial(jnp_attention.attention_backward, spec=spec)
     if name == "wgmma" and target() != "sm_90":
         raise NotMeasured(f"wgmma exists on Hopper alone, and this is {target()}")
     version = {} if name == "pallas" else {"version": name}

@@ -7,14 +7,14 @@ import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.base.files import quoted
-from llmc_jax.config.model import ModelShape
+from llmc_jax.config.model import CAUSAL, RELU, ModelShape, attention_of
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.data.tokenizers import Named
 from llmc_jax.models.family import UnknownFamily, kept_copy, loaded_families, shape_from_json, shape_to_json
@@ -119,6 +119,8 @@ class Metadata:
         sound = all(isinstance(stored.get(name) or {}, Mapping) for name in (*objects, "progress", "tokenizer"))
         if model is None or type(step) is not int or dtype not in DTYPES or not sound:
             raise FormatError(f"{folder}: its run.json is not that of a training state of llmc-jax")
+        if rest.get("options", NOTHING).get("attention") == "relu" and attention_of(model) == CAUSAL:
+            model = replace(model, attention=RELU)  # an older one says it among the options alone
         master, rounding, data = stored.get("master_weights", True), stored.get("rounding"), stored.get("data")
         known = {name: value for name, value in (stored.get("progress") or {}).items() if name in Counters._fields}
         tokenizer = Named(**stored["tokenizer"]) if stored.get("tokenizer") else None

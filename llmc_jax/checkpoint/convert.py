@@ -26,6 +26,7 @@ from llmc_jax.checkpoint.reading import chunks
 from llmc_jax.checkpoint.source import Slice, Source, slices_of
 from llmc_jax.checkpoint.sources import open_source
 from llmc_jax.checkpoint.tokenizer import choose_tokenizer, folder_of
+from llmc_jax.config.model import CAUSAL, attention_of
 from llmc_jax.data.hf_tokenizer import FILES, files_of
 from llmc_jax.data.tokenizers import Choice, load_tokenizer
 from llmc_jax.models.layout import head_spec, letters, num_parameters, tensor_specs
@@ -133,6 +134,7 @@ def inspect(path: Path, step: int | None, as_json: bool, model_file: str = "") -
     print(
         f"max_seq_len {c.max_seq_len}, vocab_size {c.vocab_size} (padded {head_spec(c).shape[0]})"
         + "".join(f", {name} {sizes[letter]}" for letter, name in SIZES.items() if letter in sizes)
+        + (f", {spec.words}" if (spec := attention_of(c)) != CAUSAL else "")
     )
     place = f"{'byte':>14} " if source.kind == "llmc-model" else ""
     head = "".join(f"{name:>11} " for name in Stats._fields[:4]) + f"{'NaN':>7} {'inf':>7}"

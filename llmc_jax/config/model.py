@@ -61,6 +61,8 @@ class Attention(NamedTuple):
                 return f"{name} is {getattr(self, name)}; it must be at least 0"
         if self.mask != "causal" and (self.prefix or self.documents >= 0):
             return f"mask {self.mask!r} goes with neither a prefix nor documents"
+        if self.prefix and (self.window or self.documents >= 0):  # what a row sees is one interval
+            return f"prefix {self.prefix} goes with neither a window nor documents"
         return ""
 
     @property
@@ -104,14 +106,16 @@ def attention_of(shape: ModelShape) -> Attention:
     return found
 
 
-def refuse_foresight(shape: ModelShape, what: str) -> None:
-    """Raise InputError where rows of a model see their targets: what it writes, or thinks of a token, means nothing.
+def foresees(shape: ModelShape) -> bool:
+    """Return whether rows of a model see their targets: what it writes, or thinks of a token, then means nothing."""
+    return len(attention_of(shape).counted(shape.max_seq_len)) < shape.max_seq_len
 
-    what: is asked of it.
-    """
-    spec, T = attention_of(shape), shape.max_seq_len
-    if len(spec.counted(T)) < T:
-        raise InputError(f"{what}: positions of this model see the tokens behind them ({spec.words})")
+
+def refuse_foresight(shape: ModelShape, what: str) -> None:
+    """Raise InputError where rows of a model see their targets. what: is asked of it."""
+    if foresees(shape):
+        kind = attention_of(shape).words
+        raise InputError(f"{what}: positions of this model see the tokens behind them ({kind})")
 
 
 @dataclass(frozen=True)

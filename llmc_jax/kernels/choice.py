@@ -376,13 +376,14 @@ def _attention_candidates(asked: Preferences, setting: Setting) -> Candidates:
     """
     kind, rows, spec = asked.attention, list(implementations("attention").values()), setting.attention
     if spec != CAUSAL:  # another model: a kernel of it runs where it can, else XLA's operations
-        wanted = {"pallas": "flash"}.get(asked.kernels, kind)  # by name; what cannot compute it says so
-        own = [row for row in rows if row.kind == wanted] if wanted in ("flash", "cudnn") else []
-        if spec == RELU and asked.kernels != "xla":
+        if kind in ("auto", "relu"):
+            kind = {"xla": "naive", "pallas": "flash"}.get(asked.kernels, kind)
+        own = [row for row in rows if row.kind == kind and not row.makes_matrix]  # what cannot compute it says so
+        if spec == RELU and kind not in ("naive", "cudnn"):
             own = [row for row in rows if row.name == RELU_KERNEL]
-        why = "as asked" if spec == RELU else f"no kernel computes {spec.words}"
+        why = "as asked" if spec == RELU or kind == "naive" else f"no kernel computes {spec.words}"
         plain = [row for row in rows if row.name == "naive, xla"]
-        return Candidates([*own, *plain], why, asked=wanted in ("flash", "cudnn"))
+        return Candidates([*own, *plain], why, asked=kind in ("flash", "cudnn"))
     rows = [row for row in rows if row.name != RELU_KERNEL]
     without = [row for row in rows if not row.makes_matrix]
     naive = [row for row in rows if row.makes_matrix and row.by in (asked.kernels, "xla")]

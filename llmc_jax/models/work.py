@@ -15,7 +15,7 @@ from functools import lru_cache
 from itertools import groupby
 from typing import Literal, NamedTuple
 
-from llmc_jax.config.model import ModelShape
+from llmc_jax.config.model import ModelShape, attention_of
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.models.family import family_of
 from llmc_jax.models.gpt2 import operations as gpt2
@@ -228,7 +228,8 @@ def _products(operation: Operation, config: ModelShape, shape: Shape) -> int:
     # without the matrix the scores are computed again, and only what lies inside the mask
     T, flash = shape.sequence, shape.flash
     pairs = T * (T + 1) // 2 if flash else T * T
-    products = {"attention_forward": 2, "attention_backward": 5 if flash else 4}.get(operation.function, 0)
+    again = flash or attention_of(config).softcap  # the backward computes the scores once more
+    products = {"attention_forward": 2, "attention_backward": 5 if again else 4}.get(operation.function, 0)
     return products * 2 * shape.batch * letters(config)["C"] * pairs
 
 

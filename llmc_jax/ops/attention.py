@@ -69,16 +69,15 @@ def document_starts(tokens: jax.Array, separator: int) -> jax.Array:
     return jax.lax.cummax(jnp.where(tokens == separator, position, 0), axis=tokens.ndim - 1)
 
 
-def bias_of(spec: Attention, num_heads: int, rows: jax.Array, keys: int) -> jax.Array | None:
-    """Return what is added to the scores of rows (R,), (NH, R, keys) float32; None: nothing.
+def bias_of(spec: Attention, num_heads: int, rows: jax.Array, keys: int, dtype: Any) -> jax.Array | None:
+    """Return what is added to the scores of rows (R,), (NH, R, keys) in a dtype; None: nothing.
 
     ALiBi's slopes are 2^(-8 h / NH) of head h = 1 to NH. Source: Press et al., Train Short, Test Long (2022).
     """
     if not spec.bias:
         return None
-    slopes = 2.0 ** (-8.0 / num_heads * (1 + jnp.arange(num_heads)))
-    distance = jnp.abs(rows[:, None] - jnp.arange(keys))
-    return (-slopes[:, None, None] * distance).astype(jnp.float32)
+    slopes = 2 ** (-8 / num_heads * jnp.arange(1, num_heads + 1, dtype=dtype))
+    return -slopes[:, None, None] * jnp.abs(rows[:, None] - jnp.arange(keys))
 
 
 # ----- all positions --------------------------------------------------------------------------------------------------
@@ -198,7 +197,7 @@ def attention_step_forward(
     score = pinned(jnp.einsum("nh,nsh->ns", q[:, 0], shared, preferred_element_type=wide)) * scale_of(spec, HS)
     if spec.softcap:
         score = spec.softcap * jnp.tanh(score / spec.softcap)
-    if (bias := bias_of(spec, num_heads, position[None], S)) is not None:
+    if (bias := bias_of(spec, num_heads, position[None], S, wide)) is not None:
         score = score + jnp.tile(bias[:, 0], (B, 1))
     own_starts = None if starts is None else jnp.repeat(starts, num_heads)[:, None]  # (B NH, 1)
     first, end = visible(spec, position, S, own_starts)
@@ -247,7 +246,7 @@ def _weights(q: jax.Array, k: jax.Array, spec: Attention, starts: jax.Array | No
     score = _products(q, k, spec)
     if spec.softcap:
         score = spec.softcap * jnp.tanh(score / spec.softcap)
-    if (bias := bias_of(spec, NH, jnp.arange(T), T)) is not None:
+    if (bias := bias_of(spec, NH, jnp.arange(T), T, score.dtype)) is not None:
         score = score + bias
     mask = seen(spec, T, starts)
     if spec.weights == "relu":

@@ -9,6 +9,7 @@ from llmc_jax.base.files import quoted
 from llmc_jax.checkpoint import store
 from llmc_jax.checkpoint.contents import stops_early
 from llmc_jax.cluster.agreement import Agreed
+from llmc_jax.config.model import foresees
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.logs.files import CURVES, REPORT
 from llmc_jax.run import find_lr
@@ -94,7 +95,7 @@ def summary(run: Run, outcome: Outcome) -> Iterator[str]:
     if run.held.is_there():
         yield from best_words(run, progress)
         yield from places(run, outcome)
-        if progress.saved is not None and code != ExitCode.DIVERGED:
+        if progress.saved is not None and code != ExitCode.DIVERGED and not foresees(run.setup.model):
             prompt = "--prompt 'def read' --temperature 0.8" if run.setup.data.corpus else "--interactive"
             yield f"generate:     {typed('generate')} {quoted(run.held.folder)}{model_flag(run.setup.config)} {prompt}"
 

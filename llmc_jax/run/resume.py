@@ -171,7 +171,8 @@ def _differences(earlier: Checkpoint, config: TrainConfig, ours: Identity) -> It
     then, now = vars(theirs.model), vars(ours.model)
     for name in dict.fromkeys((*then, *now)):
         if then.get(name) != now.get(name) and not (name == "source" and config.model_changed):
-            yield f"model: {name} is {then.get(name)} there, {now.get(name)} here"
+            there, here = (getattr(each.get(name), "words", each.get(name)) for each in (then, now))
+            yield f"model: {name} is {there} there, {here} here"
     for name, words in (("dtype", "--dtype"), ("master_weights", "-w"), ("rounding", "--rounding")):
         then, now = getattr(theirs, name), getattr(ours, name)
         matters = name == "dtype" or ours.dtype != "fp32"

@@ -5,7 +5,7 @@ from typing import Any
 
 from llmc_jax import cluster, kernels
 from llmc_jax.cluster.start import ranks_text
-from llmc_jax.config.model import ModelShape
+from llmc_jax.config.model import CAUSAL, ModelShape, attention_of
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.machine import compiling
 from llmc_jax.machine.device import device_label, gib
@@ -50,9 +50,11 @@ def table(setup: Setup, folder: Path) -> list[list[tuple[str, Any]]]:
 
 
 def family_rows(model: ModelShape) -> list[tuple[str, Any]]:
-    """Return the family of a model that is not GPT-2, and the file that it stands in."""
-    family = family_of(model)
-    return [("family", f"{family.name}, of {family.path} (sha256 {model.source[:12]})")] if model.source else []
+    """Return what attention sees where that is not GPT-2's, and a family in a file of its own."""
+    family, spec = family_of(model), attention_of(model)
+    kind = [] if spec == CAUSAL else [("attention kind", spec.words)]
+    file = f"{family.name}, of {family.path} (sha256 {model.source[:12]})"
+    return [*kind, *([("family", file)] if model.source else [])]
 
 
 def _settings(setup: Setup, folder: Path) -> list[tuple[str, Any]]:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from llmc_jax import kernels
+from llmc_jax.config.model import CAUSAL
 from llmc_jax.kernels import GROUPS, Finding
 from llmc_jax.kernels.choice import implementations
 from llmc_jax.machine import compiling
@@ -111,15 +112,15 @@ def shallow(model: Any) -> Any:
 @cache
 def _xla_step(case: Case) -> Step:
     """Return XLA's step; where the T x T matrix is too large for it, without that, and its time does not count."""
-    computed = candidates.attention_name(case)
-    if matrix_bytes(case) <= MATRIX_BYTES:
+    usual = case.setting.attention == CAUSAL  # of another one nothing computes it without that
+    if not usual or matrix_bytes(case) <= MATRIX_BYTES:
         try:
             with_matrix = {f"attention_{way}": getattr(attention, f"attention_{way}") for way in problems.WAYS}
             return _step(case, with_matrix, case.other_options)
         except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):
+            if not usual or "RESOURCE_EXHAUSTED" not in str(error):
                 raise
-    without = dict(zip(GROUPS["attention"], problems.plain_twin(computed), strict=True))
+    without = dict(zip(GROUPS["attention"], problems.plain_twin("attention"), strict=True))
     return _step(case, without, case.other_options)._replace(seconds=0.0)
 
 

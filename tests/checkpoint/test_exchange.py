@@ -15,6 +15,7 @@ from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.checkpoint import conversion, exchange
 from llmc_jax.checkpoint.sources import flat_parameters, open_source
 from llmc_jax.config.model import parse_descriptor
+from llmc_jax.models.family import shape_to_json
 from llmc_jax.models.layout import num_parameters, tensor_specs, views
 from tests.checkpoint.damage import refused
 
@@ -50,7 +51,7 @@ def foreign(folder: Path, change: dict[str, Any], about: Any, kind: Any = np.asa
 
 
 def test_what_another_program_wrote_of_arrays_on_a_device(tmp_path: Path) -> None:
-    source = open_source(foreign(tmp_path / "x", {}, {"model": vars(CONFIG)}, jnp.asarray))
+    source = open_source(foreign(tmp_path / "x", {}, {"model": shape_to_json(CONFIG)}, jnp.asarray))
     assert source.config == CONFIG and source.dtype == "fp32"
     assert (flat_parameters(source)[: num_parameters(CONFIG)] == 2.5).all()
 
@@ -69,9 +70,13 @@ def test_opening_and_reading_start_no_device(written: Path) -> None:
     [
         ({}, None, "does not say the model's shape"),
         ({}, {"channels": 8}, "does not say the model's shape"),
-        ({"wpe": np.zeros((16, 4), np.float32)}, vars(CONFIG), r"wpe is float32\(16, 4\); expected \(16, 8\)"),
-        ({"wpe": np.zeros((16, 8), np.int32)}, vars(CONFIG), r"wpe is int32\(16, 8\)"),
-        ({"wpe": np.zeros((16, 8), ml_dtypes.bfloat16)}, vars(CONFIG), "bfloat16 and float32; expected one dtype"),
+        ({"wpe": np.zeros((16, 4), np.float32)}, shape_to_json(CONFIG), r"wpe is float32\(16, 4\); expected \(16, 8\)"),
+        ({"wpe": np.zeros((16, 8), np.int32)}, shape_to_json(CONFIG), r"wpe is int32\(16, 8\)"),
+        (
+            {"wpe": np.zeros((16, 8), ml_dtypes.bfloat16)},
+            shape_to_json(CONFIG),
+            "bfloat16 and float32; expected one dtype",
+        ),
     ],
 )
 def test_another_tree_is_refused(tmp_path: Path, change: dict[str, Any], model: Any, words: str) -> None:

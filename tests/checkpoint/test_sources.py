@@ -3,7 +3,7 @@
 import os
 import shutil
 import struct
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ from llmc_jax.checkpoint.contents import Identity, Metadata
 from llmc_jax.checkpoint.manifest import dtype_of
 from llmc_jax.checkpoint.source import slices
 from llmc_jax.checkpoint.sources import flat_parameters, open_source
-from llmc_jax.config.model import ModelConfig, parse_descriptor
+from llmc_jax.config.model import CAUSAL, RELU, Attention, ModelConfig, parse_descriptor
+from llmc_jax.models.family import shape_to_json
 from llmc_jax.models.gpt2.init import random_parameters
 from llmc_jax.models.layout import num_parameters, tensor_specs
 from tests.checkpoint.damage import refused
@@ -127,7 +128,10 @@ def test_a_state_under_another_name_and_metadata_of_another_model(tmp_path: Path
     with pytest.raises(InputError, match="was asked for, but this holds one"):
         open_source(tmp_path / "best", step=2)
     for other, words in (
-        ({"model": asdict(CONFIG) | {"channels": 64}}, r"has shape \(65536,\); by run\.json it must be \(196608,\)"),
+        (
+            {"model": shape_to_json(CONFIG) | {"channels": 64}},
+            r"has shape \(65536,\); by run\.json it must be \(196608,\)",
+        ),
         ({"model": None}, "run.json is not that of"),
         ({"dtype": "fp8"}, "run.json is not that of"),
     ):
@@ -136,6 +140,13 @@ def test_a_state_under_another_name_and_metadata_of_another_model(tmp_path: Path
             open_source(tmp_path / "other")
     with pytest.raises(FormatError, match="params is of int32"):
         open_source(save(tmp_path, 2, random_arrays(1, "int32")))
+
+
+@pytest.mark.parametrize(("said", "attention"), [("relu", RELU), ("flash", CAUSAL)])
+def test_an_older_state_says_its_attention_among_the_options_alone(said: str, attention: Attention) -> None:
+    stored = Metadata(1, Identity(CONFIG, "fp32", True), options={"attention": said}).to_json()
+    assert "attention" not in stored["model"]
+    assert Metadata.from_json(stored, Path("x")).identity.model == replace(CONFIG, attention=attention)
 
 
 def header(*ints: int, big: bool = False) -> bytes:

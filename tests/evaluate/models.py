@@ -35,7 +35,7 @@ def texts() -> list[tuple[np.ndarray, int]]:
     lengths = [2, 49, 3, 33, 34, 20, 48, 17, 30, 49, 9]
     made = [(rng.integers(0, 257, n), int(rng.integers(1, n))) for n in lengths]
     for ids, _ in made[::2]:
-        ids[-1] = plain.forward(flat(), ids[:-1], CONFIG, "softmax")[0][-1].argmax()
+        ids[-1] = plain.forward(flat(), ids[:-1], CONFIG)[0][-1].argmax()
     return made
 
 

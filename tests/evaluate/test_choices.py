@@ -42,7 +42,7 @@ def item_losses(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Losses (k,) of a completion's tokens by the plain model, and which id it holds for likeliest before each."""
     ids = np.array(item.context + completion)
-    logits, _ = plain.forward(flat() if values is None else values, ids[:-1], config, "softmax")
+    logits, _ = plain.forward(flat() if values is None else values, ids[:-1], config)
     at = np.arange(len(item.context) - 1, len(ids) - 1)
     return -plain.log_softmax(logits)[at, ids[at + 1]], logits[at].argmax(1)
 
@@ -80,7 +80,7 @@ def written_by_the_model(context: tuple[int, ...], tokens: int) -> Item:
     completion: tuple[int, ...] = ()
     for _ in range(tokens):
         ids = np.array(context + completion)
-        completion += (int(plain.forward(flat(), ids, CONFIG, "softmax")[0][-1].argmax()),)
+        completion += (int(plain.forward(flat(), ids, CONFIG)[0][-1].argmax()),)
     return Item("", context, (completion,), 0)
 
 

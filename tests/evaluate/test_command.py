@@ -64,7 +64,7 @@ def evaluate(capsys: pytest.CaptureFixture[str]) -> Evaluate:
 def plain_losses(model: str, ids: bytes | tuple[int, ...]) -> np.ndarray:
     """Of all ids but the first, each given those before it; float64."""
     source = open_source(model)
-    logits, _ = plain.forward(flat_parameters(source), np.array(list(ids))[:-1], source.config, "softmax")
+    logits, _ = plain.forward(flat_parameters(source), np.array(list(ids))[:-1], source.config)
     return -plain.log_softmax(logits)[range(len(ids) - 1), list(ids[1:])]
 
 

@@ -42,7 +42,7 @@ def two_pieces() -> list[Piece]:
 def plain_losses(start: int, end: int) -> np.ndarray:
     """Of all ids but the first between two places of IDS, each given those before it."""
     ids = IDS[start:end]
-    logits, _ = plain.forward(flat(), ids[:-1], CONFIG, "softmax")
+    logits, _ = plain.forward(flat(), ids[:-1], CONFIG)
     return -plain.log_softmax(logits)[range(len(ids) - 1), ids[1:]]
 
 

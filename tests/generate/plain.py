@@ -7,10 +7,10 @@ import numpy as np
 from tests import plain_model
 
 
-def forward(flat: np.ndarray, tokens: np.ndarray, config: Any, attention: str) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Logits (T, V) of tokens (T,), and the weights (NH, T, T) of each layer's attention."""
+def forward(flat: np.ndarray, tokens: np.ndarray, config: Any) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Logits (T, V) of tokens (T,), and the weights (NH, T, T) of each layer's attention, by softmax or relu."""
     p = plain_model.unflatten(flat.astype(np.float64), config)
-    T, C, NH = len(tokens), config.channels, config.num_heads
+    T, C, NH, window = len(tokens), config.channels, config.num_heads, config.attention.window
     x = p["wte"][tokens] + p["wpe"][:T]
     seen = []
     for i in range(config.num_layers):
@@ -19,10 +19,12 @@ def forward(flat: np.ndarray, tokens: np.ndarray, config: Any, attention: str) -
         att, out = np.zeros((NH, T, T)), np.zeros((T, NH, C // NH))
         for head in range(NH):
             for t in range(T):
-                scores = k[: t + 1, head] @ q[t, head] / np.sqrt(C // NH)
-                weights = np.exp(scores) / np.sum(np.exp(scores)) if attention == "softmax" else np.maximum(scores, 0)
-                att[head, t, : t + 1] = weights
-                out[t, head] = weights @ v[: t + 1, head]
+                near = slice(max(0, t + 1 - window) if window else 0, t + 1)
+                scores = k[near, head] @ q[t, head] / np.sqrt(C // NH)
+                relu = config.attention.weights == "relu"
+                weights = np.maximum(scores, 0) if relu else np.exp(scores) / np.sum(np.exp(scores))
+                att[head, t, near] = weights
+                out[t, head] = weights @ v[near, head]
         seen.append(att)
         x = x + out.reshape(T, C) @ p["attprojw"][i].T + p["attprojb"][i]
         h = layernorm(x, p["ln2w"][i], p["ln2b"][i]) @ p["fcw"][i].T + p["fcb"][i]

@@ -102,7 +102,7 @@ def small() -> Small:
 
 
 def ids(small: Small, num_tokens: int) -> list[int]:
-    return list(generate(small.params, small.config, num_tokens, 39, "softmax"))
+    return list(generate(small.params, small.config, num_tokens, 39))
 
 
 def test_every_token_comes_from_the_whole_model_on_the_tokens_before_it(small: Small) -> None:

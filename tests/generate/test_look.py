@@ -15,7 +15,7 @@ import pytest
 
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import plain as plain_json
-from llmc_jax.config.model import parse_descriptor
+from llmc_jax.config.model import CAUSAL, RELU, Attention, ModelConfig, parse_descriptor
 from llmc_jax.data.tokenizers import Tokenizer, bytes_tokenizer
 from llmc_jax.generate import heads, look, scorer
 from llmc_jax.generate.engine import kept_after_drop
@@ -52,22 +52,26 @@ def flat(dtype: str) -> np.ndarray:
     return np.asarray(jnp.asarray(values, DTYPES[dtype]), np.float64)
 
 
+def shape(attention: Attention) -> ModelConfig:
+    return replace(CONFIG, attention=attention)
+
+
 @cache
-def model(dtype: str = "fp32", attention: str = "softmax") -> Model:
+def model(dtype: str = "fp32", attention: Attention = CAUSAL) -> Model:
     tensors: dict[str, Any] = {}
     for name, values in views(flat(dtype), CONFIG)._asdict().items():
         on_device = [jnp.asarray(each, DTYPES[dtype]) for each in (values if BY_NAME[name].layered else [values])]
         tensors[name] = tuple(on_device) if BY_NAME[name].layered else on_device[0]
-    return Model(Path("m"), "state", 0, CONFIG, Params(**tensors), attention, bytes_tokenizer(), "bytes", V - 1)
+    return Model(Path("m"), "state", 0, shape(attention), Params(**tensors), bytes_tokenizer(), "bytes", V - 1)
 
 
-def expected(ids: list[int], dtype: str = "fp32", attention: str = "softmax") -> np.ndarray:
+def expected(ids: list[int], dtype: str = "fp32", attention: Attention = CAUSAL) -> np.ndarray:
     """Log-probabilities (n, V) of what follows the end of text and each id but the last, each from its own context."""
     inputs = [V - 1, *ids[:-1]]
     rows, start = [], 0
     while len(rows) < len(ids):  # as a text is generated: a full window loses its oldest half before the next token
         end = min(start + T, len(ids))
-        logits, _ = plain.forward(flat(dtype), np.array(inputs[start:end]), CONFIG, attention)
+        logits, _ = plain.forward(flat(dtype), np.array(inputs[start:end]), shape(attention))
         rows += list(plain.log_softmax(logits))[len(rows) - start :]
         start = end + 1 - T // 2
     return np.array(rows)
@@ -76,14 +80,14 @@ def expected(ids: list[int], dtype: str = "fp32", attention: str = "softmax") ->
 @pytest.mark.parametrize(
     ("dtype", "attention", "bound"),
     [
-        ("fp32", "softmax", 2e-5),
-        ("fp32", "relu", 2e-5),
+        ("fp32", CAUSAL, 2e-5),
+        ("fp32", RELU._replace(window=5), 2e-5),
         # activations and logits have eight bits: a logit of 8 may be off by 1/64 from its own rounding alone
-        ("bf16", "softmax", 0.1),
+        ("bf16", CAUSAL, 0.1),
     ],
 )
 @pytest.mark.parametrize("length", [T - 9, len(TEXT)])
-def test_look_against_the_plain_model(length: int, dtype: str, attention: str, bound: float) -> None:
+def test_look_against_the_plain_model(length: int, dtype: str, attention: Attention, bound: float) -> None:
     ids = TEXT[:length]
     want = expected(ids, dtype, attention)
     seen = look.look(model(dtype, attention), ids, candidates=4)
@@ -146,15 +150,15 @@ def test_foreign_ids_are_refused(bad: int) -> None:
 # ----- attention ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("attention", ["softmax", "relu"])
-def test_attention_against_the_plain_model(attention: str) -> None:
+@pytest.mark.parametrize("attention", [CAUSAL, RELU._replace(window=5)])
+def test_attention_against_the_plain_model(attention: Attention) -> None:
     ids = TEXT[: T - 9]
     found = heads.attention_weights(model("fp32", attention), ids, 1)
     assert found.shape == (CONFIG.num_heads, len(ids), len(ids)) and found.dtype == np.float32
-    _, want = plain.forward(flat("fp32"), np.array(ids), CONFIG, attention)
+    _, want = plain.forward(flat("fp32"), np.array(ids), shape(attention))
     np.testing.assert_allclose(found, want[1], atol=1e-5)
     assert not np.any(np.triu(found, 1))
-    if attention == "softmax":
+    if attention == CAUSAL:
         np.testing.assert_allclose(found.sum(-1), 1, atol=1e-6)
 
 
@@ -167,11 +171,29 @@ def test_attention_of_what_is_not_there_is_refused() -> None:
             heads.attention_weights(model(), ids, 0)
 
 
-def test_picture_shows_the_weights_and_leaves_the_future_white(tmp_path: Path) -> None:
+@pytest.mark.parametrize("attention", [RELU._replace(window=5), Attention(documents=7), Attention(kv_heads=1)])
+def test_what_attention_hides_is_hidden_in_its_picture(
+    attention: Attention, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr(heads, "draw_attention", lambda *given: drawn.append(given))
+    ids = [1, 2, 7, 3, 4, 5, 6, 7, 8]
+    own = shape(attention)
+    weights = jax.tree.map(jnp.zeros_like, views(jnp.zeros(flat_size(own)), own))
+    heads.draw_text_attention(tmp_path / "a.png", model()._replace(config=own, weights=weights), ids, 0)
+    ((_, _, labels, title, hidden),) = drawn
+    expected = plain_model.mask(attention, jnp.array([[V - 1, *ids]]))[0]
+    np.testing.assert_array_equal(hidden, ~np.asarray(expected))
+    assert len(labels) == len(ids) + 1 and title.startswith(attention.words)
+
+
+def test_picture_shows_the_weights_and_leaves_what_is_hidden_white(tmp_path: Path) -> None:
+    """The future, and what a window of half the text hides."""
     from matplotlib.image import imread
 
     weights = np.tril(np.ones((1, 60, 60), np.float32))  # too many for labels
-    heads.draw_attention(tmp_path / "a.png", weights, ["?"] * 60, "")
+    heads.draw_attention(tmp_path / "w.png", weights, ["?"] * 60, "", ~(np.tri(60) > np.tri(60, k=-30)))
+    heads.draw_attention(tmp_path / "a.png", weights, ["?"] * 60, "", np.tri(60) == 0)
     pixels = imread(tmp_path / "a.png")[..., :3]
     yellow = np.all(np.abs(pixels - (0.996, 0.910, 0.220)) < 0.01, axis=-1)
     white = np.all(pixels == 1, axis=-1)
@@ -182,6 +204,10 @@ def test_picture_shows_the_weights_and_leaves_the_future_white(tmp_path: Path) -
     below = np.tril(np.ones((side, side), bool), -(side // 30))
     below[:, :2] = below[-2:] = False  # where the ticks begin
     assert yellow[panel][below].all() and white[panel][below.T].all()
+    white = np.all(imread(tmp_path / "w.png")[..., :3] == 1, axis=-1)[panel]
+    far = np.tril(np.ones((side, side), bool), -(side // 2 + side // 30))
+    far[:, :2] = far[-2:] = False
+    assert white[far].all() and not white[below & ~np.tri(side, k=-(side // 2 - side // 30)).astype(bool)].any()
 
 
 # ----- shown --------------------------------------------------------------------------------------------------------

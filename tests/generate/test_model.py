@@ -1,6 +1,5 @@
-"""What is taken from a checkpoint besides its weights: end of text, attention, tokenizer; and which weights."""
+"""What is taken from a checkpoint besides its weights: end of text, tokenizer; and which weights."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -12,7 +11,7 @@ from llmc_jax.checkpoint.source import Source, SpecialTokens
 from llmc_jax.checkpoint.sources import open_source
 from llmc_jax.data import tokenizers
 from llmc_jax.generate import model as models
-from llmc_jax.generate.model import attention_of, end_of_text, open_model, read_weights
+from llmc_jax.generate.model import end_of_text, open_model, read_weights
 from llmc_jax.models.layout import num_parameters
 
 SHAPE = "L2-NH2-C16-V257-T32"
@@ -20,11 +19,6 @@ SHAPE = "L2-NH2-C16-V257-T32"
 
 def source(**change: Any) -> Source:
     return open_source(SHAPE)._replace(**change)
-
-
-def state(**options: str) -> Source:
-    """A training state of a run with these options."""
-    return source(kind="state", opened=SimpleNamespace(metadata=SimpleNamespace(options=options)))
 
 
 @pytest.mark.parametrize(
@@ -38,14 +32,6 @@ def test_the_end_of_text_is_the_formats_where_the_model_has_it(eos: Any, tokeniz
     """Of several, as Hugging Face's config.json may name them, the tokenizer's or else the first."""
     found = tokenizers.bytes_tokenizer() if tokenizer else None
     assert end_of_text(source(special=SpecialTokens(None, eos)), found) == expected
-
-
-def test_attention_is_what_the_model_was_trained_with() -> None:
-    assert [attention_of(source(), asked) for asked in ("auto", "softmax", "relu")] == ["softmax", "softmax", "relu"]
-    assert attention_of(state(attention="relu"), "auto") == "relu"
-    assert attention_of(state(attention="flash"), "auto") == "softmax"
-    with pytest.raises(InputError, match="trained with relu"):
-        attention_of(state(attention="relu"), "softmax")
 
 
 def test_bf16_takes_the_16_bit_weights_that_a_run_has_computed_with() -> None:

@@ -44,7 +44,7 @@ def of_one_device() -> tuple[np.ndarray, np.ndarray]:
 def test_losses_against_the_plain_model() -> None:
     losses, ranks = [], []
     for ids, first in texts():
-        logits, _ = plain.forward(flat(), ids[:-1], CONFIG, "softmax")
+        logits, _ = plain.forward(flat(), ids[:-1], CONFIG)
         own = plain.log_softmax(logits)[range(len(ids) - 1), ids[1:]]
         losses.append(-own[first - 1 :])
         ranks.append(np.sum(own[:, None] < plain.log_softmax(logits)[:, : CONFIG.vocab_size], axis=1)[first - 1 :])

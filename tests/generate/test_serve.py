@@ -39,7 +39,7 @@ from tests.waiting import wait_until
 CONFIG = parse_descriptor("L2-NH2-C16-V257-T32")
 BYTES = bytes_tokenizer()
 WEIGHTS: Any = SimpleNamespace(wte=np.zeros(1, np.float32))
-MODEL = Model(Path("runs/tiny"), "state", 7, CONFIG, WEIGHTS, "softmax", BYTES, "bytes", 256)
+MODEL = Model(Path("runs/tiny"), "state", 7, CONFIG, WEIGHTS, BYTES, "bytes", 256)
 
 Engine = Callable[[Model, Request], Iterator[Drawn | Dropped]]
 

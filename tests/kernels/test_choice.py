@@ -1,5 +1,6 @@
 """What is chosen for which GPU, precision and option, and what is said of it."""
 
+import inspect
 import subprocess
 import sys
 from collections.abc import Collection, Iterable
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from llmc_jax import kernels
 from llmc_jax.base.errors import InputError
-from llmc_jax.config.model import ModelConfig
+from llmc_jax.config.model import CAUSAL, RELU, Attention, ModelConfig
 from llmc_jax.kernels import GROUPS, XLA, Choice, Findings, Machine, Preferences, Selection, Setting
 from llmc_jax.kernels.choice import ESTIMATED, IMPLEMENTATIONS, NOTHING, Measured, choose_one, select
 from llmc_jax.kernels.functions import PLAIN, cudnn_attention_backward, cudnn_attention_forward
@@ -26,9 +27,8 @@ from llmc_jax.ops import attention
 from llmc_jax.ops.gelu import gelu_forward_in_product
 from pallas_kernels import tuning
 from tests.comparisons import gradient_errors
-from tests.kernels.test_whole_model import of_model
+from tests.kernels.test_whole_model import XLA_ALONE, of_model
 
-XLA_ALONE = {"classifier_forward", "linear_forward", "linear_backward"}  # operations without another implementation
 ROOT = Path(__file__).resolve().parents[2]
 MACHINES = {
     "CPU": Machine("cpu", "cpu"),
@@ -54,9 +54,10 @@ def choose(
     head_size: int,
     findings: Findings = NOTHING,
     *,
+    attention: Attention = CAUSAL,
     strict: bool = False,
 ) -> Selection:
-    setting = Setting(machine, dtype, head_size)
+    setting = Setting(machine, dtype, head_size, attention=attention)
     return select([choose_one(name, asked, setting, findings) for name in GROUPS], setting, strict)
 
 
@@ -192,11 +193,13 @@ ATTENTION = [
     (Preferences(attention="cudnn"), "MI300X", "bf16", 64, "naive, xla", "not AMD Instinct MI300X"),
     (Preferences(attention="cudnn"), "CPU", "bf16", 64, "naive, xla", "there is no GPU"),
     (Preferences(attention="relu"), "4090", "bf16", 64, "relu, pallas", ""),
-    (Preferences(attention="relu"), "CPU", "fp32", 64, "relu, xla", ""),
-    (Preferences(attention="relu"), "H200", "bf16", 256, "relu, xla", ""),
-    (Preferences("pallas", "relu"), "CPU", "bf16", 64, "relu, xla", "there is no GPU"),
-    (Preferences("xla", "relu"), "H200", "bf16", 64, "relu, xla", ""),
+    (Preferences(attention="relu"), "CPU", "fp32", 64, "naive, xla", ""),
+    (Preferences(attention="relu"), "H200", "bf16", 256, "naive, xla", ""),
+    (Preferences("pallas", "relu"), "CPU", "bf16", 64, "naive, xla", "there is no GPU"),
+    (Preferences("xla", "relu"), "H200", "bf16", 64, "naive, xla", ""),
 ]
+WINDOW = Attention(window=8)
+OTHER = "the kernel computes softmax attention, not softmax, window 8"
 
 
 @pytest.mark.parametrize(
@@ -224,19 +227,23 @@ def test_auto_is_the_fastest_attention_that_can_run(
 def test_attention(
     asked: Preferences, machine: str, dtype: str, head_size: int, implementation: str, problem: str
 ) -> None:
-    selection = choose(asked, MACHINES[machine], dtype, head_size)
+    kind = RELU if asked.attention == "relu" else CAUSAL
+    selection = choose(asked, MACHINES[machine], dtype, head_size, attention=kind)
     choice = attention_of(selection)
     assert (choice.implementation, choice.fell_back) == (implementation, bool(problem)) and problem in choice.why
     assert choice.makes_matrix == (implementation not in ("flash, pallas", "cudnn", "relu, pallas"))
     modules = {
         "naive, xla": "llmc_jax.ops.attention", SOFTMAX: "llmc_jax.ops.attention",
-        "relu, xla": "llmc_jax.ops.attention", "cudnn": "llmc_jax.kernels.functions",
-        "flash, pallas": "pallas_kernels.attention", "relu, pallas": "pallas_kernels.attention",
+        "cudnn": "llmc_jax.kernels.functions", "flash, pallas": "pallas_kernels.attention",
+        "relu, pallas": "llmc_jax.kernels.functions",
     }  # fmt: skip
     for way in ("forward", "backward"):
         function = getattr(selection.op, f"attention_{way}")
         module, target = made_by(function)
         assert module == modules[implementation]
+        if implementation == "relu, pallas":
+            function = inspect.getclosurevars(function).nonlocals["kernel"]
+            module, target = made_by(function)
         named = (function.func if isinstance(function, partial) else function).__name__
         assert named.endswith(way) and ("relu" in named) == implementation.startswith("relu")
         if module == "pallas_kernels.attention":
@@ -245,6 +252,36 @@ def test_attention(
             softmax = function.keywords["softmax"]
             assert made_by(softmax) == ("pallas_kernels.softmax", MACHINES[machine].target)
             assert softmax.func.__name__ == f"softmax_{way}"
+
+
+@pytest.mark.parametrize(
+    ("asked", "machine", "kind", "implementation", "why"),
+    [
+        (Preferences(), "H200", WINDOW, "naive, xla", "no kernel computes softmax, window 8 attention"),
+        (Preferences(), "H200", RELU._replace(window=8), "naive, xla", "no kernel computes relu, window 8 attention"),
+        (Preferences("pallas", "naive"), "H200", WINDOW, "naive, xla", "as asked"),
+        (Preferences(attention="flash"), "H200", WINDOW, "naive, xla", f"not flash: {OTHER}"),
+        (Preferences("pallas"), "H200", WINDOW, "naive, xla", f"not flash: {OTHER}"),
+        (Preferences(attention="cudnn"), "H200", WINDOW, "naive, xla", f"not cudnn: {OTHER}"),
+        (Preferences("xla", "flash"), "H200", RELU, "relu, pallas", "as asked"),
+        (Preferences(attention="naive"), "H200", RELU, "naive, xla", "as asked"),
+        (
+            Preferences(attention="cudnn"),
+            "H200",
+            RELU,
+            "naive, xla",
+            "not cudnn: the kernel computes softmax attention, not relu",
+        ),
+    ],
+)
+def test_attention_that_no_kernel_computes_is_xla_s(
+    asked: Preferences, machine: str, kind: Attention, implementation: str, why: str
+) -> None:
+    choice = attention_of(choose(asked, MACHINES[machine], "bf16", 64, attention=kind))
+    assert (choice.implementation, choice.why, choice.fell_back) == (implementation, why, why.startswith("not "))
+    if choice.fell_back:
+        with pytest.raises(InputError, match=f"--strict-kernels: attention: {implementation}, {why};"):
+            choose(asked, MACHINES[machine], "bf16", 64, attention=kind, strict=True)
 
 
 @pytest.mark.parametrize(
@@ -320,26 +357,30 @@ questions = st.builds(
     attention=st.sampled_from(["auto", "naive", "flash", "cudnn", "relu"]),
     gelu_fusion=st.sampled_from([-1, 0, 1]),
 )
+kinds = st.sampled_from([CAUSAL, RELU, WINDOW])
 
 
-@given(questions, st.sampled_from(list(MACHINES)), st.sampled_from(["fp32", "bf16", "fp16"]), st.integers(1, 300))
+@given(
+    questions, st.sampled_from(list(MACHINES)), st.sampled_from(["fp32", "bf16", "fp16"]), st.integers(1, 300), kinds
+)
 def test_whatever_is_asked_something_runs_and_says_why(
-    asked: Preferences, name: str, dtype: str, head_size: int
+    asked: Preferences, name: str, dtype: str, head_size: int, kind: Attention
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("llmc_jax.kernels.triton.availability", lambda: "not installed: triton; run X")
-        selection = choose(asked, MACHINES[name], dtype, head_size)
+        selection = choose(asked, MACHINES[name], dtype, head_size, attention=kind)
         assert [choice.operation for choice in selection.choices] == list(GROUPS)
         assert all(choice.why and choice.implementation for choice in selection.choices)
         assert all(callable(function) for function in functions(selection).values())
         fallen = [choice for choice in selection.choices if choice.fell_back]
         assert all("xla" in choice.implementation or "softmax" in choice.implementation for choice in fallen)
         if not fallen:
-            assert choose(asked, MACHINES[name], dtype, head_size, strict=True).choices == selection.choices
+            strict = choose(asked, MACHINES[name], dtype, head_size, attention=kind, strict=True)
+            assert strict.choices == selection.choices
             return
         assert (asked.kernels, asked.attention) != ("auto", "auto") or asked.gelu_fusion == 1
         with pytest.raises(InputError, match="--strict-kernels"):
-            choose(asked, MACHINES[name], dtype, head_size, strict=True)
+            choose(asked, MACHINES[name], dtype, head_size, attention=kind, strict=True)
 
 
 # --- -ge -------------------------------------------------------------------------------------------------------------
@@ -372,8 +413,9 @@ def test_without_nvidia_s_library_gelu_stays_outside(name: str) -> None:
 
 def test_a_cpu_imports_no_kernel() -> None:
     code = (
-        "import sys; from llmc_jax import kernels; from llmc_jax.run import loop; "
-        "setting = kernels.Setting(kernels.this_machine(), 'fp32', 64); "
+        "import sys; from llmc_jax import kernels; from llmc_jax.config.model import RELU; "
+        "from llmc_jax.run import loop; "
+        "setting = kernels.Setting(kernels.this_machine(), 'fp32', 64, attention=RELU); "
         "kernels.record.choose_again(None, kernels.Preferences('pallas', 'relu'), False, setting); "
         "print([name for name in sys.modules if name.startswith(('pallas_kernels', 'triton', 'jax_triton'))])"
     )

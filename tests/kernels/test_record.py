@@ -20,6 +20,7 @@ from llmc_jax.kernels.functions import GROUPS
 from llmc_jax.kernels.record import MadeFor, Preferences, Resolved, differences, from_json
 from llmc_jax.machine.compiling import TRITON_GEMM
 from llmc_jax.ops.gelu import gelu_forward_in_product
+from llmc_jax.plan.asked import with_attention
 from llmc_jax.plan.plan import Plan, Repeat, asked_of, make_plan
 
 CPU = Machine("cpu", "cpu")
@@ -49,7 +50,8 @@ def planned(
 ) -> Plan:
     """The plan of a run that is told to repeat a record, if there is one."""
     config = replace(config, dtype=dtype, kernels_from="" if before is None else "there")
-    return make_plan(config, SHAPE, machine, before=None if before is None else Repeat(Path("there"), before), **more)
+    model = with_attention(SHAPE, config)
+    return make_plan(config, model, machine, before=None if before is None else Repeat(Path("there"), before), **more)
 
 
 def resolved(
@@ -196,6 +198,7 @@ def test_relu_attention_is_another_model_and_never_repeated_unasked() -> None:
     assert chosen(resolved(TrainConfig(), H200, before=relu))["attention"] == "flash, pallas"
     assert chosen(resolved(TrainConfig(attention="relu"), H200, before=SLOWER))["attention"] == "relu, pallas"
     assert resolved(TrainConfig(attention="relu"), H200, before=relu) == relu
+    assert chosen(resolved(TrainConfig(attention_window=8), H200, before=SLOWER))["attention"] == "naive, xla"
 
 
 @pytest.mark.parametrize("then", [H200, CPU])

@@ -1,5 +1,6 @@
 """The memory of a step: what is kept against the model's own forward, and what fits, or is refused with advice."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmc_jax.config.model import ModelConfig, parse_descriptor
+from llmc_jax.config.model import Attention, ModelConfig, parse_descriptor
 from llmc_jax.machine.gpus import card_memory_bytes
 from llmc_jax.models.gpt2 import model as gpt2
 from llmc_jax.models.layout import flat_size, views
@@ -23,6 +24,7 @@ from llmc_jax.models.work import Shape
 GIB = 2**30
 D12 = parse_descriptor("d12")
 SMALL = ModelConfig(max_seq_len=64, vocab_size=257, padded_vocab_size=384, num_layers=3, num_heads=4, channels=32)
+FEWER = replace(SMALL, mlp_channels=96, attention=Attention(window=4, kv_heads=2))  # keys and values
 
 
 def kept_by_the_model(config: ModelConfig, shape: Shape) -> list[int]:
@@ -38,12 +40,14 @@ def kept_by_the_model(config: ModelConfig, shape: Shape) -> list[int]:
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("recompute", [0, 1, 2])
-def test_activations_are_what_the_model_keeps(recompute: int, dtype: str) -> None:
+@pytest.mark.parametrize("config", [SMALL, FEWER], ids=["GPT-2", "KV2, F96"])
+def test_activations_are_what_the_model_keeps(config: ModelConfig, recompute: int, dtype: str) -> None:
     shape = Shape(2, 16, recompute=recompute, dtype=dtype)
-    inside, found = kept_in_a_layer(SMALL, shape, recompute), activations(SMALL, shape)
+    inside, found = kept_in_a_layer(config, shape, recompute), activations(config, shape)
     outside = [found["residual"], *[found["lnf_mean, lnf_rstd"] // 2] * 2]
-    assert sorted([*inside.values()] * 3 + outside) == kept_by_the_model(SMALL, shape)
-    assert sum(found.values()) == sum(kept_by_the_model(SMALL, shape)) + found["dlnf"]
+    assert sorted([*inside.values()] * 3 + outside) == kept_by_the_model(config, shape)
+    assert sum(found.values()) == sum(kept_by_the_model(config, shape)) + found["dlnf"]
+    assert inside["qkv"] == 2 * 16 * (32 + 2 * config.kv_heads * 8) * shape.element
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 3, 5])

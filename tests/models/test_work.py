@@ -1,6 +1,7 @@
 """The calculators agree with the compiled program: products to the operation, state to the byte."""
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -38,9 +39,9 @@ def state_of(config: ModelConfig, shape: Shape) -> Any:
     return jax.eval_shape(begin, flat)
 
 
-def lowered(descriptor: str, shape: Shape) -> Any:
+def lowered(model: str | ModelConfig, shape: Shape) -> Any:
     """The step of a model as train.py lowers it, from shapes alone."""
-    config = parse_descriptor(descriptor)
+    config = parse_descriptor(model) if isinstance(model, str) else model
     tokens = jax.ShapeDtypeStruct((shape.micro_batches, shape.batch, shape.sequence), jnp.int32)
     execution = Execution(
         recompute=shape.recompute, recompute_blocks=shape.recompute_blocks, logit_rows=shape.logit_rows
@@ -86,6 +87,16 @@ def test_products_are_those_of_the_program(shape: Shape) -> None:
     program = Program(lowered(TINY, shape).as_text(dialect="hlo"))
     found = counted_in(program)
     assert sum(found.values()) == products_flops(parse_descriptor(TINY), shape) + row_sums(shape)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("softcap", [0.0, 2.0])  # whose gradient needs the scores once more
+def test_products_of_another_attention(softcap: float) -> None:
+    """Fewer heads of keys, and an F that is not 4 C."""
+    config, shape = parse_descriptor("L2-NH4-C32-KV2-F48-V300-T16"), Shape(2, 8)
+    config = replace(config, attention=config.attention._replace(softcap=softcap, window=4))
+    found = counted_in(Program(lowered(config, shape).as_text(dialect="hlo")))
+    assert sum(found.values()) == products_flops(config, shape) + row_sums(shape)
 
 
 @pytest.mark.slow

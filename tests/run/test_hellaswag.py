@@ -7,6 +7,7 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ import pytest
 from llmc_jax.checkpoint.llmc import write_model
 from llmc_jax.checkpoint.store import open_checkpoint
 from llmc_jax.config.flags import parse_args
-from llmc_jax.config.model import ModelConfig, parse_descriptor
+from llmc_jax.config.model import RELU, ModelConfig, parse_descriptor
 from llmc_jax.data.evalfile import Item, write_eval_file
 from llmc_jax.models.layout import num_parameters
 from llmc_jax.run import due, processes
@@ -84,19 +85,19 @@ def test_the_figures_are_those_of_the_weights_at_that_step(whole: Whole) -> None
     assert len({(each["correct"], each["correct_norm"]) for each in evals.values()}) > 1
 
 
-def figures_of(flat: np.ndarray, items: list[Item], config: ModelConfig, attention: str = "softmax") -> tuple[int, int]:
+def figures_of(flat: np.ndarray, items: list[Item], config: ModelConfig) -> tuple[int, int]:
     """How many are right by the sum of a completion's losses, and by their mean per token."""
-    chosen = [plain_choices(flat, item, config, attention) for item in items]
+    chosen = [plain_choices(flat, item, config) for item in items]
     by_sum, by_mean = (sum(each[k] == item.label for each, item in zip(chosen, items, strict=True)) for k in (0, 1))
     return by_sum, by_mean
 
 
-def plain_choices(flat: np.ndarray, item: Item, config: ModelConfig, attention: str) -> tuple[int, int]:
+def plain_choices(flat: np.ndarray, item: Item, config: ModelConfig) -> tuple[int, int]:
     """The completion of the smallest sum, and of the smallest mean loss."""
     losses = []
     for completion in item.completions:
         ids = np.array(item.context + completion)
-        logits, _ = plain.forward(flat, ids[:-1], config, attention)
+        logits, _ = plain.forward(flat, ids[:-1], config)
         at = np.arange(len(item.context) - 1, len(ids) - 1)
         losses.append(-plain.log_softmax(logits)[at, ids[at + 1]])
     return int(np.argmin([each.sum() for each in losses])), int(np.argmin([each.mean() for each in losses]))
@@ -163,7 +164,7 @@ def test_a_model_with_relu_attention_is_evaluated_as_that(whole: Whole, train: T
     write_model(tmp_path / "model.bin", models.CONFIG, values)
     run = train("-x", 0, "-s", 0, "-n", 0, "-e", tmp_path / "model.bin", "--attention", "relu")
     (found,) = [each for each in run.events if each["event"] == "eval"]
-    figures = figures_of(values, whole.items, models.CONFIG, "relu")
+    figures = figures_of(values, whole.items, replace(models.CONFIG, attention=RELU))
     assert (found["correct"], found["correct_norm"]) == figures
     assert figures != figures_of(values, whole.items, models.CONFIG)
 

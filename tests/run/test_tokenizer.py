@@ -234,7 +234,7 @@ def test_padding_is_never_drawn(trained: Trained, say: Say) -> None:
         drawn = list(llmc_jax.stream(model, "the", tokens=12, samples=2, **how))
         assert max(each.token for each in drawn) < ids
         assert max(each.logprob for each in drawn) < -10  # of all V rows
-    args = model.weights, model.config, 8, model.end_of_text, "softmax", (), SEED
+    args = model.weights, model.config, 8, model.end_of_text, (), SEED
     for pick in (sample_softmax, sample_mult):
         assert max(llmc_generate(*args, pick, model.drawable)) < ids
         assert max(llmc_generate(*args, pick)) >= ids

@@ -1,5 +1,6 @@
 """What is tried for a run, and what a try says: on a CPU, where kernels are interpreted, at tiny shapes."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.gpu.solvers import FUNCTIONS
-from llmc_jax.config.model import parse_descriptor
+from llmc_jax.config.model import RELU, parse_descriptor
 from llmc_jax.kernels import Finding, Machine, Preferences, functions
 from llmc_jax.kernels.functions import GROUPS
 from llmc_jax.models.layout import flat_size, tensor_specs
@@ -120,7 +121,7 @@ def test_steps_side_by_side() -> None:
 def test_a_whole_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """On kernels as XLA's, of relu attention too; and where the classifier's gradient is off by a little."""
     assert not step(()).problem and not step(CHOSEN).problem
-    relu, case = (("attention", "relu, xla"),), TINY._replace(asked=Preferences(attention="relu"))
+    relu, case = (("attention", "relu, pallas"),), TINY._replace(model=replace(TINY.model, attention=RELU))
     assert not step(relu, case).problem and step(relu).problem
     real = check.chosen_functions
 

@@ -1,6 +1,7 @@
 """The model: its gradients against jax.grad of the plain model, and what must hold of any GPT-2."""
 
 import math
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -11,13 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmc_jax.config.model import ModelConfig, parse_descriptor
+from llmc_jax.config.model import RELU, Attention, ModelConfig, parse_descriptor
 from llmc_jax.kernels import XLA
 from llmc_jax.models import gradients
 from llmc_jax.models.execution import PLAIN, Execution
 from llmc_jax.models.gpt2 import model as gpt2
 from llmc_jax.models.gpt2.init import random_parameters
 from llmc_jax.models.layout import flat_size, num_parameters, views
+from llmc_jax.models.program import mean_loss, token_losses
 from llmc_jax.ops.gelu import gelu_forward_in_product
 from llmc_jax.training.step import evaluate_loss
 from tests import plain_model
@@ -28,6 +30,7 @@ from tests.comparisons import (
     batch_gradient,
     expected_gradient,
     gradient_errors,
+    gradient_of,
     random_batch,
 )
 
@@ -47,6 +50,24 @@ CASES = [  # config: maxT, V, Vp, L, NH, C; then A, B, T
     slow(GradientCase(ModelConfig(12, 16, 16, 1, 1, 5), 3, 1, 6, GELU_AGAIN), id="V=Vp: no padding; one head of 5"),
     slow(GradientCase(ModelConfig(13, 3, 4, 1, 2, 6), 1, 3, 13, BOTH_AGAIN), id="V=3 in 39 positions: each many times"),
 ]
+
+
+def kind(attention: Attention, **change: Any) -> ModelConfig:
+    """A model of two layers with an attention, of so few tokens that documents begin often; F is not 4 C."""
+    return replace(ModelConfig(9, 5, 16, 2, 4, 8, mlp_channels=20, attention=attention), **change)
+
+
+ALL = Attention(window=3, documents=2, bias="alibi", softcap=1.5, kv_heads=2)
+ATTENTIONS = [
+    pytest.param(GradientCase(kind(ALL), 1, 3, 8), id="window, documents, alibi, softcap, KV2"),
+    slow(GradientCase(kind(Attention(window=3)), 1, 3, 8, BOTH_AGAIN), id="window"),
+    slow(GradientCase(kind(Attention(documents=2)), 2, 3, 9, Execution(recompute_blocks=2)), id="documents"),
+    slow(GradientCase(kind(Attention(prefix=3)), 2, 2, 7, Execution(logit_rows=4)), id="prefix"),
+    slow(GradientCase(kind(ALL._replace(window=0, documents=-1)), 1, 2, 7, BOTH_AGAIN), id="alibi, softcap, KV2"),
+    slow(GradientCase(kind(RELU, num_heads=2), 1, 2, 7, Execution(recompute_blocks=1)), id="relu"),
+    slow(GradientCase(kind(Attention(mask="reversed", window=4)), 1, 4, 8), id="reversed, window"),
+    slow(GradientCase(kind(Attention(mask="none")), 1, 4, 8, BOTH_AGAIN), id="no mask"),
+]
 SMALL = ModelConfig(max_seq_len=12, vocab_size=29, padded_vocab_size=128, num_layers=1, num_heads=2, channels=16)
 B, T = 2, 10
 
@@ -56,6 +77,16 @@ def test_gradients_of_all_16_tensors(case: GradientCase) -> None:
     """Each level of recomputation is among the cases."""
     errors = gradient_errors(batch_gradient(case), expected_gradient(case), case.config)
     assert max(errors.values()) <= GRADIENT_TOLERANCE, errors
+
+
+@pytest.mark.parametrize("case", ATTENTIONS)
+def test_gradients_of_each_attention(case: GradientCase) -> None:
+    """Against the plain model, and against JAX's own of our forward."""
+    found = batch_gradient(case)
+    by_jax = gradient_of(case, lambda *given: mean_loss(*given, case.config))
+    for expected in (expected_gradient(case), by_jax):
+        errors = gradient_errors(found, expected, case.config)
+        assert max(errors.values()) <= GRADIENT_TOLERANCE, errors
 
 
 @cache
@@ -142,6 +173,44 @@ def test_changing_a_token_changes_no_logit_before_it(changed_at: int) -> None:
     np.testing.assert_array_equal(before[:, :changed_at], after[:, :changed_at])
     real = np.asarray(before != after)[..., : SMALL.vocab_size]
     assert real[:, changed_at:].any(axis=-1).all()  # it reaches every later position
+
+
+APART = replace(SMALL, num_layers=2, attention=Attention(documents=0))
+
+
+@partial(jax.jit, compiler_options=QUICK)
+def losses_of(flat: jax.Array, tokens: jax.Array) -> jax.Array:
+    """The loss of each token of a text (T,) but the first."""
+    return token_losses(flat, tokens[None, :-1], tokens[None, 1:], APART)
+
+
+@cache
+def apart_flat() -> np.ndarray:
+    return plain_model.random_flat(APART, flat_size(APART), seed=12).astype(np.float32)
+
+
+@given(st.lists(st.integers(0, 7), min_size=T + 1, max_size=T + 1), st.integers(0, T - 1), st.integers(0, 99))
+@settings(max_examples=40)
+def test_a_document_s_losses_do_not_depend_on_its_neighbours(text: list[int], place: int, seed: int) -> None:
+    """To the bit, in a model of two layers: the other documents have other tokens, and begin where they began."""
+    tokens = np.array(text, np.int32)
+    document = np.cumsum(tokens == 0)
+    own = document == document[place]
+    others = np.random.default_rng(seed).integers(1, SMALL.vocab_size, T + 1)
+    changed = np.where(own | (tokens == 0), tokens, others).astype(np.int32)
+    before, after = losses_of(apart_flat(), tokens), losses_of(apart_flat(), changed)
+    np.testing.assert_array_equal(before[own[:-1]], after[own[:-1]])
+
+
+def test_a_document_elsewhere_has_other_losses_by_its_positions_alone() -> None:
+    """Positions are absolute: without them the same document has the same losses wherever it stands."""
+    document, flat = [0, 5, 9, 3, 0], apart_flat().copy()
+    texts = [np.array(text, np.int32) for text in ([*document, 1, 1, 1, 1, 1, 1], [0, 8, 8, 8, *document, 1, 1])]
+    first, later = (losses_of(flat, text)[at : at + 4] for text, at in zip(texts, (0, 4), strict=True))
+    assert np.abs(first - later).min() > 1e-3
+    views(flat, APART).wpe[:] = 0
+    first, later = (losses_of(flat, text)[at : at + 4] for text, at in zip(texts, (0, 4), strict=True))
+    np.testing.assert_allclose(first, later, rtol=1e-5)
 
 
 def test_rows_of_a_batch_do_not_see_each_other() -> None:
