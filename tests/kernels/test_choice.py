@@ -199,7 +199,7 @@ ATTENTION = [
     (Preferences("xla", "relu"), "H200", "bf16", 64, "naive, xla", ""),
 ]
 WINDOW = Attention(window=8)
-OTHER = "the kernel computes softmax attention, not softmax, window 8"
+OTHER = "the kernel computes softmax attention, not softmax attention with window 8"
 
 
 @pytest.mark.parametrize(
@@ -257,8 +257,14 @@ def test_attention(
 @pytest.mark.parametrize(
     ("asked", "machine", "kind", "implementation", "why"),
     [
-        (Preferences(), "H200", WINDOW, "naive, xla", "no kernel computes softmax, window 8 attention"),
-        (Preferences(), "H200", RELU._replace(window=8), "naive, xla", "no kernel computes relu, window 8 attention"),
+        (Preferences(), "H200", WINDOW, "naive, xla", "no kernel computes softmax attention with window 8"),
+        (
+            Preferences(),
+            "H200",
+            RELU._replace(window=8),
+            "naive, xla",
+            "no kernel computes relu attention with window 8",
+        ),
         (Preferences("pallas", "naive"), "H200", WINDOW, "naive, xla", "as asked"),
         (Preferences(attention="flash"), "H200", WINDOW, "naive, xla", f"not flash: {OTHER}"),
         (Preferences("pallas"), "H200", WINDOW, "naive, xla", f"not flash: {OTHER}"),
@@ -270,7 +276,7 @@ def test_attention(
             "H200",
             RELU,
             "naive, xla",
-            "not cudnn: the kernel computes softmax attention, not relu",
+            "not cudnn: the kernel computes softmax attention, not relu attention",
         ),
     ],
 )

@@ -65,7 +65,7 @@ def test_trained_resumed_and_asked(train: Program, call: Program, flags: list[An
     assert text.code == 0 and expected.words in text.err and len(text.out) > 4
     for to in ("llmc", "llmc-state", "hf"):
         refused = call(convert, "convert", run.folder, run.folder.parent / to, "--to", to)
-        assert refused.code == 2 and f"this model has {expected.words} attention" in refused.err
+        assert refused.code == 2 and f"this model has {expected.words};" in refused.err
     other = train("-y", 1, "-x", 5, "--attention-window", 4)
     changed = expected._replace(window=4)
     assert other.code == 2 and f"attention is {expected.words} there, {changed.words} here" in other.err
