@@ -15,7 +15,8 @@ for each channel, but they hold something of the targets, and training learns to
 Python had a validation loss of 1.1 with 16 rows (-b 1 -t 16), where GPT-2 had 2.4; with 512 rows (-b 16 -t 32), which
 blur each other, both had 1.9. So the loss is no measure, and depends on -b, -t and the devices, each of which
 normalises its own rows. There is no decoder, as one row has no statistics: generation computes the text anew for each
-token, with empty places behind it that count in the statistics, so what it writes is not what the loss promises.
+token, with empty places behind it that count in the statistics, so what it writes is not what the loss promises, and
+`llmc-jax model check` says that the two differ.
 Averages kept from training, as image models use, would need a state that this model does not have.
 Source: Ioffe, Szegedy, Batch Normalization (2015).
 """

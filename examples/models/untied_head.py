@@ -5,7 +5,7 @@
                 untied:  each of the two tensors has its own part of that sum
 
 The head's Vp C parameters come on top, 39M for a GPT-2 of 124M. A row of wte now learns only where its token is read, a
-row of headw at every position. headw is reduced by itself (`own`), as it is large and its gradient is the first to be complete.
+row of headw at every position. headw is reduced by itself (`own`), since it is large and its gradient complete first.
 """
 
 import numpy as np
