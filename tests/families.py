@@ -1,5 +1,6 @@
 """The models of users' files in this folder, and a process that has loaded none."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,4 +25,8 @@ def none_loaded() -> Iterator[None]:
         patch.setattr(family, "_families", {})
         patch.setattr(family, "_accepted", {})
         patch.setenv(family.VARIABLE, "")
-        yield
+        modules = {name: module for name, module in sys.modules.items() if name.startswith("llmc_jax_model_")}
+        try:
+            yield
+        finally:
+            sys.modules.update(modules)  # by which what was loaded before is pickled

@@ -55,8 +55,8 @@ class Decoder(NamedTuple):
 class Program(NamedTuple):
     """What computes a model. Functions of the flat buffer take it in the dtype that the model computes in."""
 
-    # (params, tokens (B, T), shape, execution) -> (B, T, C), which the head reads. It takes a tensor's layers one by one,
-    # `params.w[layer]`: they are an array of L where a model trains, and a tuple where it generates.
+    # (params, tokens (B, T), shape, execution) -> (B, T, C), which the head reads. It takes the layers of a tensor one
+    # by one, `params.w[layer]`: they are an array of L where a model trains, and a tuple where it generates.
     hidden: Callable[..., jax.Array]
     # (flat, tokens, targets, shape, execution, weight) -> weight times the mean loss; JAX may differentiate it for flat
     loss: Callable[..., jax.Array] | None = None  # None: of `hidden`, differentiated by JAX
