@@ -115,6 +115,7 @@ def of_small(folder: Path, *words: str) -> tuple[dict[str, Compared], list[str]]
     return {f"{each.function} {each.level}": each for each in found}, notes
 
 
+@pytest.mark.slow
 def test_a_model_that_jax_differentiates_has_no_levels(tmp_path: Path) -> None:
     found, notes = of_small(tmp_path)
     assert list(found) == ["hidden -r 0", "loss_and_gradients -r 0", "decoder float64", "decoder float32"]
