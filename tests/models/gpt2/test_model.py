@@ -59,7 +59,7 @@ def kind(attention: Attention, **change: Any) -> ModelConfig:
 
 ALL = Attention(window=3, documents=2, bias="alibi", softcap=1.5, kv_heads=2)
 ATTENTIONS = [
-    pytest.param(GradientCase(kind(ALL), 1, 3, 8), id="window, documents, alibi, softcap, KV2"),
+    pytest.param(GradientCase(kind(ALL, num_layers=1), 1, 3, 8), id="window, documents, alibi, softcap, KV2"),
     slow(GradientCase(kind(Attention(window=3)), 1, 3, 8, BOTH_AGAIN), id="window"),
     slow(GradientCase(kind(Attention(documents=2)), 2, 3, 9, Execution(recompute_blocks=2)), id="documents"),
     slow(GradientCase(kind(Attention(prefix=3)), 2, 2, 7, Execution(logit_rows=4)), id="prefix"),
@@ -86,7 +86,7 @@ def test_gradients_of_each_attention(case: GradientCase) -> None:
     by_jax = gradient_of(case, lambda *given: mean_loss(*given, case.config))
     for expected in (expected_gradient(case), by_jax):
         errors = gradient_errors(found, expected, case.config)
-        assert max(errors.values()) <= GRADIENT_TOLERANCE, errors
+        assert np.max(list(errors.values())) <= GRADIENT_TOLERANCE, errors  # NaN is none
 
 
 @cache
