@@ -150,6 +150,7 @@ def load(path: str | Path) -> Family:
             f"--model {path}: cannot be read: {reason(error)}; it takes the Python file of a model"
         ) from None
     source = hashlib.sha256(data).hexdigest()
+    os.environ[VARIABLE] = str(path.absolute())
     if known := next((family for family in loaded_families() if family.source == source), None):
         return known
     found = getattr(_run(path, data, source), "FAMILY", None)
@@ -160,7 +161,6 @@ def load(path: str | Path) -> Family:
         raise InputError(f"--model {path}: FAMILY: {problem}")
     family = found._replace(source=source, path=path, content=data)
     _families[family.name, source] = family
-    os.environ[VARIABLE] = str(path.absolute())
     return family
 
 

@@ -28,7 +28,7 @@ from llmc_jax.config.train import OPTIONS, TrainConfig
 from llmc_jax.machine import gpus
 from llmc_jax.machine.device import installed
 from llmc_jax.machine.jax_setup import child_environment
-from llmc_jax.models.family import load_of_parent, shape_from_json, shape_to_json
+from llmc_jax.models.family import chosen, shape_from_json, shape_to_json
 from llmc_jax.plan.memory import CPU, Memory
 
 Say = Callable[[str], None]
@@ -122,7 +122,7 @@ def answer(asked: Mapping[str, Any]) -> dict[str, Any]:
     from llmc_jax.plan import compiled, memory
 
     try:
-        load_of_parent()
+        chosen(asked["config"]["model_file"])
         plan = compiled.plan_for(asked["gpu"], TrainConfig(**asked["config"]), shape_from_json(asked["model"]))
         found: dict[str, Any] = to_json(memory.compiled(plan, asked["gpu"])._replace(available=None, card=None))
         return found

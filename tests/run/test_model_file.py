@@ -21,6 +21,7 @@ from llmc_jax.checkpoint import convert
 from llmc_jax.compare import command as compare
 from llmc_jax.evaluate import command as evaluate
 from llmc_jax.generate import command as generate
+from llmc_jax.models import family
 from llmc_jax.plan import command as plan
 from llmc_jax.plan import separate
 from llmc_jax.plan.asked import asked_config
@@ -165,6 +166,7 @@ def test_a_file_that_cannot_be_loaded_begins_nothing(
 
 def expected_logits(run: Result, tokens: np.ndarray) -> np.ndarray:
     """The logits (T, V) after each of some tokens (T,), by NumPy in float64."""
+    family.load(TOY)  # this process may not have read any state of it yet
     wte, head = run.model(6).astype(np.float64).reshape(2, 61, 8)
     x = wte[tokens]
     return (x + np.cumsum(x, axis=0) / np.arange(1, len(x) + 1)[:, None]) @ head.T
