@@ -27,6 +27,7 @@ from benchmarks.heading import machine_line  # noqa: E402
 from llmc_jax.base import plain  # noqa: E402
 from llmc_jax.config.flags import parse_args  # noqa: E402
 from llmc_jax.plan import compiled, memory  # noqa: E402
+from llmc_jax.plan.asked import checked_model  # noqa: E402
 from llmc_jax.plan.memory import CPU, KINDS, Memory  # noqa: E402
 from llmc_jax.plan.separate import compiled_apart  # noqa: E402
 
@@ -93,7 +94,7 @@ def rows(cases: dict[str, tuple[str, ...]], held_out: bool) -> list[Row]:
     named = [(gpu, flags) for gpu, found in cases.items() for flags in found]
     configs = [parse_args(flags.split()) for _, flags in named]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        answers = list(pool.map(compiled_apart, (gpu for gpu, _ in named), configs))
+        answers = list(pool.map(compiled_apart, (gpu for gpu, _ in named), configs, map(checked_model, configs)))
     return [row(*case, held_out, answer) for case, answer in zip(named, answers, strict=True)]
 
 

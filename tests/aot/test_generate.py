@@ -35,7 +35,7 @@ def weights() -> Params:
 def test_a_token_changes_the_cache_in_place(gpu: str, texts: int) -> None:
     cache = jax.eval_shape(partial(empty_cache, CONFIG, texts, SIZE, jnp.bfloat16))
     tokens, position = jax.ShapeDtypeStruct((texts,), jnp.int32), jax.ShapeDtypeStruct((), jnp.int32)
-    function = jax.jit(decode, static_argnums=(4, 5), donate_argnums=3)
+    function = jax.jit(decode, static_argnums=4, donate_argnums=3)
     program = deviceless.compile_for(function, (weights(), tokens, position, cache, CONFIG), gpu)
     assert program.memory.aliased == cache_bytes(CONFIG, texts, SIZE, 2)
     assert copied_arrays(program.hlo, 100_000) == []

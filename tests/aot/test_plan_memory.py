@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks import aot
 from llmc_jax.config.flags import parse_args
+from llmc_jax.plan.asked import checked_model
 from llmc_jax.plan.compiled import plan_for
 from llmc_jax.plan.memory import Memory, computed
 from llmc_jax.plan.separate import compiled_apart
@@ -27,7 +28,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Memory]]:
     """What the compiler says of the steps, each in a process of its own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LLMC_JAX_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield [compiled_apart(gpu, parse_args(flags.split())) for gpu, flags in STEPS]
+        configs = [(gpu, parse_args(flags.split())) for gpu, flags in STEPS]
+        yield [compiled_apart(gpu, config, checked_model(config)) for gpu, config in configs]
 
 
 @pytest.mark.parametrize("at", range(len(STEPS)))
