@@ -38,7 +38,7 @@ def pad_vocab(vocab_size: int) -> int:
 
 
 class Attention(NamedTuple):
-    """What a row of attention sees, and with which weights. The defaults are GPT-2's."""
+    """Attention as a model has it: the keys that a row sees, and their weights. The defaults are GPT-2's."""
 
     weights: str = "softmax"  # or "relu": of each score alone, a row is not normalised
     mask: str = "causal"  # a row sees itself and those before it; "reversed": and those behind it; "none": all
@@ -83,9 +83,9 @@ CAUSAL, RELU = Attention(), Attention(weights="relu")  # what kernels compute
 
 
 class ModelShape(Hashable, Protocol):
-    """What identifies a model: plain data, a frozen dataclass. A program is compiled for it, files and caches name it.
+    """A model's identity: plain data, a frozen dataclass. A program is compiled for it, files and caches name it.
 
-    What every family's shape has; a family knows its other fields.
+    Every family's shape has these fields; the family knows its others.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]

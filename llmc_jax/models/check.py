@@ -1,4 +1,4 @@
-"""Whether a user's model keeps what it promises: its file, its gradients against JAX's, its decoder against `hidden`.
+"""The checks of a user's model: its file, its gradients against JAX's, its decoder against `hidden`.
 
 All is computed at a small shape with random weights, and operation by operation, so little is compiled anew when the
 file has changed. Leaves out the command line (command.py).

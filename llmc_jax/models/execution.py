@@ -1,4 +1,4 @@
-"""How a model is computed: what is recomputed, how many logits exist at a time, and which implementation of each op."""
+"""The choices that a model is computed by: recomputation, logits at a time, the implementation of each operation."""
 
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ scope = jax.named_scope
 
 
 class Execution(NamedTuple):
-    """How the model is computed. Static, and of no influence on the results but for their rounding."""
+    """The choices that a model is computed by. Static, and of no influence on the results but for their rounding."""
 
     op: Operations = XLA  # which implementation of each operation
     recompute: int = 0  # llm.c's -r: the backward computes again 0 nothing, 1 GELU, 2 GELU and layernorms

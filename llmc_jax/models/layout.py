@@ -1,4 +1,4 @@
-"""Where a model's tensors lie: one after the other in one flat buffer.
+"""The places of a model's tensors: one after the other in one flat buffer.
 
 A checkpoint is then one write, AdamW one pass and the gradient norm one reduction. Leaves out which tensors a model has
 (its family), and the order in which a buffer is split over devices (units.py). Knows no JAX.

@@ -1,4 +1,4 @@
-"""What computes a model: the record of functions that a family gives, and what follows from it for every model.
+"""The functions that compute a model: the record that a family gives, and what follows from it for every model.
 
 GPT-2's is in gpt2/program.py. A family may write its backward by hand, or leave it to JAX (automatic.py); its decoder
 too (decode.py). Leaves out what knows no JAX (family.py).
@@ -53,7 +53,7 @@ class Decoder(NamedTuple):
 
 
 class Program(NamedTuple):
-    """What computes a model. Functions of the flat buffer take it in the dtype that the model computes in."""
+    """The functions that compute a model. Those of the flat buffer take it in the dtype that the model computes in."""
 
     # (params, tokens (B, T), shape, execution) -> (B, T, C), which the head reads. It takes the layers of a tensor one
     # by one, `params.w[layer]`: they are an array of L where a model trains, and a tuple where it generates.

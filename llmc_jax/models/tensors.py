@@ -1,4 +1,4 @@
-"""What a model's tables of tensors, activations and operations consist of.
+"""The rows of a model's tables: tensors, activations and operations.
 
 Leaves out which tensors a model has (gpt2/tensors.py), and where they lie (layout.py).
 """
@@ -69,7 +69,7 @@ class Operation(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """What a model computes, for who counts it: its memory, its products, its bytes. The same form as GPT-2's."""
+    """A model's operations and activations, for who counts memory, products and bytes. The same form as GPT-2's."""
 
     activations: tuple[Activation, ...]  # in the order of the forward pass
     embedding: Operation

@@ -67,7 +67,7 @@ def with_attention(model: ModelShape, config: TrainConfig) -> ModelShape:
         "prefix": config.attention_prefix, "bias": config.attention_bias, "softcap": float(config.attention_softcap),
     }  # fmt: skip
     changed: dict[str, Any] = {name: value for name, value in flags.items() if value}
-    if config.documents:
+    if config.documents and attention_of(model).documents < 0:
         changed["documents"] = usual_eot(model.vocab_size)
     if not changed:
         return model

@@ -22,7 +22,7 @@ from llmc_jax.checkpoint.tokenizer import own_tokenizer
 from llmc_jax.cluster.agreement import alike
 from llmc_jax.config.checks import check_model_fit, with_devices
 from llmc_jax.config.flags import models_not_asked_for
-from llmc_jax.config.model import ModelShape, refuse_foresight
+from llmc_jax.config.model import ModelShape, attention_of, refuse_foresight
 from llmc_jax.config.train import BY_NAME, TrainConfig, of_test
 from llmc_jax.data import tables
 from llmc_jax.data.corpora import Corpus, stdlib_corpus
@@ -109,6 +109,9 @@ def inputs(asked: TrainConfig, available: Callable[[], tuple[int, str]]) -> Inpu
         config = with_devices(with_batch_of(earlier, config), *available(), cluster.here().size)
         data = open_data(replace(config, batch_size=max(1, config.batch_size)), model.config)
         tokenizer, doubts = tokenizer_of(config, model, data, earlier)
+        if config.documents and earlier is None and (table := tokenizer.tokenizer) is not None:
+            own = attention_of(model.config)._replace(documents=table.eot)  # not what the vocabulary's size suggests
+            model = model._replace(config=replace(model.config, attention=own))
         questions, missing = open_questions(config, model.config, tokenizer)
         before = repeated(config, earlier)
     return Inputs(

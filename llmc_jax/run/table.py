@@ -58,7 +58,7 @@ def family_rows(model: ModelShape) -> list[tuple[str, Any]]:
 
 
 def _settings(setup: Setup, folder: Path) -> list[tuple[str, Any]]:
-    config, data = setup.config, setup.data
+    config, data, shape = setup.config, setup.data, setup.plan.shape
     train_data = config.val_data if config.overfit else config.train_data
     return [
         ("train data pattern", train_data if data.train else "not read"),
@@ -83,7 +83,7 @@ def _settings(setup: Setup, folder: Path) -> list[tuple[str, Any]]:
         ("sample_every", config.sample_every),
         ("genT", config.sample_tokens),
         ("overfit_single_batch", int(config.overfit)),
-        ("recompute", f"blocks of {config.recompute_blocks}" if config.recompute_blocks else config.recompute),
+        ("recompute", f"blocks of {shape.recompute_blocks}" if shape.recompute_blocks else shape.recompute),
         *([("logit_rows", setup.plan.execution.logit_rows)] if setup.plan.execution.logit_rows else []),
         ("seed", config.seed),
         ("shuffle", config.shuffle),

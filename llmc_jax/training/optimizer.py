@@ -5,6 +5,7 @@ al., Mixed Precision Training (2018).
 """
 
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any, NamedTuple
 
 import jax
@@ -50,6 +51,7 @@ def decay_ranges(config: ModelShape, rule: str) -> tuple[tuple[int, int], ...]:
     return joined(each for each in pieces(config) if not each.frozen and (rule == "all" or each.spec.tensor.matrix))
 
 
+@cache
 def frozen_ranges(config: ModelShape) -> tuple[tuple[int, int], ...]:
     """Return the ranges of the flat buffer that are not updated, neighbours joined."""
     return joined(each for each in pieces(config) if each.frozen)

@@ -1,4 +1,4 @@
-"""What the check of a user's model finds: nothing of right ones, and each mistake that is put into them."""
+"""The check of a user's model finds nothing in right ones, and each mistake that is put into them."""
 
 import math
 from collections.abc import Iterator

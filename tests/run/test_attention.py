@@ -81,3 +81,11 @@ def test_where_rows_see_their_targets_nothing_is_generated_or_judged(train: Prog
     for program, words in ((generate, ("--prompt", "a")), (evaluate, ("--text", __file__))):
         refused = call(program, run.folder, *words)
         assert refused.code == 2 and "prefix 4" in refused.err
+
+
+def test_a_document_begins_with_the_end_of_text_of_the_run_s_tokenizer(train: Program) -> None:
+    """Bytes have 256; by the vocabulary's size alone it would be the last id. A resume keeps it."""
+    words = ["-e", "L1-NH2-C8-V300-T16", "--tokenizer", "bytes", "--documents"]
+    run = train(*words, "-x", 1)
+    assert (run.code, open_model(run.folder).config.attention) == (0, Attention(documents=256))
+    assert train(*words, "-y", 1, "-x", 2).code == 0

@@ -1,4 +1,4 @@
-"""What computes a GPT-2, as a record: a family that varies it replaces some of these."""
+"""GPT-2's `Program`: a family that varies it replaces some of these."""
 
 from typing import Any
 
