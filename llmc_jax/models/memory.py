@@ -1,11 +1,7 @@
-"""Memory of a training step from its shape alone, by the table of activations.
+"""The memory that a training step needs at least, from its shape alone, by the table of activations.
 
-Two questions, one table (`Tables.activations`), counted in C elements a token and layer:
-
-    memory                  what a step keeps by kind: 16 C at -r 0, 12 C at -r 1, 10 C at -r 2, and the statistics
-    required_memory_bytes   what it needs at least, whatever is computed again: the 10 C of -r 2, without statistics
-
-Leaves out what the compiled step needs beside its arguments (plan/moments.py).
+Counted in C elements a token and layer, a GPT-2 keeps 16 C at -r 0, 12 C at -r 1, 10 C at -r 2, and the statistics.
+What it needs at least are the 10 C. Leaves out what the compiled step takes by kind (plan/moments.py).
 
     B batch, T sequence length, C channels, L layers, NH heads, Vp padded vocabulary, n = B T rows of a micro-batch
 """
@@ -16,58 +12,13 @@ from llmc_jax.config.model import ModelShape
 from llmc_jax.machine.jax_setup import MEMORY_SHARE
 from llmc_jax.models.layout import flat_size, head_spec, num_layers
 from llmc_jax.models.tensors import ALWAYS
-from llmc_jax.models.work import Shape, activations_of, array_bytes, has_copy, rows_at_once
+from llmc_jax.models.work import Shape, activations_of, array_bytes, has_copy
 
 
 def kept_in_a_layer(config: ModelShape, shape: Shape, recompute: int) -> dict[str, int]:
     """Return the bytes of each activation that one layer keeps for the backward at a level of recomputation."""
     rows = (row for row in activations_of(config) if row.layered and recompute < row.kept_below)
     return {row.name: array_bytes(row.name, config, shape) for row in rows}
-
-
-class Memory(NamedTuple):
-    """Bytes of a training step by kind."""
-
-    parameters: int  # the flat buffer, and its copy in the compute dtype where there is one
-    optimizer: int  # what it keeps: AdamW m and v
-    scalars: int  # the step counters, the loss scale, the last losses and norms
-    gradient: int  # the flat gradient; with several micro-batches also their sum
-    activations: int  # what the forward keeps for the backward
-    head: int  # the logits that exist at a time
-
-    @property
-    def state(self) -> int:
-        """Return what stays from step to step: the arguments that the compiled step overwrites with its results."""
-        return self.parameters + self.optimizer + self.scalars
-
-
-def memory(config: ModelShape, shape: Shape, outliers: int) -> Memory:
-    """Return the bytes of a training step by kind. outliers: of the last losses and norms (`outliers.BYTES`)."""
-    size, e = flat_size(config), shape.element
-    masters = 4 if shape.master_weights else e
-    return Memory(
-        parameters=size * (masters + (e if has_copy(shape) else 0)),
-        optimizer=4 * shape.buffers * size,
-        scalars=8 + outliers + (8 if shape.dtype == "fp16" else 0),
-        gradient=size * (e if shape.micro_batches == 1 else e + 4),
-        activations=sum(activations(config, shape).values()),
-        head=e * rows_at_once(shape) * head_spec(config).shape[0],
-    )
-
-
-def activations(config: ModelShape, shape: Shape) -> dict[str, int]:
-    """Return the bytes of each activation that the forward keeps for the backward, over all layers."""
-    kept: dict[str, int] = {}
-    for row in activations_of(config):
-        stem, _, statistic = row.name.partition("_")
-        name = f"{stem}_mean, {stem}_rstd" if statistic in ("mean", "rstd") else row.name
-        times = num_layers(config) if row.layered else 1
-        if row.layered and shape.recompute_blocks:  # of every stretch of blocks what its first one reads
-            times = -(-num_layers(config) // shape.recompute_blocks) if name == "residual1" else 0
-        if row.kept_below and times:
-            size = array_bytes(row.name, config, shape) if shape.recompute < row.kept_below else 0
-            kept[name] = kept.get(name, 0) + times * size
-    return kept | {"dlnf": kept.get("residual", 0)}  # the head goes backwards at once
 
 
 # ----- whether it fits ----------------------------------------------------------------------------------------------

@@ -20,17 +20,17 @@ from llmc_jax.config.model import ModelShape
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.machine.device import device_label, gib
 from llmc_jax.machine.jax_setup import configure, settle
-from llmc_jax.models import memory as memory_of
 from llmc_jax.models.layout import num_parameters
 from llmc_jax.models.work import Shape, flops_per_token, products_flops, step_work
 from llmc_jax.plan.efficiency import Roof
+from llmc_jax.plan.memory import computed
+from llmc_jax.plan.plan import Plan
 from llmc_jax.plan.program import Program
 from llmc_jax.profile import table
 from llmc_jax.profile.trace import keep_step, newest_trace, read_trace
 from llmc_jax.run.console import format_table
 from llmc_jax.run.record import check_writable
 from llmc_jax.run.table import kernel_rows, option_rows, precision_text
-from llmc_jax.training import outliers
 
 # ----- what is printed ----------------------------------------------------------------------------------------------
 
@@ -48,16 +48,9 @@ def shape_rows(config: TrainConfig, model: ModelShape, shape: Shape) -> list[tup
     ]
 
 
-def memory_rows(model: ModelShape, shape: Shape) -> list[tuple[str, Any]]:
-    """Return the memory by kind, from the shape."""
-    memory = memory_of.memory(model, shape, outliers.BYTES)
-    return [
-        ("parameters", gib(memory.parameters)),
-        ("optimizer m and v", gib(memory.optimizer)),
-        ("gradient", gib(memory.gradient)),
-        ("activations", f"{gib(memory.activations)}, kept for the backward"),
-        ("logits", f"{gib(memory.head)}, at a time"),
-    ]
+def memory_rows(plan: Plan) -> list[tuple[str, Any]]:
+    """Return the memory by kind at the moment that needs most, computed from the shape."""
+    return [(kind, gib(size)) for kind, size in computed(plan).kinds.items() if size]
 
 
 def flops_rows(model: ModelShape, shape: Shape) -> list[tuple[str, Any]]:
@@ -108,7 +101,7 @@ def measure(config: TrainConfig, own: SimpleNamespace) -> int:
             "shape": bench.shape, "device": bench.device, "jax": jax.__version__, "kernels": bench.plan.choices,
             "seconds": times, "tokens": bench.tokens, "compile_seconds": bench.compile_seconds, "products_flops": work,
             "roof": roof, "memory_used": used, "traced_without_graphs": bench.traced is not bench.compiled,
-            "memory_bytes": memory_of.memory(bench.model, bench.shape, outliers.BYTES), **table.as_json(report),
+            "memory_bytes": computed(bench.plan).kinds, **table.as_json(report),
         })  # fmt: skip
     if report.problem:
         print_error(f"note: no table: {report.problem}")
@@ -137,7 +130,7 @@ def _summary(bench: Any, times: Any, used: Any, roof: Roof | None) -> str:
         source = "from the table of GPUs" if on_gpu else "the best that was measured here"
         step.append(("rates", f"{roof.flops / 1e9:,.0f} GFLOP/s, {roof.bandwidth / 1e9:,.1f} GB/s, {source}"))
     memory = [
-        *memory_rows(model, shape),
+        *memory_rows(plan),
         ("program's arguments", f"{gib(used.arguments)}, {gib(used.overwritten)} of it overwritten"),
         ("program's temporaries", gib(used.temporaries)),
         ("peak", "not known" if used.peak is None else gib(used.peak)),

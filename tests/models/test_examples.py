@@ -16,8 +16,8 @@ from llmc_jax.models.execution import PLAIN, Execution
 from llmc_jax.models.family import Family, load, parsed
 from llmc_jax.models.gpt2.model import forward_stream
 from llmc_jax.models.layout import flat_size, pieces, separate, tensor_specs, tensors_of, views
-from llmc_jax.models.memory import activations
-from llmc_jax.models.work import Shape, products_flops
+from llmc_jax.models.work import Shape, array_bytes, products_flops
+from llmc_jax.plan.moments import kept_for_backward
 from llmc_jax.plan.program import Program
 from tests.plain_model import relative_error
 from tests.programs import products_flops as counted_in
@@ -291,9 +291,9 @@ def test_the_tables_are_what_the_model_does(name: str, recompute: int) -> None:
     how, execution = Shape(B, T, recompute=recompute), Execution(recompute=recompute)
     params, tokens = jax.ShapeDtypeStruct(flat.shape, jnp.float32), jax.ShapeDtypeStruct((B, T), jnp.int32)
     kept = jax.eval_shape(lambda flat: forward_stream(views(flat, shape), INPUTS, shape, execution)[1], params)
-    found = activations(shape, how)
+    behind = (array_bytes(name, shape, how) for name in ("residual", "lnf_mean", "lnf_rstd"))
     bytes_kept = sum(each.size * each.dtype.itemsize for each in jax.tree.leaves(kept))
-    assert bytes_kept == sum(found.values()) - found["dlnf"]
+    assert bytes_kept == kept_for_backward(shape, how) + sum(behind)
     if name == "linear_attention":  # whose sums over positions the table leaves out
         return
     step = jax.jit(jax.value_and_grad(program.loss_fn), static_argnums=(3, 4))

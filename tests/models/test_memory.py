@@ -13,13 +13,13 @@ from llmc_jax.machine.gpus import card_memory_bytes
 from llmc_jax.models.gpt2 import model as gpt2
 from llmc_jax.models.layout import flat_size, views
 from llmc_jax.models.memory import (
-    activations,
     chosen_logit_rows,
     estimated_step_bytes,
     kept_in_a_layer,
     required_memory_bytes,
 )
-from llmc_jax.models.work import Shape
+from llmc_jax.models.work import Shape, array_bytes
+from llmc_jax.plan.moments import kept_for_backward
 
 GIB = 2**30
 D12 = parse_descriptor("d12")
@@ -38,28 +38,31 @@ def kept_by_the_model(config: ModelConfig, shape: Shape) -> list[int]:
     return sorted(each.size * each.dtype.itemsize for each in jax.tree.leaves(kept))
 
 
+def at_the_end(config: ModelConfig, shape: Shape) -> list[int]:
+    """Bytes of each array that is kept behind the layers."""
+    return [array_bytes(name, config, shape) for name in ("residual", "lnf_mean", "lnf_rstd")]
+
+
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("recompute", [0, 1, 2])
 @pytest.mark.parametrize("config", [SMALL, FEWER], ids=["GPT-2", "KV2, F96"])
 def test_activations_are_what_the_model_keeps(config: ModelConfig, recompute: int, dtype: str) -> None:
     shape = Shape(2, 16, recompute=recompute, dtype=dtype)
-    inside, found = kept_in_a_layer(config, shape, recompute), activations(config, shape)
-    outside = [found["residual"], *[found["lnf_mean, lnf_rstd"] // 2] * 2]
-    assert sorted([*inside.values()] * 3 + outside) == kept_by_the_model(config, shape)
-    assert sum(found.values()) == sum(kept_by_the_model(config, shape)) + found["dlnf"]
+    inside = kept_in_a_layer(config, shape, recompute)
+    assert sorted([*inside.values()] * 3 + at_the_end(config, shape)) == kept_by_the_model(config, shape)
     assert inside["qkv"] == 2 * 16 * (32 + 2 * config.kv_heads * 8) * shape.element
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 3, 5])
 def test_recomputing_whole_blocks_keeps_one_stream_a_stretch(blocks: int) -> None:
     shape = Shape(2, 16, recompute_blocks=blocks)
-    found = activations(SMALL, shape)
-    assert sum(found.values()) - found["dlnf"] == sum(kept_by_the_model(SMALL, shape))
-    assert "qkv" not in found
+    kept = kept_for_backward(SMALL, shape)
+    assert kept + sum(at_the_end(SMALL, shape)) == sum(kept_by_the_model(SMALL, shape))
+    assert kept == -(-3 // blocks) * 4 * 2 * 16 * 32
 
 
 def test_attention_without_its_matrix_keeps_a_float_a_row() -> None:
-    assert activations(D12, Shape(4, 1024, flash=True, dtype="bf16"))["att"] == 12 * 4 * 12 * 1024 * 4
+    assert kept_in_a_layer(D12, Shape(4, 1024, flash=True, dtype="bf16"), 1)["att"] == 4 * 12 * 1024 * 4
 
 
 # ----- whether it fits ----------------------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ import pytest
 from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.models.execution import Execution
 from llmc_jax.models.layout import flat_size, num_parameters
-from llmc_jax.models.memory import memory
 from llmc_jax.models.work import Shape, Work, flops_per_token, products_flops, step_work
+from llmc_jax.plan.moments import state_kinds
 from llmc_jax.plan.program import Place, Program
 from llmc_jax.training import outliers
 from llmc_jax.training.adamw import AdamWNumbers
@@ -99,6 +99,12 @@ def test_products_of_another_attention(softcap: float) -> None:
     assert sum(found.values()) == products_flops(config, shape) + row_sums(shape)
 
 
+def kept(config: ModelConfig, shape: Shape) -> int:
+    """Bytes of the state by kind, with its counters and the loss scale."""
+    kinds = state_kinds(config, shape)
+    return kinds["parameters"] + kinds["optimizer"] + 8 + outliers.BYTES + 8 * (shape.dtype == "fp16")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "shape",
@@ -115,7 +121,7 @@ def test_the_compiled_program(shape: Shape) -> None:
     counted = [(tuple(place or Place("", "")), flops) for place, flops in found.items()]
     sums = {("forward", "classifier", None): row_sums(shape)}
     assert without_phase_of_the_head(counted) == by_place(step_work(config, shape)) | sums
-    assert compiled.memory_analysis().alias_size_in_bytes == memory(config, shape, outliers.BYTES).state
+    assert compiled.memory_analysis().alias_size_in_bytes == kept(config, shape)
 
 
 @pytest.mark.parametrize(
@@ -127,8 +133,9 @@ def test_the_compiled_program(shape: Shape) -> None:
 )
 def test_the_state_is_what_training_keeps(shape: Shape) -> None:
     config = parse_descriptor(TINY)
-    kept = sum(each.size * each.dtype.itemsize for each in jax.tree.leaves(state_of(config, shape)))
-    assert kept == memory(config, shape, outliers.BYTES).state
+    assert kept(config, shape) == sum(
+        each.size * each.dtype.itemsize for each in jax.tree.leaves(state_of(config, shape))
+    )
 
 
 # 6N + 6LCT at the model's longest sequence, computed outside this project from llm.c's sources
