@@ -3,13 +3,13 @@
 Leaves out the options themselves (train.py) and what only files and devices tell.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
 from llmc_jax.base.errors import InputError, raise_problems
 from llmc_jax.base.options import field_problem
-from llmc_jax.config.model import ModelShape, described
+from llmc_jax.config.model import ModelShape
 from llmc_jax.config.train import AUTO_BATCH, BY_NAME, OPTIONS, TrainConfig
 
 
@@ -140,8 +140,6 @@ def validate(config: TrainConfig) -> list[str]:
     # what follows counts on sane values
     raise_problems(f"{_given(config, about.name)}: {about.noun} {words}" for about, words in wrong if words)
     problems = [*_total_batch(config), *_said(config, CONTRADICTIONS)]
-    if problems and (shape := described(config.model)):
-        check_model_fit(config, shape, problems)  # both limits of -t at once
     raise_problems(problems or _of_devices(config))
     return _said(config, NOTES)
 
@@ -216,13 +214,13 @@ def _total_batch(config: TrainConfig) -> list[str]:
     ]
 
 
-def check_model_fit(config: TrainConfig, model: ModelShape, problems: Sequence[str] = ()) -> list[str]:
+def check_model_fit(config: TrainConfig, model: ModelShape) -> list[str]:
     """Check the settings that depend on the model's shape, once it is known. Returns notes for the user.
 
-    Raises InputError for `problems`, and if rows (-t) or samples (-g) are longer than the positions that it knows.
+    Raises InputError if rows (-t) or samples (-g) are longer than the positions that it knows.
     """
     known = f"the model knows {model.max_seq_len} positions"
-    problems = [*problems]
+    problems = []
     if config.sequence_length > model.max_seq_len:
         problems.append(f"{_given(config, 'sequence_length')}: {known}; take -t {model.max_seq_len} or less")
     if config.sample_every and config.sample_tokens > model.max_seq_len:

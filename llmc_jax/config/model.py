@@ -226,11 +226,3 @@ def parse_descriptor(descriptor: str) -> ModelConfig:
         "a custom shape such as L4-NH4-C256-V257-T128, "
         f"{', '.join(PUBLISHED)} or hf:OWNER/NAME of Hugging Face, or the path of a checkpoint"
     )
-
-
-def described(name: str) -> ModelConfig | None:
-    """Return the model of a descriptor; None for what is none."""
-    try:
-        return parse_descriptor(name)
-    except InputError:
-        return None

@@ -16,7 +16,6 @@ from itertools import groupby
 from typing import Literal, NamedTuple
 
 from llmc_jax.config.model import ModelShape, attention_of
-from llmc_jax.config.train import TrainConfig
 from llmc_jax.models.family import family_of
 from llmc_jax.models.gpt2 import operations as gpt2
 from llmc_jax.models.layout import head_spec, letters, num_layers, num_parameters, tensor_specs
@@ -56,29 +55,6 @@ class Shape(NamedTuple):
     def element(self) -> int:
         """Return the bytes of one element of what the model computes in."""
         return COMPUTE_BYTES[self.dtype]
-
-
-def shape_of(
-    config: TrainConfig, *, dtype: str, flash: bool, logit_rows: int, optimizer: str, buffers: int, sums: int = 0
-) -> Shape:
-    """Return the shape of a run's step on one device. dtype, flash, logit_rows: what its `auto` came to."""
-    devices = max(1, config.devices)
-    return Shape(
-        batch=config.batch_size,
-        sequence=config.sequence_length,
-        micro_batches=config.grad_accumulation,
-        recompute=config.recompute,
-        recompute_blocks=config.recompute_blocks,
-        logit_rows=logit_rows,
-        dtype=dtype,
-        master_weights=config.master_weights,
-        flash=flash,
-        optimizer=optimizer,
-        buffers=buffers,
-        devices=devices,
-        stage=config.zero_stage if devices > 1 else 0,
-        sums=sums,
-    )
 
 
 def rows_at_once(shape: Shape) -> int:

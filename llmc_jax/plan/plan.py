@@ -21,7 +21,7 @@ from llmc_jax.models.execution import Execution
 from llmc_jax.models.layout import head_size, head_spec, letters
 from llmc_jax.models.memory import Needed, chosen_logit_rows, required_memory_bytes
 from llmc_jax.models.program import program_of
-from llmc_jax.models.work import Shape, shape_of
+from llmc_jax.models.work import Shape
 from llmc_jax.training.optimizer import LossScaleNumbers, Optimizer, frozen_ranges
 from llmc_jax.training.parallel.gradient import sums_kept
 from llmc_jax.training.parallel.stage import Parallel
@@ -164,14 +164,14 @@ def make_plan(
     repeat, problems = _repeated(config, before, made_for, setting)
     recorded = None if repeat is None else record.here(repeat.resolved, machine)
     selection = record.choose_again(recorded, asked_of(config), config.strict_kernels, setting, findings)
-    shape = shape_of(
-        config, dtype=dtype, flash=not kernels.makes_matrix(selection.choices), logit_rows=0,
-        optimizer=selection.optimizer.name, buffers=len(selection.optimizer.buffers),
-        sums=sums_kept(config.grad_accumulation) if parallel.fixed else 0,
-    )  # fmt: skip
     frozen_ranges(model)  # raises InputError for what is no tensor of it
     recompute, blocks = _recomputed(config, model)
-    shape = shape._replace(recompute=recompute, recompute_blocks=blocks)
+    shape = Shape(
+        config.batch_size, config.sequence_length, config.grad_accumulation, recompute, blocks, dtype=dtype,
+        master_weights=config.master_weights, flash=not kernels.makes_matrix(selection.choices),
+        optimizer=selection.optimizer.name, buffers=len(selection.optimizer.buffers), devices=parallel.devices,
+        stage=parallel.stage, sums=sums_kept(config.grad_accumulation) if parallel.fixed else 0,
+    )  # fmt: skip
     rows = _logit_rows(config, model, machine, shape, recorded)
     options = _options(config, machine, recorded, findings, xla_flags or {})
     if selection.gelu_fusion:
