@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import jax
@@ -29,7 +30,7 @@ LEVELS = {
 }  # fmt: skip
 GRADIENT_LIMIT = 1e-9  # error of a tensor's gradient, relative by norm
 STEP, SLOPE_LIMIT = 1e-6, 1e-3  # of each weight of a tensor, between two losses; the error of the slope
-DECODER_LIMITS = {"float64": 1e-9, "float32": 1e-4}  # largest error of a logit, where these are about 1
+DECODER_LIMIT = 1e-9  # largest error of a logit, where these are about 1
 LEAST = 1e-5  # of the norm of all gradients: a tensor's below it may be zero but for rounding
 WEIGHT = 0.75  # of the loss: one that is left out shows
 LONGEST = 64  # positions of a text
@@ -67,7 +68,7 @@ def check(family: Family, descriptor: str) -> tuple[list[Compared], list[str]]:
         check_program(family, shape)
         with jax.enable_x64(True), jax.default_matmul_precision("highest"):
             compared, seen = gradients(shape, batches(shape)), sees_later(shape)
-            compared += decoding(shape) if seen is None else []
+            compared += [decoding(shape)] if seen is None else []
         found, frozen, notes = program.program_of(shape), ", ".join(family.frozen(shape)), []
     if frozen:
         notes.append(f"not compared, for it is frozen: {frozen}")
@@ -140,11 +141,8 @@ def check_program(family: Family, shape: Any) -> None:
     must, found, size, V = partial(need, family), program.program_of(shape), flat_size(shape), shape.vocab_size
     if found.block:
         kind, layered = found.block.parameters, [spec.name for spec in tensor_specs(shape) if spec.tensor.layered]
-        fields = [*getattr(kind, "_fields", ())]
-        missing = [f"{name} is missing" for name in layered if name not in fields]
-        moved = [f"{a} stands in the place of {b}" for a, b in zip(fields, layered, strict=False) if a != b]
-        wrong = [*missing, *moved, "it has more"][0]
-        must(fields == layered, kind, f"{kind.__name__}: {wrong}; a layer's tensors are {', '.join(layered)}")
+        for has, wants in zip_longest(getattr(kind, "_fields", ()), layered):
+            must(has == wants, kind, f"{kind.__name__}: {has} stands in the place of {wants}")
     start = family.initial(shape, 1)
     right = np.shape(start) == (size,) and start.dtype == np.float32 and np.isfinite(start).all()
     must(right, family.initial, f"initial must give ({size},) float32 without NaN; {np.shape(start)}, {start!r}")
@@ -159,14 +157,14 @@ def check_program(family: Family, shape: Any) -> None:
 # ----- gradients ------------------------------------------------------------------------------------------------------
 
 
-def random_weights(shape: Any, dtype: str = "float64") -> Any:
+def random_weights(shape: Any) -> Any:
     """Return weights (flat_size,) as no model starts: no bias is 0, no scale 1."""
     rng, flat = np.random.default_rng(1), np.zeros(flat_size(shape))
     for spec in tensor_specs(shape):
         width = spec.shape[-1] ** -0.5 if spec.tensor.matrix else 0.3
         values = (spec.tensor.start == "one") + width * rng.standard_normal(spec.size)
         flat[spec.offset : spec.offset + spec.size] = values
-    return jnp.asarray(flat, dtype)
+    return jnp.asarray(flat)
 
 
 def batches(shape: Any) -> Batches:
@@ -254,20 +252,16 @@ def sees_later(shape: Any) -> int | None:
     return None
 
 
-def decoding(shape: Any) -> list[Compared]:
+def decoding(shape: Any) -> Compared:
     """Return the decoder's logits against those of the whole forward, at each position of two texts."""
-    decoder, ((prompt, _), (tokens, _)), compared = program.decoder_of(shape), batches(shape), []
+    decoder, ((prompt, _), (tokens, _)), flat = program.decoder_of(shape), batches(shape), random_weights(shape)
     T, length = tokens.shape[1], max(1, prompt.shape[1] - 2)
     prompt = jnp.where(jnp.arange(prompt.shape[1]) < length, prompt, 0)  # what stands behind it does not count
-    for dtype, limit in DECODER_LIMITS.items():
-        flat = random_weights(shape, dtype)
-        right: Any = program.logits(tensors_of(flat, shape), tokens, shape)[..., : shape.vocab_size]
-        params = program.separated(flat, shape)
-        found, cache = decoder.prefill(params, prompt, jnp.int32(length), T, shape, PLAIN)
-        errors = {"prefill": np.abs(found - right[:, length - 1]).max(), "decode": 0.0}
-        for at in range(length, T):
-            found, cache = decoder.decode(params, tokens[:, at], jnp.int32(at), cache, shape)
-            errors["decode"] = np.maximum(errors["decode"], np.abs(found - right[:, at]).max())
-        limit *= max(1.0, float(np.abs(right).max()))
-        compared.append(Compared("decoder", dtype, limit, {name: float(error) for name, error in errors.items()}))
-    return compared
+    right: Any = program.logits(tensors_of(flat, shape), tokens, shape)[..., : shape.vocab_size]
+    params = program.separated(flat, shape)
+    found, cache = decoder.prefill(params, prompt, jnp.int32(length), T, shape, PLAIN)
+    errors = {"prefill": float(np.abs(found - right[:, length - 1]).max()), "decode": 0.0}
+    for at in range(length, T):
+        found, cache = decoder.decode(params, tokens[:, at], jnp.int32(at), cache, shape)
+        errors["decode"] = float(np.maximum(errors["decode"], np.abs(found - right[:, at]).max()))
+    return Compared("decoder", "float64", DECODER_LIMIT * max(1.0, float(np.abs(right).max())), errors)
