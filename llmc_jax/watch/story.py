@@ -4,16 +4,15 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from llmc_jax.base.streams import escaped
-from llmc_jax.logs.curves import Curve
+from llmc_jax.logs.curves import Curve, finite
 from llmc_jax.logs.files import finite_number, step_of
 from llmc_jax.logs.follow import STARTS
 from llmc_jax.logs.state import RunState, Seen, after
-from llmc_jax.logs.words import event_words
 from llmc_jax.run.console import Pace
 from llmc_jax.run.figures import Average, utilization_text
 
@@ -22,48 +21,14 @@ QUIET = frozenset({"train", "val", "eval", "sample", "gpu"})  # have places of t
 LARGEST = 10**15  # of whole numbers
 
 
-class Series:
-    """Values over steps: 16 bytes each."""
-
-    def __init__(self) -> None:
-        self._steps, self._values = array("q"), array("d")
-
-    def add(self, step: int, value: float) -> None:
-        """Take a value."""
-        self._steps.append(step)
-        self._values.append(value)
-
-    def curve(self) -> Curve:
-        """Return all values, those that are no finite numbers among them."""
-        return Curve(np.array(self._steps), np.array(self._values))
-
-
-class Entry(NamedTuple):
-    """An event as it is shown."""
-
-    kind: str
-    step: int | None
-    time: float | None
-    words: str
-
-
-class Best(NamedTuple):
-    """The least validation loss."""
-
-    loss: float
-    step: int
-
-
 @dataclass
 class Story:
     """What is known of a run from its events so far."""
 
     seen: Seen = field(default_factory=Seen)
-    train: Series = field(default_factory=Series)
-    val: Series = field(default_factory=Series)
+    losses: dict[str, array] = field(default_factory=lambda: {"train": array("d"), "val": array("d")})  # step, loss, …
     latest: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # the last event of each kind that is quiet
-    events: deque[Entry] = field(default_factory=lambda: deque(maxlen=KEPT))
-    best: Best | None = None
+    events: deque[Mapping[str, Any]] = field(default_factory=lambda: deque(maxlen=KEPT))  # the last of other kinds
     skipped: int = 0  # steps that updated nothing
     pace: Pace = field(default_factory=Pace)
     speed: Average = field(default_factory=Average)
@@ -72,23 +37,19 @@ class Story:
         """Take some more events."""
         for event in events:
             self.seen = after(self.seen, (event,))
-            kind = event["event"]
+            kind, step, loss = event["event"], step_of(event), value_of(event, "loss")
             if kind in QUIET:
                 self.latest[kind] = event
             else:
-                time = self.seen.time if "time" in event else None
-                self.events.append(Entry(kind, step_of(event), time, event_words(event)))
+                self.events.append(event)
+            if kind in self.losses and step is not None and loss is not None:
+                self.losses[kind].extend((step, loss))
             if kind in STARTS:
                 self.pace, self.speed = Pace(), Average()
             elif kind == "train":
                 self._take_step(event)
-            elif kind == "val":
-                self._take_val(event)
 
     def _take_step(self, event: Mapping[str, Any]) -> None:
-        step, loss = step_of(event), value_of(event, "loss")
-        if step is not None and loss is not None:
-            self.train.add(step, loss)
         self.skipped += bool(event.get("skipped"))
         ms, speed = value_of(event, "ms"), value_of(event, "tokens_per_second")
         if ms is not None and 0 <= ms < LARGEST:
@@ -97,13 +58,10 @@ class Story:
         if speed is not None and 0 <= speed < LARGEST:
             self.speed = self.speed.then(speed)
 
-    def _take_val(self, event: Mapping[str, Any]) -> None:
-        step, loss = step_of(event), value_of(event, "loss")
-        if step is None or loss is None:
-            return
-        self.val.add(step, loss)
-        if loss == loss and (self.best is None or loss < self.best.loss):
-            self.best = Best(loss, step)
+    def curve(self, kind: str) -> Curve:
+        """Return the losses of training or validations, those that are no finite numbers left out."""
+        pairs = np.array(self.losses[kind]).reshape(-1, 2)
+        return finite(Curve(pairs[:, 0].astype(np.int64), pairs[:, 1]))
 
     def tokens_per_second(self) -> float | None:
         """Return the speed as llm.c averages it; of the only step its own."""

@@ -12,15 +12,15 @@ from rich.text import Text
 
 from llmc_jax.base.numbers import short_count
 from llmc_jax.base.streams import escaped
-from llmc_jax.logs.curves import Curve, binned, finite, loss_range, moving_mean, window_of
-from llmc_jax.logs.files import finite_number, step_of
+from llmc_jax.logs.curves import Curve, binned, loss_range, moving_mean, window_of
+from llmc_jax.logs.files import finite_number, step_of, time_of
 from llmc_jax.logs.state import DIED, RUNNING, UNKNOWN, RunState
 from llmc_jax.logs.words import event_words, state_words
 from llmc_jax.machine.device import gib
 from llmc_jax.machine.nvml import GpuReading, gpu_line
 from llmc_jax.run.console import BarState, bar, duration, fitting
 from llmc_jax.watch.plot import LABEL, LOWEST, NARROWEST, plot
-from llmc_jax.watch.story import Entry, Story, value_of
+from llmc_jax.watch.story import Story, value_of
 
 NARROWEST_VIEW, LOWEST_VIEW = 20, 6  # cells; a smaller terminal sees a part of the view
 STYLES = {RUNNING: "bold green", "done": "bold green", "stopped": "bold yellow", UNKNOWN: "bold yellow"}
@@ -140,8 +140,7 @@ def _bar(moment: Moment, room: Room, width: int) -> Text:
 
 def _plot(story: Story, room: Room, width: int, rows: int) -> list[Text]:
     """Return the losses as a plot of so many rows, with its title and axis; nothing where there is no room."""
-    train, val = story.train.curve(), story.val.curve()
-    train, val = finite(train), finite(val)
+    train, val = story.curve("train"), story.curve("val")
     cells = max(1, width - LABEL - 2)
     window = window_of(len(train.steps))
     calm = Curve(train.steps, moving_mean(train.values, window))
@@ -171,10 +170,13 @@ def _plot(story: Story, room: Room, width: int, rows: int) -> list[Text]:
 def _figures(moment: Moment, width: int) -> list[Text]:
     story = moment.story
     train, evaluated = story.latest.get("train", {}), story.latest.get("eval", {})
-    best = story.best
+    val, best = story.curve("val"), ""
+    if len(val.steps):
+        at = int(val.values.argmin())
+        best = f"best val {val.values[at]:.4f} at step {val.steps[at]}"
     tokens = value_of(train, "tokens")
     words = [
-        Text("" if best is None else f"best val {best.loss:.4f} at step {best.step}", VAL),
+        Text(best, VAL),
         Text(_named("norm {:.2f}", train, "norm")),
         Text(_named("lr {:.2e}", train, "lr")),
         Text(_named("{:.1f} ms", train, "ms")),
@@ -237,9 +239,12 @@ def _events(moment: Moment, width: int) -> list[Text]:
     return [Text("events", "bold"), *(_event(each, moment.now) for each in events)]
 
 
-def _event(entry: Entry, now: float) -> Text:
-    when = "" if entry.time is None else time.strftime("%H:%M:%S ", time.localtime(entry.time))
-    if entry.time is not None and now - entry.time > 20 * 3600:
-        when = time.strftime("%m-%d %H:%M ", time.localtime(entry.time))
-    step = "" if entry.step is None else f"step {entry.step}: "
-    return Text.assemble((f"  {when}{step}", "dim"), (entry.words, "yellow" if entry.kind in WARNED else ""))
+def _event(event: Mapping[str, Any], now: float) -> Text:
+    seconds, number = time_of(event.get("time")), step_of(event)
+    when = ""
+    if seconds is not None:
+        form = "%m-%d %H:%M " if now - seconds > 20 * 3600 else "%H:%M:%S "
+        when = time.strftime(form, time.localtime(seconds))
+    step = "" if number is None else f"step {number}: "
+    warned = "yellow" if event["event"] in WARNED else ""
+    return Text.assemble((f"  {when}{step}", "dim"), (event_words(event), warned))

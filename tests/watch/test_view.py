@@ -59,19 +59,19 @@ def test_speed_and_utilization_are_those_of_the_screen_of_the_run() -> None:
 def test_the_best_validation_is_the_least_finite_loss() -> None:
     losses = [4.0, 3.0, math.nan, 3.5]
     made = story(START, *({"event": "val", "step": step, "loss": loss} for step, loss in enumerate(losses)))
-    assert made.best == (3.0, 1)
+    assert any("best val 3.0000 at step 1" in line for line in shown(moment(made)))
 
 
 def test_steps_without_an_update_are_counted() -> None:
     made = story(START, *(train(step, math.nan, skipped=True) for step in (3, 4, 9)))
-    assert made.skipped == 3 and made.train.curve().steps.tolist() == [3, 4, 9]
+    assert made.skipped == 3 and len(made.losses["train"]) == 6
     assert any("3 skipped" in line for line in shown(moment(made), 120))
 
 
 def test_the_last_hundred_events_are_kept() -> None:
     made = Story()
     made.take([START, *({"event": "removed", "step": step} for step in range(1000))])
-    assert len(made.events) == 100 and made.events[-1].step == 999
+    assert len(made.events) == 100 and made.events[-1]["step"] == 999
 
 
 def test_another_start_begins_the_pace_anew() -> None:
