@@ -1,4 +1,4 @@
-"""Runs on the disk: where they are, and a table of those in a folder. Leaves out the view of one (view.py)."""
+"""A table of the runs in a folder. Leaves out the view of one (view.py)."""
 
 import time
 from contextlib import suppress
@@ -23,17 +23,6 @@ LONGEST_NAME = 32  # characters of a run's name in the table
 HEADINGS = ("run", "state", "last event", "step", "loss", "val loss", "tok/s", "time left")
 WORDS = ("run", "state")
 OPTIONAL = ("tok/s", "time left", "last event", "val loss")  # the first one goes first where there is no room
-
-
-def metrics_of(path: Path) -> Path | None:
-    """Return the events' file of a run folder, or that file itself; None where there is none."""
-    path = path / METRICS if path.is_dir() else path
-    return path if path.is_file() and path.suffix == Path(METRICS).suffix else None
-
-
-def absent(path: Path) -> InputError:
-    """Return the error of a path that holds no run."""
-    return InputError(f"{path}: no run (no {METRICS}); give a run folder (-o of train.py), or a folder of them")
 
 
 class Row(NamedTuple):

@@ -16,14 +16,13 @@ from rich.text import Text
 
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.streams import escaped, takes_ascii_only
-from llmc_jax.logs.files import runs_in
+from llmc_jax.logs.files import METRICS, runs_in
 from llmc_jax.logs.follow import Follower
 from llmc_jax.logs.state import read_state, run_state
-from llmc_jax.watch.folder import ShelfPage, absent, metrics_of
+from llmc_jax.watch.folder import ShelfPage
 from llmc_jax.watch.story import Story
 from llmc_jax.watch.view import Moment, Room, view
 
-EVERY = 1.0  # seconds between two looks
 QUIT = ("q", "Q", "\x1b")
 
 
@@ -78,11 +77,12 @@ Page = RunPage | ShelfPage  # what is on the screen
 
 def page_of(path: Path) -> Page:
     """Return the page of a path: a run's, or that of a folder of them. Raises InputError."""
-    metrics = metrics_of(path)
-    if metrics is not None:
-        return RunPage(path.resolve().name if path.is_dir() else str(path), metrics)
-    if not path.is_dir() or not runs_in(path):
-        raise absent(path)
+    is_folder = path.is_dir()
+    metrics = path / METRICS if is_folder else path
+    if metrics.is_file() and metrics.suffix == Path(METRICS).suffix:
+        return RunPage(path.resolve().name if is_folder else str(path), metrics)
+    if not is_folder or not runs_in(path):
+        raise InputError(f"{path}: no run (no {METRICS}); give a run folder (-o of train.py), or a folder of them")
     return ShelfPage(path)
 
 
@@ -150,7 +150,7 @@ def _wait(descriptor: int | None, seconds: float) -> str:
     return key.decode(errors="replace") if key else _end(signal.SIGHUP)  # the terminal is gone
 
 
-def show_live(page: Page, every: float = EVERY) -> int:
+def show_live(page: Page, every: float) -> int:
     """Show a page until `q`, `Esc` or a signal; return the exit status. Its last view stays on the terminal."""
     console = Console(file=sys.stdout, highlight=False, force_jupyter=False)
     with keys() as wait, Live(console=console, screen=True, auto_refresh=False) as live:

@@ -21,8 +21,8 @@ from llmc_jax.base.streams import takes_ascii_only
 from llmc_jax.logs.files import runs_in
 from llmc_jax.logs.state import DIED, own_process
 from llmc_jax.report import command as report
-from llmc_jax.watch.folder import ShelfPage, metrics_of, table
-from llmc_jax.watch.live import RunPage, look_all
+from llmc_jax.watch.folder import ShelfPage, table
+from llmc_jax.watch.live import RunPage, look_all, page_of
 from llmc_jax.watch.view import Room
 from tests.watch.runs import write_run
 
@@ -54,7 +54,9 @@ def test_a_run_that_must_not_be_read_is_left_out(tmp_path: Path) -> None:
     write_run(tmp_path / "a", 3)
     (tmp_path / "b/metrics.jsonl").mkdir(parents=True)
     assert runs_in(tmp_path) == [tmp_path / "a"]
-    assert metrics_of(tmp_path / "b") is None and metrics_of(tmp_path / "a/metrics.jsonl") is not None
+    assert isinstance(page_of(tmp_path / "a/metrics.jsonl"), RunPage)
+    with pytest.raises(InputError, match="no run"):
+        page_of(tmp_path / "b")
     with pytest.raises(InputError, match="cannot read the folder"):
         runs_in(tmp_path / "missing")
 
