@@ -18,10 +18,9 @@ import numpy as np
 
 from llmc_jax.base.errors import InputError
 from llmc_jax.logs.curves import NONE, Curve
-from llmc_jax.logs.files import LARGEST_NUMBER, NON_FINITE, OF_STEPS, time_of
+from llmc_jax.logs.files import OF_ALL, OF_STEPS, figure_of, time_of
 from llmc_jax.logs.follow import Follower
 
-OF_ALL = frozenset({"event", "step", "time"})  # fields that every event has, and that are no figures
 TORN = "the last line is incomplete (still being written, or cut off) and is skipped"
 PIECE = 1 << 17  # bytes that are read at once, of which the events take ten times as many
 MOST_OTHERS = 20_000  # events that are kept as they are, other than those of OF_STEPS
@@ -66,7 +65,7 @@ class Table:
         try:
             self.columns.setdefault(name, Column()).put(row, array("d", values))
         except (TypeError, OverflowError):  # a word, nothing, an enormous integer
-            numbers = [_number(value) for value in values]
+            numbers = [figure_of(value) for value in values]
             absent = [row + at for at, number in enumerate(numbers) if number is None]
             self.columns[name].put(row, array("d", [math.nan if each is None else each for each in numbers]), absent)
 
@@ -142,10 +141,3 @@ def _take(events: Events, found: Sequence[dict[str, Any]]) -> None:
 def _time(event: Mapping[str, Any]) -> float:
     seconds = time_of(event.get("time"))
     return math.nan if seconds is None else float(seconds)
-
-
-def _number(value: Any) -> float | None:
-    """Return a figure; None for what is none, or too large for one."""
-    if isinstance(value, str):
-        return float(value) if value in NON_FINITE else None
-    return value if type(value) in (float, bool) or (type(value) is int and abs(value) < LARGEST_NUMBER) else None

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from llmc_jax.base.errors import FormatError, InputError
+from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import reason
 
 MAIN_LOG = "main.log"
@@ -29,6 +29,7 @@ LARGEST_NUMBER, LARGEST_STEP, LARGEST_TIME = 1e300, 10**12, 1e11  # of events; t
 # JSON has no number for these; they are written as strings and read back as floats, in the fields that hold numbers
 NON_FINITE = ("nan", "inf", "-inf")
 NUMBER_FIELDS = frozenset({"loss", "norm", "lr", "ms", "tokens_per_second"})
+OF_ALL = frozenset({"event", "step", "time"})  # fields that every event has, and that are no figures
 
 
 def read_bytes(path: Path) -> bytes:
@@ -63,17 +64,6 @@ def rank_of(path: Path) -> int | None:
     return int(match[1]) if match and rank_log(path.parent, int(match[1])) == path else None
 
 
-def parse_event(where: str, line: bytes) -> dict[str, Any]:
-    """Return a line of a metrics.jsonl. where: what an error names. Raises FormatError if it is not a JSON object."""
-    try:
-        event = json.loads(line)
-    except (ValueError, RecursionError):
-        event = None
-    if not isinstance(event, dict):
-        raise FormatError(f"{where} is not a JSON object; expected one event a line")
-    return with_floats(event)
-
-
 def with_floats(event: dict[str, Any]) -> dict[str, Any]:
     """Return an event with floats for what JSON has no number for."""
     for key in NUMBER_FIELDS & event.keys():
@@ -85,10 +75,10 @@ def with_floats(event: dict[str, Any]) -> dict[str, Any]:
 def event_in(line: bytes) -> dict[str, Any] | None:
     """Return the event that a line of a metrics.jsonl is; None for a line that is none."""
     try:
-        event = parse_event("", line)
-    except FormatError:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
         return None
-    return event if is_event(event) else None
+    return with_floats(event) if isinstance(event, dict) and is_event(event) else None
 
 
 def is_event(event: Mapping[str, Any]) -> bool:
@@ -110,6 +100,21 @@ def events_in(lines: Sequence[bytes]) -> list[dict[str, Any] | None]:
 def finite_number(value: Any, least: float = -LARGEST_NUMBER, most: float = LARGEST_NUMBER) -> float | None:
     """Return a number of an event if it is within limits; None for anything else, such as a damaged file may have."""
     return value if type(value) in (int, float) and least <= value <= most else None
+
+
+def figure_of(value: Any) -> float | None:
+    """Return a figure of an event: a number, a switch as 0 or 1, what stands for a number that JSON has not; else None.
+
+    None, too, for an integer that is too large.
+    """
+    if isinstance(value, int) and abs(value) >= LARGEST_NUMBER:
+        return None
+    return float(value) if isinstance(value, bool | int | float) or value in NON_FINITE else None
+
+
+def table_of(value: Any) -> Mapping[str, Any]:
+    """Return a JSON object; an empty one for what is none."""
+    return value if isinstance(value, Mapping) else {}
 
 
 def time_of(value: Any) -> float | None:

@@ -10,7 +10,7 @@ from llmc_jax.base.numbers import count, duration, flop_rate, number, plural
 from llmc_jax.base.options import show_value, without_credentials
 from llmc_jax.config.train import BY_NAME
 from llmc_jax.logs.curves import NONE, Curve, finite, median, window_of
-from llmc_jax.logs.files import finite_number
+from llmc_jax.logs.files import finite_number, table_of
 from llmc_jax.machine.device import gib
 from llmc_jax.report.content import Difference, Groups, Rows, Status
 from llmc_jax.report.series import Axes, Figures
@@ -19,11 +19,6 @@ Config = Mapping[str, Any]
 OPTIONS, MODEL, OPERATIONS, MACHINE, VERSIONS, ENVIRONMENT = (
     "Options", "Model", "Operation implementations", "Machine", "Versions", "Environment",
 )  # fmt: skip
-
-
-def table_of(value: Any) -> dict[str, Any]:
-    """Return a JSON object; nothing for what is none."""
-    return dict(value) if isinstance(value, Mapping) else {}
 
 
 def positive(value: Any) -> float | None:

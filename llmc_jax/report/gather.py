@@ -17,10 +17,9 @@ from llmc_jax.base.files import read_json_object
 from llmc_jax.base.numbers import duration, plural
 from llmc_jax.logs.curves import Curve, spread
 from llmc_jax.logs.events import Events, figures, read_events
-from llmc_jax.logs.files import KERNELS, LARGEST, METRICS, rank_of, step_of, time_of
+from llmc_jax.logs.files import KERNELS, LARGEST, METRICS, rank_of, step_of, table_of, time_of
 from llmc_jax.logs.reading import Log, log_of, read_log
-from llmc_jax.logs.state import DIED, UNKNOWN, RunState, read_state
-from llmc_jax.logs.words import event_words, state_words
+from llmc_jax.logs.state import DIED, UNKNOWN, RunState, event_words, read_state, state_words
 from llmc_jax.machine.device import installed
 from llmc_jax.report import facts
 from llmc_jax.report.content import FACTORS, KEYS, Content, Event, Run, Sample, Status, panels_of
@@ -86,7 +85,7 @@ def read_ours(path: Path, given: str, kind: str) -> Run:
     found |= _utilization(found, start)
     axes = axes_of(found, log.of("tokens"), facts.positive(start.get("tokens_per_step")), events.first_time)
     notes = list(events.notes)
-    if not (config := facts.table_of(start.get("config"))):
+    if not (config := table_of(start.get("config"))):
         notes.append("no event of its start: options and versions are unknown")
     ranks = sorted((rank, path) for path in folder.glob("rank_*.jsonl") if (rank := rank_of(path)) is not None)
     logs = {rank: _noting(notes, read_events, path) for rank, path in ranks}

@@ -22,7 +22,7 @@ from llmc_jax.trackers.child import LIMIT, Request, Status
 from llmc_jax.trackers.sinks import KINDS
 
 GRACE = 1.0  # seconds after the limit that a tracker's process keeps to by itself
-MODULE = "llmc_jax.trackers"
+MODULE = "llmc_jax.trackers.child"
 NICE = 10  # training comes first; at 19 a busy machine would leave no time to send the rest
 
 

@@ -1,8 +1,9 @@
-"""The process that shows a run in one tracker: it follows metrics.jsonl and hands each event on.
+"""The process that shows a run in one tracker: `python -m llmc_jax.trackers.child REQUEST`.
 
-The run holds a pipe to it. When that ends, however the run ended, the rest is sent, within a limit; then this process
-ends, whatever the tracker does. What it says to the run goes to its output, a line of JSON at a time; what a tracker
-prints goes nowhere. Leaves out how the run starts it and hears it (run/trackers.py).
+It follows metrics.jsonl and hands each event on. The run holds a pipe to it. When that ends, however the run ended, the
+rest is sent, within a limit; then this process ends, whatever the tracker does. What it says to the run goes to its
+output, a line of JSON at a time; what a tracker prints goes nowhere. Leaves out how the run starts it and hears it
+(run/trackers.py).
 """
 
 import json
@@ -19,10 +20,10 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from llmc_jax.base.errors import ExitCode, InputError
-from llmc_jax.logs.files import METRICS
-from llmc_jax.logs.follow import Follower
-from llmc_jax.trackers.rows import Facts, Row, facts_of, first_line, line_at, row_of
+from llmc_jax.base.errors import InputError
+from llmc_jax.logs.files import METRICS, event_in
+from llmc_jax.logs.follow import AT_ONCE, Follower
+from llmc_jax.trackers.rows import Facts, Row, facts_of, row_of
 from llmc_jax.trackers.sinks import KINDS, Sink
 
 LIMIT = 9.0  # seconds for the rest, once the run has ended; the run itself waits a second longer
@@ -103,7 +104,10 @@ class Shower:
                 sink.close(self._outcome)
 
     def _facts(self) -> Facts:
-        return facts_of(Path(self.request.folder), first_line(self._path), line_at(self._path, self.request.start))
+        with self._path.open("rb") as file:
+            first = file.readline(AT_ONCE)
+            file.seek(self.request.start)
+            return facts_of(Path(self.request.folder), first, event_in(file.readline(AT_ONCE)) or {})
 
     def _send_all(self, sink: Sink | None, facts: Facts) -> None:
         """Send rows as they come; once the run has ended, the rest: what must not be dropped first."""
@@ -199,13 +203,11 @@ class Shower:
         os._exit(0)
 
 
-def main(words: Sequence[str]) -> None:
-    """Run the process that run/trackers.py starts; it does not return."""
-    try:
-        request = Request(*json.loads(*words))
-    except (TypeError, ValueError):
-        print("python -m llmc_jax.trackers: train.py starts it, with --tensorboard and such", file=sys.stderr)
-        sys.exit(ExitCode.BAD_INPUT)
-    shower = Shower(request, silenced())
+def main() -> None:
+    shower = Shower(Request(*json.loads(sys.argv[1])), silenced())
     shower.run()
     shower.leave()
+
+
+if __name__ == "__main__":
+    main()

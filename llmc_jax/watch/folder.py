@@ -13,8 +13,7 @@ from llmc_jax.base.numbers import number
 from llmc_jax.base.streams import escaped
 from llmc_jax.logs.files import METRICS, runs_in
 from llmc_jax.logs.follow import recent
-from llmc_jax.logs.state import RUNNING, RunState, run_state
-from llmc_jax.logs.words import state_words
+from llmc_jax.logs.state import RUNNING, RunState, run_state, state_words
 from llmc_jax.run.console import duration
 from llmc_jax.watch.story import Story, value_of
 from llmc_jax.watch.view import BAD, STYLES, Room

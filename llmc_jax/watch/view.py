@@ -14,8 +14,7 @@ from llmc_jax.base.numbers import short_count
 from llmc_jax.base.streams import escaped
 from llmc_jax.logs.curves import Curve, binned, loss_range, moving_mean, window_of
 from llmc_jax.logs.files import finite_number, step_of, time_of
-from llmc_jax.logs.state import DIED, RUNNING, UNKNOWN, RunState
-from llmc_jax.logs.words import event_words, state_words
+from llmc_jax.logs.state import DIED, RUNNING, UNKNOWN, RunState, event_words, state_words
 from llmc_jax.machine.device import gib
 from llmc_jax.machine.nvml import GpuReading, gpu_line
 from llmc_jax.run.console import BarState, bar, duration, fitting

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc_jax.base.streams import escaped
-from llmc_jax.logs.words import LONGEST, WORDS, event_words
+from llmc_jax.logs.state import LONGEST, WORDS, event_words
 
 ANY = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9), st.lists, max_leaves=3

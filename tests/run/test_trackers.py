@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from llmc_jax.base.errors import ExitCode, InputError
+from llmc_jax.base.errors import InputError
 from llmc_jax.config.checks import validate
 from llmc_jax.config.flags import parse_args
 from llmc_jax.config.train import TrainConfig
@@ -23,7 +23,6 @@ from llmc_jax.logs.files import METRICS
 from llmc_jax.run.command import main
 from llmc_jax.run.folder import RunLog
 from llmc_jax.run.trackers import Trackers, asked_trackers, require_trackers
-from llmc_jax.trackers import child
 from llmc_jax.trackers.child import Status
 from tests.metrics import read_metrics
 from tests.trackers.fakes import fake_wandb, told
@@ -159,12 +158,6 @@ def test_a_process_that_cannot_be_started_is_one_warning(tmp_path: Path, monkeyp
         for _ in range(2):
             trackers.tell(warnings.append)
     assert [warning.split(":")[0] for warning in warnings] == ["--wandb", "--mlflow"]
-
-
-def test_the_process_of_a_tracker_is_not_started_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        child.main(["--help"])
-    assert ended.value.code == ExitCode.BAD_INPUT and len(capsys.readouterr().err.splitlines()) == 1
 
 
 def test_a_log_knows_where_its_first_event_stands(tmp_path: Path) -> None:
