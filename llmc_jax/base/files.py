@@ -4,13 +4,11 @@ import errno
 import fcntl
 import glob
 import json
-import math
 import os
 import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -215,23 +213,6 @@ def write_problem(folder: Path) -> str | None:
             return None
     except OSError as error:
         return reason(error)
-
-
-def plain(value: Any) -> Any:
-    """Return a value as JSON can hold it: NumPy's and JAX's arrays and scalars as Python's, NaN and inf as strings."""
-    if is_dataclass(value):
-        value = {field.name: getattr(value, field.name) for field in fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if hasattr(value, "tolist"):  # a float32 becomes the double of the same value: nothing is rounded
-        value = value.tolist()
-    if isinstance(value, list | tuple | set | frozenset):
-        kinds = set(map(type, value))  # of long curves no number is looked at by itself
-        whole = kinds <= {int} or (kinds == {float} and all(map(math.isfinite, value)))
-        return list(value) if whole else [plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
 def digest_of_files(paths: Iterable[Path]) -> str:

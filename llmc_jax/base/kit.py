@@ -3,6 +3,7 @@
 Leaves out the flags of each, and the streams themselves (streams.py).
 """
 
+import json
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
@@ -13,6 +14,7 @@ from llmc_jax.base.commands import program_name
 from llmc_jax.base.errors import ExitCode, InputError
 from llmc_jax.base.files import reason
 from llmc_jax.base.options import Option
+from llmc_jax.base.plain import to_json
 from llmc_jax.base.streams import discard_rest, escape_what_cannot_be_written, open_missing_streams, print_error
 
 WIDTH = 100  # columns of --help
@@ -73,9 +75,7 @@ def command_line(name: str) -> Callable[[Callable[..., int | None]], Callable[..
 
 def print_json(content: Any) -> None:
     """Print a value as JSON."""
-    import json  # here, because --help does without it
-
-    print(json.dumps(content, indent=1))
+    print(json.dumps(to_json(content), indent=1))
 
 
 def two_columns(left: str, right: str, column: int) -> list[str]:

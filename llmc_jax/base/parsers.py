@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from llmc_jax.base.errors import InputError, raise_problems
-from llmc_jax.base.files import expanded, plain, write_atomic
+from llmc_jax.base.files import expanded, write_atomic
 from llmc_jax.base.kit import command_line, examples
 from llmc_jax.base.options import SCREEN, Option, own, problems_together, read_value, show_value
+from llmc_jax.base.plain import to_json
 
 
 class Parser(argparse.ArgumentParser):
@@ -102,5 +103,5 @@ DIFFERS = 4  # exit status of a comparison: what was compared does not agree
 
 def write_json(result: Any, path: str) -> None:
     """Write a result to the path that JSON_FILE names. Numbers that are not finite become words: nan, inf, -inf."""
-    written = json.dumps(plain(result), indent=2, allow_nan=False) + "\n"
+    written = json.dumps(to_json(result), indent=2, allow_nan=False) + "\n"
     sys.stdout.write(written) if path == SCREEN else write_atomic(path, written.encode())

@@ -4,6 +4,7 @@ A record is a named tuple, or a dataclass.
 """
 
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -22,14 +23,25 @@ Seconds = Annotated[float, Where(lambda seconds: 0 <= seconds < 1e12)]  # so not
 
 
 def to_json(value: Any) -> Any:
-    """Return a record, or any part of one, as JSON can hold it: records become objects, other tuples lists."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = dataclasses.asdict(value)
-    if hasattr(value, "_asdict"):
+    """Return a value as JSON can hold it: records as objects, other tuples as lists, NaN and infinities as strings.
+
+    NumPy's and JAX's arrays and scalars become Python's. A float32 becomes the double of the same value.
+    """
+    if dataclasses.is_dataclass(value):
+        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    elif hasattr(value, "_asdict"):
         value = value._asdict()
     if isinstance(value, Mapping):
-        return {name: to_json(each) for name, each in value.items()}
-    return [to_json(each) for each in value] if isinstance(value, tuple | list) else value
+        return {str(name): to_json(each) for name, each in value.items()}
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, list | tuple | set | frozenset):
+        kinds = set(map(type, value))  # of long curves no number is looked at by itself
+        whole = kinds <= {int} or (kinds == {float} and all(map(math.isfinite, value)))
+        return list(value) if whole else [to_json(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
 def from_json(kind: Any, value: Any, name: str = "") -> Any:

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 from rich.progress import BarColumn, Task, TextColumn, TimeRemainingColumn
 
 from llmc_jax.base.errors import InputError
-from llmc_jax.base.files import plain
 from llmc_jax.base.kit import print_json
 from llmc_jax.base.progress import show_progress
 from llmc_jax.evaluate import report, subjects
@@ -113,7 +112,7 @@ def show(flags: argparse.Namespace, asked: Job, found: Evaluated) -> None:
     """Print the table or the JSON."""
     shown = side_by_side(asked, found)
     if flags.json:
-        print_json(plain(json_of(flags, asked, found, shown)))
+        print_json(json_of(flags, asked, found, shown))
         return
     if len(found.models) > 1:
         print(

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llmc_jax.base.errors import ExitCode, InputError
-from llmc_jax.base.files import plain, refusing
+from llmc_jax.base.files import refusing
 from llmc_jax.base.kit import command_line, print_json
 from llmc_jax.base.streams import print_error
 from llmc_jax.config.model import CAUSAL, attention_of
@@ -184,7 +184,7 @@ def continue_text(model: "Model", ids: tuple[int, ...], asked: argparse.Namespac
             with Screen(sys.stdout, prompt) as screen:
                 found = ask(model, request, screen.add, stop)
     if asked.json:
-        print_json(plain(answer_facts(model, request, found)))
+        print_json(answer_facts(model, request, found))
     elif request.samples > 1:
         for number, sample in enumerate(found.samples, 1):
             print(f"--- sample {number} of {request.samples} ---")
@@ -235,7 +235,7 @@ def show_probabilities(model: "Model", ids: tuple[int, ...], asked: argparse.Nam
     seen += look(model, [*ids[1:], *added], asked.probs, before=ids[0] if ids else None)
     if asked.json:
         tokens = plain_data(model.tokenizer, seen)
-        print_json(plain({**answer_facts(model, request, answer), "tokens": tokens}))
+        print_json({**answer_facts(model, request, answer), "tokens": tokens})
     else:
         table = probability_table(model.tokenizer, seen)
         print(sample_text(model.tokenizer, [*ids, *added]), table, sep="\n\n")

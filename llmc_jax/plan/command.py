@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from llmc_jax.base.commands import program_name, typed
 from llmc_jax.base.errors import ExitCode
-from llmc_jax.base.files import plain, write_atomic
+from llmc_jax.base.files import write_atomic
 from llmc_jax.base.kit import command_line, help_page, print_json
 from llmc_jax.base.options import ABOVE_ZERO, SCREEN, own
+from llmc_jax.base.plain import to_json
 from llmc_jax.config.flags import take_own
 from llmc_jax.machine.jax_setup import settle
 from llmc_jax.plan.asked import asked_config
@@ -104,9 +105,7 @@ def _sweep(words: list[str], own: SimpleNamespace) -> tuple[dict[str, Any], str]
 
 def _write(path: str, content: dict[str, Any]) -> None:
     """Write --json's file, or print it."""
-    from llmc_jax.base.plain import to_json
-
     if path == SCREEN:
-        print_json(plain(to_json(content)))
+        print_json(content)
     else:
-        write_atomic(Path(path), (json.dumps(plain(to_json(content)), indent=1) + "\n").encode())
+        write_atomic(Path(path), (json.dumps(to_json(content), indent=1) + "\n").encode())

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from llmc_jax.base.files import plain
+from llmc_jax.base.plain import to_json
 from llmc_jax.report.content import Content
 from llmc_jax.report.html import Page, look, short_names, signs
 
@@ -41,8 +41,8 @@ def drawn(content: Content) -> dict[str, Any]:
     runs = [
         {
             "name": name,
-            "curves": plain(run.curves),
-            "events": [plain(event) | sign for event, sign in zip(run.events, signs(run.events), strict=True)],
+            "curves": to_json(run.curves),
+            "events": [to_json(event) | sign for event, sign in zip(run.events, signs(run.events), strict=True)],
         }
         for name, run in zip(short_names([run.name for run in content.runs]), content.runs, strict=True)
     ]
@@ -50,7 +50,7 @@ def drawn(content: Content) -> dict[str, Any]:
     known = {run.baseline for run in content.runs if run.baseline is not None}
     return {
         "runs": runs,
-        "panels": plain(content.panels),
+        "panels": to_json(content.panels),
         "looks": [look(index) for index in range(looks)],
         "baselines": {f"bigram baseline {value:.4g}": value for value in sorted(known)},
     }

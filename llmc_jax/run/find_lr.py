@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from llmc_jax.base.files import plain, write_atomic
+from llmc_jax.base.files import write_atomic
 from llmc_jax.base.pictures import PALETTE, save_figure
+from llmc_jax.base.plain import to_json
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.logs.curves import Curve, finite, loss_range
 from llmc_jax.logs.picture import show_range
@@ -104,7 +105,7 @@ def figures(config: TrainConfig, test: RangeTest) -> dict[str, Any]:
 def write_found(config: TrainConfig, test: RangeTest, folder: Path) -> None:
     """Write what a test found into the run's folder. Raises InputError."""
     record = {**figures(config, test), **test.to_json(), "smoothed": list(test.means)}
-    write_atomic(folder / FIND_LR, (json.dumps(plain(record), indent=1, allow_nan=False) + "\n").encode())
+    write_atomic(folder / FIND_LR, (json.dumps(to_json(record), indent=1, allow_nan=False) + "\n").encode())
     draw_test(test, folder / PICTURE, f"{folder.name}: learning-rate range test")
 
 

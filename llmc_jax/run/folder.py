@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from llmc_jax.base.errors import InputError
-from llmc_jax.base.files import complete_file, leads_to, plain, reason, refusing, sync, try_lock, write_atomic
+from llmc_jax.base.files import complete_file, leads_to, reason, refusing, sync, try_lock, write_atomic
 from llmc_jax.base.options import without_credentials
+from llmc_jax.base.plain import to_json
 from llmc_jax.checkpoint.contents import Counters
 from llmc_jax.data.tables import IN_RUN
 from llmc_jax.logs.files import (
@@ -262,7 +263,7 @@ class RunLog:
 
         Its last field is the time, in seconds since 1970.
         """
-        timed = plain({"event": kind, **fields, "time": round(time.time(), 3)})
+        timed = to_json({"event": kind, **fields, "time": round(time.time(), 3)})
         self._write(METRICS, json.dumps(timed, allow_nan=False) + "\n")
 
     def _write(self, name: str, text: str) -> None:
@@ -355,7 +356,7 @@ def write_config(folder: Path, record: Mapping[str, Any], kernels: Mapping[str, 
     try:
         with ExitStack() as complete:  # the last one written gets its name first
             for path, each in contents.items():
-                words = json.dumps(plain(each), indent=2, allow_nan=False) + "\n"
+                words = json.dumps(to_json(each), indent=2, allow_nan=False) + "\n"
                 complete.enter_context(complete_file(path)).write_bytes(words.encode())
     except OSError as error:
         raise InputError(f"{path}: cannot write it: {reason(error)}") from error

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llmc_jax.base.files import plain
+from llmc_jax.base.plain import to_json
 from llmc_jax.compare import logs
 from llmc_jax.compare.command import COMMANDS, main
 from llmc_jax.compare.tensors import Show
@@ -41,7 +41,7 @@ def test_wrong_words(
 
 def test_arrays_and_odd_values_become_json() -> None:
     value = {"a": np.array([1.0, np.nan, np.inf]), "b": np.float32(0.5), "c": Path("x"), "d": (np.int64(3), np.True_)}
-    assert plain(value) == {"a": [1.0, "nan", "inf"], "b": 0.5, "c": "x", "d": [3, True]}
+    assert to_json(value) == {"a": [1.0, "nan", "inf"], "b": 0.5, "c": "x", "d": [3, True]}
 
 
 def test_where_json_goes(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

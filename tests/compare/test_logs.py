@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llmc_jax.base.errors import FormatError
-from llmc_jax.base.files import plain
+from llmc_jax.base.plain import to_json
 from llmc_jax.compare import logs
 from llmc_jax.compare.command import DIFFERS, main
 from llmc_jax.logs.curves import Curve, median
@@ -157,7 +157,7 @@ def test_whatever_is_read_can_be_compared(tmp_path: Path, a: bytes, b: bytes) ->
     if len(found) == 2:
         differences = logs.differences(found)
         assert logs.as_text(found, differences, 5)
-        json.dumps(plain(logs.as_json(found, differences, 5)), allow_nan=False)
+        json.dumps(to_json(logs.as_json(found, differences, 5)), allow_nan=False)
 
 
 # ----- the command --------------------------------------------------------------------------------------------------

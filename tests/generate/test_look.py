@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from llmc_jax.base.errors import InputError
-from llmc_jax.base.files import plain as plain_json
+from llmc_jax.base.plain import to_json
 from llmc_jax.config.model import CAUSAL, RELU, Attention, ModelConfig, parse_descriptor
 from llmc_jax.data.tokenizers import Tokenizer, bytes_tokenizer
 from llmc_jax.generate import heads, look, scorer
@@ -237,7 +237,7 @@ def test_table_and_plain_data() -> None:
     assert "rank 1" in look.probability_table(tokenizer, seen, width=65).partition("hidden at this width")[2]
 
     rows = look.plain_data(tokenizer, seen)
-    assert json.loads(json.dumps(plain_json(rows), allow_nan=False)) == rows
+    assert json.loads(json.dumps(to_json(rows), allow_nan=False)) == rows
     assert rows[1] == {
         "position": 1, "piece": "\\x07", "token": 7, "logprob": seen[1].logprob, "rank": 3, "entropy": math.log(4),
         "candidates": [[97, "a", math.log(0.5)], [10, "\\n", math.log(1e-6)]],

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from llmc_jax.base.errors import InputError
-from llmc_jax.base.files import plain
+from llmc_jax.base.plain import to_json
 from llmc_jax.report.content import Content, Run
 from llmc_jax.report.gather import MOST_SAMPLES, content_of, names_of, read_runs
 from llmc_jax.report.series import BINS, POINTS
@@ -21,7 +21,7 @@ from tests.report.runs import BEGAN, CONFIG, end, run_folder, start, train, usua
 
 def content(*paths: Path) -> Content:
     found = content_of(read_runs(paths))
-    json.dumps(plain(found), allow_nan=False)
+    json.dumps(to_json(found), allow_nan=False)
     return found
 
 
@@ -71,7 +71,7 @@ def test_facts_and_status_of_a_run(whole: Run) -> None:
 
 
 def test_passwords_in_addresses_are_not_shown(whole: Run) -> None:
-    shown = json.dumps(plain(whole))
+    shown = json.dumps(to_json(whole))
     assert "host/x" in shown and "me:pass" not in shown
 
 
