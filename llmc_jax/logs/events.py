@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -22,23 +21,8 @@ from llmc_jax.logs.files import OF_ALL, OF_STEPS, figure_of, time_of
 from llmc_jax.logs.follow import Follower
 
 TORN = "the last line is incomplete (still being written, or cut off) and is skipped"
-PIECE = 1 << 17  # bytes that are read at once, of which the events take ten times as many
+ABSENT = np.int64(0x7FF8_0000_0000_0ABC).view(np.float64)  # in place of a number: a NaN that no computation makes
 MOST_OTHERS = 20_000  # events that are kept as they are, other than those of OF_STEPS
-
-
-@dataclass
-class Column:
-    """The numbers of one field."""
-
-    values: array = field(default_factory=lambda: array("d"))  # of all rows up to the last that has it
-    absent: array = field(default_factory=lambda: array("I"))  # rows that lack it; their value is NaN
-
-    def put(self, row: int, values: array, absent: Sequence[int] = ()) -> None:
-        """Take the values of the rows from `row` on; those before it that have none yet lack it."""
-        gap = range(len(self.values), row)
-        self.absent.extend((*gap, *absent))
-        self.values.extend([math.nan] * len(gap))
-        self.values.extend(values)
 
 
 @dataclass
@@ -47,7 +31,7 @@ class Table:
 
     steps: array = field(default_factory=lambda: array("q"))
     times: array = field(default_factory=lambda: array("d"))  # seconds since 1970, NaN where an event has none
-    columns: dict[str, Column] = field(default_factory=dict)
+    columns: dict[str, array] = field(default_factory=dict)  # of all rows up to the last that has a number; else ABSENT
 
     def put(self, events: Sequence[Mapping[str, Any]]) -> None:
         """Take some events."""
@@ -55,19 +39,14 @@ class Table:
         self.steps.extend(event["step"] for event in events)
         self.times.extend(_time(event) for event in events)
         for name in {*chain.from_iterable(events)} - OF_ALL:
+            column = self.columns.setdefault(name, array("d"))
+            column.extend([ABSENT] * (row - len(column)))
+            values = [event.get(name) for event in events]
             try:
-                values = list(map(itemgetter(name), events))  # twice as fast
-            except KeyError:
-                values = [event.get(name) for event in events]
-            self._put(name, row, values)
-
-    def _put(self, name: str, row: int, values: list[Any]) -> None:
-        try:
-            self.columns.setdefault(name, Column()).put(row, array("d", values))
-        except (TypeError, OverflowError):  # a word, nothing, an enormous integer
-            numbers = [figure_of(value) for value in values]
-            absent = [row + at for at, number in enumerate(numbers) if number is None]
-            self.columns[name].put(row, array("d", [math.nan if each is None else each for each in numbers]), absent)
+                column.extend(array("d", values))
+            except (TypeError, OverflowError):  # a word, nothing, an enormous integer
+                numbers = map(figure_of, values)
+                column.extend(ABSENT if number is None else number for number in numbers)
 
 
 @dataclass
@@ -88,14 +67,12 @@ class Events:
 def figures(events: Events, kind: str, name: str) -> Curve:
     """Return a field of one kind of event. A step logged again (after a resume) counts once, as it was last."""
     table = events.tables.get(kind)
-    column = table.columns.get(name) if table else None
-    if table is None or column is None:
+    if table is None or name not in table.columns:
         return NONE
-    values = np.frombuffer(column.values, np.float64)
+    values = np.frombuffer(table.columns[name], np.float64)
     steps, times = np.frombuffer(table.steps, np.int64)[: len(values)], np.frombuffer(table.times)[: len(values)]
-    if column.absent:
-        having = np.ones(len(values), bool)
-        having[np.frombuffer(column.absent, np.uint32)] = False
+    having = values.view(np.int64) != ABSENT.view(np.int64)
+    if not having.all():
         steps, values, times = steps[having], values[having], times[having]
     if len(steps) > 1 and not (np.diff(steps) > 0).all():
         unique, places = np.unique(steps[::-1], return_index=True)  # of equal steps the first, which was the last
@@ -106,7 +83,7 @@ def figures(events: Events, kind: str, name: str) -> Curve:
 
 def read_events(path: Path) -> Events:
     """Return the events of a file of ours; lines that are none become a note. Raises InputError, naming the file."""
-    events, follower = Events(), Follower(path, piece=PIECE)
+    events, follower = Events(), Follower(path)
     if not os.path.exists(path):
         raise InputError(f"{path}: cannot read it: No such file or directory")
     for found in follower.all():

@@ -9,7 +9,7 @@ from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import reason
 from llmc_jax.logs.files import event_in, events_in
 
-AT_ONCE = 1 << 22  # bytes that one reading takes, about 14,000 steps; a longer line is left out
+AT_ONCE = 1 << 20  # bytes that one reading takes, 3,500 steps, whose events take 10 MB; a longer line is left out
 ANCHOR = 256  # bytes before the place that was read up to: where they have changed, it is another file
 
 
@@ -20,13 +20,9 @@ class Follower:
     begins again with its first line. It holds no file open between two readings.
     """
 
-    def __init__(self, path: str | Path, start: int = 0, *, piece: int = 0) -> None:
-        """Follow a file that need not be there yet. start: bytes to pass over, at whose end a line begins.
-
-        piece: bytes of a reading, for less memory; AT_ONCE is what a longer line may have.
-        """
+    def __init__(self, path: str | Path, start: int = 0) -> None:
+        """Follow a file that need not be there yet. start: bytes to pass over, at whose end a line begins."""
         self.path = Path(path)
-        self.piece = piece or AT_ONCE
         self.place = start  # bytes read so far, whole lines
         self.begun = 1  # times that it began with the first line: who keeps what was read drops it when this grows
         self.lines = 0  # read since then
@@ -38,7 +34,7 @@ class Follower:
         self._inside = False  # the place is inside a line that is too long
 
     def new(self) -> list[dict[str, Any]]:
-        """Return the events since the last call, of at most AT_ONCE bytes or one longer line.
+        """Return the events since the last call, of at most AT_ONCE bytes.
 
         Nothing where there is no file now. Raises InputError where it cannot be read.
         """
@@ -65,10 +61,8 @@ class Follower:
                 self.place, self._anchor, self._inside = 0, b"", False
                 self.begun, self.lines, self.damaged, self.first_damaged = self.begun + 1, 0, 0, None
             file.seek(self.place)
-            data, most = _read_up_to(file, self.piece), self.piece
-            if len(data) == self.piece < AT_ONCE and b"\n" not in data:
-                data, most = data + _read_up_to(file, AT_ONCE - self.piece), AT_ONCE
-            self.behind = len(data) == most
+            data = _read_up_to(file, AT_ONCE)
+            self.behind = len(data) == AT_ONCE
             return data
 
     def _whole_lines(self, data: bytes) -> bytes:
@@ -120,7 +114,7 @@ STARTS = ("start", "resume")
 
 
 def recent(path: str | Path, kinds: Iterable[str] = ()) -> list[dict[str, Any]]:
-    """Return the last start or resume, the last event of each kind since then, and the last TAIL bytes' events.
+    """Return the last start or resume, the events of some kinds since then, and the last TAIL bytes' events.
 
     A start that no step follows does not count: the events before it are still the newest. In order; nothing where
     there is no file. Other lines are passed over and not parsed, so that a long file takes little time. Raises
@@ -140,18 +134,14 @@ def recent(path: str | Path, kinds: Iterable[str] = ()) -> list[dict[str, Any]]:
 
 def _chosen(lines: Iterable[bytes], kinds: Iterable[str]) -> Iterator[bytes]:
     """Yield of the lines, the last one first, those that `recent` returns."""
-    starts = {_beginning(kind) for kind in STARTS}
-    missing, room = {_beginning(kind) for kind in kinds} | starts, TAIL
-    heads, trained = tuple(missing), False
+    starts, wanted = (tuple(map(_beginning, each)) for each in (STARTS, (*STARTS, *kinds)))
+    room, trained = TAIL, False
     for line in lines:
-        if room > 0 or line.startswith(heads):
+        trained |= line.startswith(_beginning("train")) or room <= 0
+        if room > 0 or line.startswith(wanted):
             yield line
-            head = line[: line.find(b",")]
-            trained |= head == _beginning("train") or room <= 0
-            if head in starts and trained:
+            if line.startswith(starts) and trained:
                 return
-            missing.discard(head)
-            heads = tuple(missing)
             room -= len(line)
 
 
