@@ -40,16 +40,11 @@ class Child:
         empty: this one. hears_signals: a Ctrl-C ends it, as this process; else it has a session of its own.
         """
         self._output, self._errors = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
-        try:
-            self._process = subprocess.Popen(
-                [python or sys.executable, *(() if folder else ("-P",)), "-m", module, *words],
-                stdin=subprocess.PIPE, stdout=self._output, stderr=self._errors,
-                env=environment, cwd=folder, start_new_session=not hears_signals, pass_fds=pass_fds,
-            )  # fmt: skip
-        except OSError:
-            self._output.close()
-            self._errors.close()
-            raise
+        self._process = subprocess.Popen(
+            [python or sys.executable, *(() if folder else ("-P",)), "-m", module, *words],
+            stdin=subprocess.PIPE, stdout=self._output, stderr=self._errors,
+            env=environment, cwd=folder, start_new_session=not hears_signals, pass_fds=pass_fds,
+        )  # fmt: skip
         self.pid, self._has_session = self._process.pid, not hears_signals
         if nice:
             with suppress(OSError):  # it has ended, or the system does not let us

@@ -25,11 +25,6 @@ def cache_folder() -> Path:
     return Path(os.path.expanduser("~")) / usual / "llmc-jax"
 
 
-def expanded(path: str) -> str:
-    """Return a path with a user's folder in place of its `~` or `~name`, as a shell has it; `./~` stays."""
-    return os.path.expanduser(path)
-
-
 def quoted(path: str | Path) -> str:
     """Return a path as one types it: quoted for the shell, and with `./` before a `~` that our flags would expand."""
     import shlex  # here, as the modules below

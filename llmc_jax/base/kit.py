@@ -94,15 +94,11 @@ def option_lines(about: Option, column: int) -> list[str]:
     return two_columns(f"{', '.join(about.flags)} {about.value_name}".rstrip(), about.meaning + bracket, column)
 
 
-def own_flags(table: Iterable[Option]) -> list[str]:
-    """Return the flags that train.py does not have as lines of --help."""
-    return [line for about in table for line in option_lines(about, OWN_COLUMN)]
-
-
 def help_page(program: str, about: str, table: Iterable[Option], commands: Iterable[tuple[str, str]]) -> str:
     """Return what --help prints of a program that takes train.py's flags and its own. commands: words, what for."""
     usage = f"usage: {program} [flags of train.py] [flags below]"
-    lines = [usage, "", *textwrap.wrap(about, WIDTH), "", *own_flags(table)]
+    flags = [line for each in table for line in option_lines(each, OWN_COLUMN)]
+    lines = [usage, "", *textwrap.wrap(about, WIDTH), "", *flags]
     return "\n".join([*lines, *examples((f"{program} {words}", meaning) for words, meaning in commands)])
 
 

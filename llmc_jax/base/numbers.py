@@ -23,12 +23,6 @@ def count(value: float) -> str:
     return f"{value / size:.4g} {name}" if name else f"{value:g}"
 
 
-def short_count(value: float) -> str:
-    """Return the same for a narrow place: 858.9k, 1.02B."""
-    amount, _, name = count(value).partition(" ")
-    return amount + {"thousand": "k"}.get(name, name[:1].upper())
-
-
 def flop_rate(flops: float) -> str:
     """Return FLOP/s in a unit: 12.3 GFLOP/s, 98.76 TFLOP/s."""
     return f"{flops / 1e12:.2f} TFLOP/s" if flops >= 1e12 else f"{flops / 1e9:.1f} GFLOP/s"

@@ -4,6 +4,7 @@ Leaves out which options there are, and how the words of a command line are told
 """
 
 import math
+import os
 import re
 from collections.abc import Callable, Iterable, Set
 from dataclasses import field
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from llmc_jax.base.errors import InputError
-from llmc_jax.base.files import check_output, expanded
+from llmc_jax.base.files import check_output
 
 SCREEN = "-"  # in the place of a file to be written: standard output, where a flag takes that
 INT_MAX = 2**31 - 1  # llm.c's options are C ints, and the step number is an int32 on the device
@@ -221,7 +222,7 @@ def _value(about: Option, text: str) -> Any:
         return bool(about.default) if text == "0" else not about.default
     if about.auto is not None and text == "auto":
         return about.auto
-    value = _as_type(about.type, expanded(text) if about.is_path else text)
+    value = _as_type(about.type, os.path.expanduser(text) if about.is_path else text)
     problem = value_problem(about, value)
     if problem is None:
         return value

@@ -5,13 +5,14 @@ train.py, the profiler and the kernels read their words by hand (config/flags.py
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from llmc_jax.base.errors import InputError, raise_problems
-from llmc_jax.base.files import expanded, write_atomic
+from llmc_jax.base.files import write_atomic
 from llmc_jax.base.kit import command_line, examples
 from llmc_jax.base.options import SCREEN, Option, own, problems_together, read_value, show_value
 from llmc_jax.base.plain import to_json
@@ -27,8 +28,8 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, *, shown: Sequence[tuple[str, str]] = (), **settings: Any) -> None:
         super().__init__(**{"allow_abbrev": False, **settings})
-        self.register("type", "path", expanded)
-        self.register("type", Path, lambda word: Path(expanded(word)))
+        self.register("type", "path", os.path.expanduser)
+        self.register("type", Path, lambda word: Path(os.path.expanduser(word)))
         self.options: list[Option] = []
         self.shown = [(f"{self.prog} {words}", meaning) for words, meaning in shown]
 

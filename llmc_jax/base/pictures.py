@@ -5,7 +5,6 @@ touched.
 """
 
 import io
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +48,6 @@ def save_figure(figure: Any, path: Path) -> None:
     import matplotlib
 
     suffix, picture = path.suffix.lower(), io.BytesIO()
-    salted = matplotlib.rc_context({"svg.hashsalt": "llmc_jax"}) if suffix == ".svg" else nullcontext()
-    with salted:
+    with matplotlib.rc_context({"svg.hashsalt": "llmc_jax"}):  # names in an SVG are the same each time
         figure.savefig(picture, format=suffix[1:], metadata=SUFFIXES[suffix])
     write_atomic(path, picture.getvalue())

@@ -4,9 +4,8 @@ import argparse
 from functools import partial
 from types import ModuleType
 
-from llmc_jax.base.commands import program_name, typed
+from llmc_jax.base.commands import typed
 from llmc_jax.base.errors import ExitCode
-from llmc_jax.base.kit import exit_status
 from llmc_jax.base.options import SCREEN
 from llmc_jax.base.parsers import DIFFERS, JSON_FILE, Parser, commands_line, write_json
 from llmc_jax.base.streams import print_error
@@ -36,12 +35,8 @@ def make_parser() -> Parser:
             name, help=words, description=module.DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
         )
         command.add([*module.OPTIONS, JSON_FILE])
-        command.set_defaults(run=_run)
+        command.set_defaults(run=run)
     return parser
-
-
-def _run(args: argparse.Namespace) -> int:
-    return exit_status(f"{program_name('compare')} {args.command}", lambda: run(args))
 
 
 def run(args: argparse.Namespace) -> int:

@@ -5,7 +5,7 @@ Reading them is in logs/reading.py, drawing them in report/. Knows no JAX.
 
 import argparse
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from string import ascii_uppercase
 from typing import Any, NamedTuple
 
@@ -158,14 +158,9 @@ def chosen_steps(logs: Sequence[Log], rows: int) -> list[int]:
         having = [set(each.steps.tolist()) for each in curves if len(each.steps)]
         if having:
             common = set.intersection(*having)
-            return some_of(common if len(common) > 1 else set.union(*having), rows)
+            steps = sorted(common if len(common) > 1 else set.union(*having))
+            return [steps[place] for place in spread(len(steps), rows)]
     return []
-
-
-def some_of(steps: Iterable[int], rows: int) -> list[int]:
-    """Return at most `rows` of the steps in their order, the first and the last among them."""
-    found = sorted(steps)
-    return [found[place] for place in spread(len(found), rows)]
 
 
 def at_step(c: Curve, step: int) -> float | None:

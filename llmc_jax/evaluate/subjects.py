@@ -5,6 +5,7 @@ Leaves out how results are shown (report.py), and the flags.
 
 import hashlib
 import math
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ import numpy as np
 
 from llmc_jax.base.commands import typed
 from llmc_jax.base.errors import InputError
-from llmc_jax.base.files import expanded, refusing
+from llmc_jax.base.files import refusing
 from llmc_jax.checkpoint.source import Source
 from llmc_jax.checkpoint.sources import open_source
 from llmc_jax.checkpoint.tokenizer import choose_tokenizer
@@ -174,7 +175,7 @@ def named_task(word: str) -> tuple[str, Path]:
         raise InputError(f"--tasks {word}: unknown task; known are {', '.join(TASKS)}")
     if equals and not path:
         raise InputError(f"--tasks {word}: names no file; write {name}=FILE, or {name} alone for {TASKS[name].file}")
-    return name, Path(expanded(path)) if path else TASKS[name].usual_file
+    return name, Path(os.path.expanduser(path)) if path else TASKS[name].usual_file
 
 
 def questions(reader: Reader, word: str, positions: int, limit: int | None) -> Questions:

@@ -16,7 +16,6 @@ import numpy as np
 
 from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.base.files import reason
-from llmc_jax.base.magics import MEANINGS
 from llmc_jax.logs.curves import NONE, Curve
 from llmc_jax.logs.events import TORN, Events, figures, read_events
 from llmc_jax.logs.files import MAIN_LOG, METRICS
@@ -145,7 +144,8 @@ def read_log(path: str | Path) -> Log:
     try:
         with file.open("rb") as opened:
             head = opened.peek(4096)[:4096]
-            _check_text(file, head)
+            if b"\0" in head:
+                raise FormatError(f"{file}: binary data; expected a log, which is text in UTF-8")
             if head.lstrip()[:1] == b"{":
                 return _read_metrics(path, file)
             return _read_text(path, file, opened)
@@ -159,16 +159,6 @@ def _file_in(folder: Path) -> Path:
         if (folder / name).is_file():
             return folder / name
     raise InputError(f"{folder}: no {METRICS} and no {MAIN_LOG} in this folder; expected a run folder or a log")
-
-
-def _check_text(path: Path, head: bytes) -> None:
-    if not head:
-        raise FormatError(f"{path}: the file is empty; expected a log with at least one loss")
-    known = MEANINGS.get(int.from_bytes(head[:4], "little"))
-    if known:
-        raise FormatError(f"{path}: {known.partition(' (')[0]}; expected a log")
-    if b"\0" in head:
-        raise FormatError(f"{path}: binary data; expected a log, which is text in UTF-8")
 
 
 # ----- ours ---------------------------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ import platform
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -92,13 +91,8 @@ def _after(seen: Seen, event: Mapping[str, Any]) -> Seen:
         time=seen.time if now is None else now,
         longest=seen.longest if now is None or seen.time is None else max(seen.longest, now - seen.time),
         trained=seen.trained or kind == "train",
-        outcome=_outcome(event) if kind == "end" else seen.outcome,
+        outcome=str(event.get("outcome") or UNKNOWN) if kind == "end" else seen.outcome,
     )
-
-
-def _outcome(event: Mapping[str, Any]) -> str:
-    outcome = event.get("outcome")
-    return outcome if isinstance(outcome, str) and outcome else UNKNOWN
 
 
 def usual_silence(seen: Seen) -> float:
@@ -158,23 +152,19 @@ def is_there(start: Mapping[str, Any], last: float) -> bool | None:
     pid = start.get("pid")
     if not _is_here(start) or not isinstance(pid, int) or pid <= 0:
         return None
-    with suppress(psutil.AccessDenied, OverflowError):  # it is there, and somebody else's
-        try:
-            process = psutil.Process(pid)
-            is_later = process.create_time() > last + CLOCK_ERROR
-            return not is_later and process.status() != psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
-            return None if _is_hidden(pid) else False
-    return True
-
-
-def _is_hidden(pid: int) -> bool:
-    """Return whether a process is there whose /proc this user must not see (mounted with hidepid)."""
+    try:
+        process = psutil.Process(pid)
+        is_later = process.create_time() > last + CLOCK_ERROR
+        return not is_later and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.AccessDenied:
+        return True  # it is somebody else's
+    except (psutil.NoSuchProcess, OverflowError):
+        pass
     try:
         os.kill(pid, 0)  # sends nothing
     except PermissionError:
-        return True
-    except OSError:
+        return None  # it is there, but this user must not see it: /proc is mounted with hidepid
+    except (OSError, OverflowError):
         pass
     return False
 

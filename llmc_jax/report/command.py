@@ -2,7 +2,6 @@
 
 import argparse
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 from llmc_jax.base.commands import typed
@@ -50,8 +49,11 @@ def run(words: list[str]) -> None:
     from llmc_jax.report.gather import content_of, read_runs
     from llmc_jax.report.page import page
 
-    paths = expanded(args.runs)
-    output = args.output or default_output(args.runs)
+    paths = [each for path in args.runs for each in runs_at(path)]
+    if len(paths) > MOST_RUNS:
+        raise InputError(f"{len(paths)} runs: a page shows {MOST_RUNS} at most; name fewer")
+    folder = args.runs[0] if len(args.runs) == 1 and args.runs[0].is_dir() else Path()
+    output = args.output or folder / REPORT
     check_page(output)
     content = content_of(read_runs(paths), args.title)
     document = page(content)
@@ -69,14 +71,6 @@ main = command_line("report")(run)
 # ----- what is asked for ----------------------------------------------------------------------------------------------
 
 
-def expanded(paths: Sequence[Path]) -> list[Path]:
-    """Return the runs that the words name: of a folder of runs all, by name. Raises InputError."""
-    found = [each for path in paths for each in runs_at(path)]
-    if len(found) > MOST_RUNS:
-        raise InputError(f"{len(found)} runs: a page shows {MOST_RUNS} at most; name fewer")
-    return found
-
-
 def runs_at(path: Path) -> list[Path]:
     """Return a run, a file or a folder with a log, or else the run folders in it. Raises InputError where none is."""
     logs = METRICS, MAIN_LOG
@@ -86,12 +80,6 @@ def runs_at(path: Path) -> list[Path]:
     if not found:
         raise InputError(f"{path}: neither a run folder nor a folder of them: no {METRICS} and no {MAIN_LOG} there")
     return found
-
-
-def default_output(paths: Sequence[Path]) -> Path:
-    """Return where the page goes: into the folder that was named, into the current one for a file or for several."""
-    folder = paths[0] if len(paths) == 1 and paths[0].is_dir() else Path()
-    return folder / REPORT
 
 
 def check_page(path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from llmc_jax.base.numbers import duration
+from llmc_jax.logs.curves import loss_range
 from llmc_jax.report.content import Content, Event, Panel, Run, Sample, Status
 
 STATES = {
@@ -341,7 +342,5 @@ def figure(value: str) -> Html:
 def looks_log(content: Content) -> bool:
     """Return whether the loss halves or more: then its axis is logarithmic, as in the run's own picture."""
     keys = next(([curve.key for curve in panel.curves] for panel in content.panels if panel.log), [])
-    values = [run.curves[key].y for run in content.runs for key in keys if key in run.curves]
-    finite = np.concatenate([np.zeros(0), *values])
-    finite = finite[np.isfinite(finite)]
-    return bool(len(finite) and finite.min() > 1e-9 and finite.max() >= 2 * finite.min())
+    shown = loss_range([], [run.curves[key].y for run in content.runs for key in keys if key in run.curves])
+    return shown is not None and shown.log

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.text import Text
 
-from llmc_jax.base.numbers import short_count
+from llmc_jax.base.numbers import count
 from llmc_jax.base.streams import escaped
 from llmc_jax.logs.curves import Curve, binned, loss_range, moving_mean, window_of
 from llmc_jax.logs.files import finite_number, step_of, time_of
@@ -182,7 +182,7 @@ def _figures(moment: Moment, width: int) -> list[Text]:
         Text(_named("HellaSwag {:.4f}", evaluated, "accuracy_norm"), VAL),
         Text(f"{story.skipped:,} skipped" if story.skipped else "", "yellow"),
         Text(story.utilization()),
-        Text("" if tokens is None else f"{short_count(tokens)} tokens"),
+        Text("" if tokens is None else f"{count(tokens)} tokens"),
         Text(_memory(train)),
     ]
     shown = fitting(words, width, gap=3)

@@ -50,7 +50,7 @@ def test_each_explains_itself_by_the_name_that_was_typed(
         (["convert", "inspect", "/none.bin"], "llmc-jax convert: /none.bin: "),
         (["checkpoint", "runs/a"], "llmc-jax checkpoint: COMMAND: invalid choice: 'runs/a' (choose from 'verify'"),
         (["checkpoint", "verify", "/none"], "llmc-jax checkpoint: /none: "),
-        (["compare", "logs", "a.log"], "llmc-jax compare logs: "),
+        (["compare", "logs", "a.log"], "llmc-jax compare: 1 log given"),
         (["data", "inspect", "/none.bin"], "llmc-jax data: inspect /none.bin: "),
         (["data", "prepare", "x", "--tokeniser", "bytes"], "llmc-jax data: --tokeniser: unknown flag; --help "),
         (["convert", "inspect", "x", "-t", "4"], "llmc-jax convert: -t: unknown flag; --help "),
