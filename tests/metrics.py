@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from llmc_jax.logs.files import with_floats
+from llmc_jax.logs.files import NON_FINITE
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -13,4 +13,5 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     Raises ValueError for any other line that is not JSON.
     """
     *lines, _torn = path.read_bytes().split(b"\n")
-    return [with_floats(json.loads(line)) for line in lines]
+    events = map(json.loads, lines)
+    return [{name: float(each) if each in NON_FINITE else each for name, each in event.items()} for event in events]

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from llmc_jax.base.errors import InputError
+from llmc_jax.base.numbers import plural
 from llmc_jax.logs.curves import NONE, Curve
 from llmc_jax.logs.files import OF_ALL, OF_STEPS, figure_of, time_of
 from llmc_jax.logs.follow import Follower
@@ -93,9 +94,8 @@ def read_events(path: Path) -> Events:
         del found  # before the next are there
     if count := follower.damaged:
         events.first_bad = follower.first_damaged
-        several = f"{count:,} lines are not events, the first is line {events.first_bad}"
-        words = several if count > 1 else f"line {events.first_bad} is not an event"
-        events.notes.append(f"{path.name}: {words}; skipped")
+        words = f"{plural(count, 'line')} without an event, the first is line {events.first_bad}"
+        events.notes.append(f"{path.name}: left out: {words}")
     if follower.torn:
         events.notes.append(TORN)
     if len(events.others) == MOST_OTHERS:

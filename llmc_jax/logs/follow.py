@@ -55,13 +55,13 @@ class Follower:
 
     def _read(self) -> bytes:
         """Return what follows the place, from the beginning where what lies before it has changed."""
-        with open(self.path, "rb", buffering=0, opener=_open_at_once) as file:
+        with open(self.path, "rb", opener=_open_at_once) as file:
             file.seek(self.place - len(self._anchor))
             if file.read(len(self._anchor)) != self._anchor or file.seek(0, 2) < self.place:
                 self.place, self._anchor, self._inside = 0, b"", False
                 self.begun, self.lines, self.damaged, self.first_damaged = self.begun + 1, 0, 0, None
             file.seek(self.place)
-            data = _read_up_to(file, AT_ONCE)
+            data = file.read(AT_ONCE)
             self.behind = len(data) == AT_ONCE
             return data
 
@@ -99,14 +99,6 @@ def _open_at_once(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def _read_up_to(file: Any, count: int) -> bytes:
-    pieces = []
-    while count and (piece := file.read(count)):
-        pieces.append(piece)
-        count -= len(piece)
-    return b"".join(pieces)
-
-
 # ----- the newest events of a long file -----------------------------------------------------------------------------
 
 TAIL = 1 << 16  # bytes at the end that are read as they stand, about 200 steps
@@ -121,7 +113,7 @@ def recent(path: str | Path, kinds: Iterable[str] = ()) -> list[dict[str, Any]]:
     InputError where it cannot be read.
     """
     try:
-        with open(path, "rb", buffering=0, opener=_open_at_once) as file:
+        with open(path, "rb", opener=_open_at_once) as file:
             lines = _lines_backwards(file, file.seek(0, 2))
             next(lines)  # which has no end
             events = [event_in(line) for line in _chosen(lines, kinds)]
@@ -158,7 +150,7 @@ def _lines_backwards(file: Any, place: int) -> Iterator[bytes]:
     while place:
         begin = max(0, place - TAIL)
         file.seek(begin)
-        first, *lines = (_read_up_to(file, place - begin) + rest).split(b"\n")
+        first, *lines = (file.read(place - begin) + rest).split(b"\n")
         yield from reversed(lines)
         rest, place = first[-AT_ONCE:], begin
     yield rest

@@ -46,7 +46,6 @@ class RunState(NamedTuple):
     last: float | None  # when the last event was
     silent: float | None  # seconds since then
     host: str | None
-    pid: int | None
     event: Mapping[str, Any] | None  # the last one
 
     @property
@@ -106,7 +105,6 @@ def run_state(seen: Seen, now: float | None = None, process_runs: "ProcessRuns |
     start = seen.start or {}
     silent = None if seen.time is None else max(0.0, now - seen.time)
     runs = None if seen.outcome else (process_runs or is_there)(start, now if seen.time is None else seen.time)
-    pid = finite_number(start.get("pid"), 0, LARGEST_STEP)
     return RunState(
         state=seen.outcome or _state(runs, silent, seen),
         step=seen.step,
@@ -115,7 +113,6 @@ def run_state(seen: Seen, now: float | None = None, process_runs: "ProcessRuns |
         last=seen.time,
         silent=silent,
         host=None if start.get("host") is None else str(start["host"]),
-        pid=None if pid is None else int(pid),
         event=seen.last,
     )
 

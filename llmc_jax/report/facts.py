@@ -122,7 +122,7 @@ def summary_of(status: Status, figures: Figures, axes: Axes, start: Config) -> R
         return figures.get(key, NONE)
 
     rows = [
-        ("steps", f"{status.step:,}" + _of(status.steps, status.step) if status.step is not None else ""),
+        ("steps", steps_words(status.step, status.steps)),
         ("best validation loss", _best(of("val.loss"))),
         ("last validation loss", _last(of("val.loss"))),
         ("training loss", _recent(of("train.loss"))),
@@ -138,10 +138,6 @@ def summary_of(status: Status, figures: Figures, axes: Axes, start: Config) -> R
         ("peak", flop_rate(peak) if (peak := positive(start.get("peak_flops"))) else ""),
     ]
     return [(name, words) for name, words in rows if words]
-
-
-def _of(planned: int | None, made: int) -> str:
-    return "" if planned is None or planned == made else f" of {planned:,}"
 
 
 def _best(series: Curve) -> str:

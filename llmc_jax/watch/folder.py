@@ -11,11 +11,11 @@ from llmc_jax.base import text
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.numbers import number
 from llmc_jax.base.streams import escaped
-from llmc_jax.logs.files import METRICS, runs_in
+from llmc_jax.logs.files import METRICS, figure_of, runs_in
 from llmc_jax.logs.follow import recent
 from llmc_jax.logs.state import RUNNING, RunState, run_state, state_words
 from llmc_jax.run.console import duration
-from llmc_jax.watch.story import Story, value_of
+from llmc_jax.watch.story import Story
 from llmc_jax.watch.view import BAD, STYLES, Room
 
 LONGEST_NAME = 32  # characters of a run's name in the table
@@ -88,8 +88,8 @@ def _cells(row: Row, now: float) -> list[str]:
         escaped(state_words(state.state))[:12],
         "" if state.silent is None else f"{duration(state.silent)} ago",
         f"{state.step or 0}/{'?' if state.steps is None else state.steps}",
-        number(value_of(train, "loss")),
-        number(value_of(val, "loss")),
+        number(figure_of(train.get("loss"))),
+        number(figure_of(val.get("loss"))),
         number(speed, 0),
         "" if left is None else duration(left),
     ]

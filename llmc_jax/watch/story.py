@@ -10,7 +10,7 @@ import numpy as np
 
 from llmc_jax.base.streams import escaped
 from llmc_jax.logs.curves import Curve, finite
-from llmc_jax.logs.files import finite_number, step_of
+from llmc_jax.logs.files import figure_of, finite_number, step_of
 from llmc_jax.logs.follow import STARTS
 from llmc_jax.logs.state import RunState, Seen, after
 from llmc_jax.run.console import Pace
@@ -37,7 +37,7 @@ class Story:
         """Take some more events."""
         for event in events:
             self.seen = after(self.seen, (event,))
-            kind, step, loss = event["event"], step_of(event), value_of(event, "loss")
+            kind, step, loss = event["event"], step_of(event), figure_of(event.get("loss"))
             if kind in QUIET:
                 self.latest[kind] = event
             else:
@@ -51,7 +51,7 @@ class Story:
 
     def _take_step(self, event: Mapping[str, Any]) -> None:
         self.skipped += bool(event.get("skipped"))
-        ms, speed = value_of(event, "ms"), value_of(event, "tokens_per_second")
+        ms, speed = figure_of(event.get("ms")), figure_of(event.get("tokens_per_second"))
         if ms is not None and 0 <= ms < LARGEST:
             now = self.pace.last + ms / 1000 if self.seen.time is None else self.seen.time
             self.pace = self.pace.then(now)
@@ -66,7 +66,7 @@ class Story:
     def tokens_per_second(self) -> float | None:
         """Return the speed as llm.c averages it; of the only step its own."""
         last = self.latest.get("train")
-        return self.speed.mean or (value_of(last, "tokens_per_second") if last else None)
+        return self.speed.mean or (figure_of(last.get("tokens_per_second")) if last else None)
 
     def utilization(self) -> str:
         """Return how well the devices are used, in words; empty where it is not known."""
@@ -82,9 +82,3 @@ class Story:
             return None
         left = self.pace.left(state.steps - state.step)
         return None if left is None else max(0.0, left - max(0.0, now - self.pace.last))
-
-
-def value_of(event: Mapping[str, Any], name: str) -> float | None:
-    """Return a field that is a number, NaN and the infinities among them; None of another one."""
-    value = event.get(name)
-    return value if type(value) is float else finite_number(value, -LARGEST, LARGEST)

@@ -13,13 +13,13 @@ from rich.text import Text
 from llmc_jax.base.numbers import count
 from llmc_jax.base.streams import escaped
 from llmc_jax.logs.curves import Curve, binned, loss_range, moving_mean, window_of
-from llmc_jax.logs.files import finite_number, step_of, time_of
+from llmc_jax.logs.files import figure_of, finite_number, step_of, time_of
 from llmc_jax.logs.state import DIED, RUNNING, UNKNOWN, RunState, event_words, state_words
 from llmc_jax.machine.device import gib
 from llmc_jax.machine.nvml import GpuReading, gpu_line
 from llmc_jax.run.console import BarState, bar, duration, fitting
 from llmc_jax.watch.plot import LABEL, LOWEST, NARROWEST, plot
-from llmc_jax.watch.story import Story, value_of
+from llmc_jax.watch.story import Story
 
 NARROWEST_VIEW, LOWEST_VIEW = 20, 6  # cells; a smaller terminal sees a part of the view
 STYLES = {RUNNING: "bold green", "done": "bold green", "stopped": "bold yellow", UNKNOWN: "bold yellow"}
@@ -126,8 +126,8 @@ def _bar(moment: Moment, room: Room, width: int) -> Text:
         total=total,
         elapsed=0.0 if state.started is None else max(0.0, until - state.started),
         left=None if left is None else min(left, LONGEST),
-        loss=value_of(train, "loss"),
-        val_loss=value_of(val, "loss"),
+        loss=figure_of(train.get("loss")),
+        val_loss=figure_of(val.get("loss")),
         tokens_per_second=story.tokens_per_second(),
         doing=doing,
     )
@@ -173,7 +173,7 @@ def _figures(moment: Moment, width: int) -> list[Text]:
     if len(val.steps):
         at = int(val.values.argmin())
         best = f"best val {val.values[at]:.4f} at step {val.steps[at]}"
-    tokens = value_of(train, "tokens")
+    tokens = figure_of(train.get("tokens"))
     words = [
         Text(best, VAL),
         Text(_named("norm {:.2f}", train, "norm")),
@@ -190,7 +190,7 @@ def _figures(moment: Moment, width: int) -> list[Text]:
 
 
 def _named(form: str, event: Mapping[str, Any], name: str) -> str:
-    value = value_of(event, name)
+    value = figure_of(event.get(name))
     return "" if value is None else form.format(value)
 
 

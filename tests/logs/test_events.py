@@ -62,7 +62,7 @@ def test_lines_that_are_no_events_are_left_out_and_counted(tmp_path: Path) -> No
     read = read_events(file_of(tmp_path / "m", train(0), *BAD, train(1)))
     assert figures(read, "train", "loss").steps.tolist() == [0, 1]
     (note,) = read.notes
-    assert f"{len(BAD)} lines are not events, the first is line 2" in note
+    assert f"{len(BAD)} lines without an event, the first is line 2" in note
     huge = b'{"event": "train", "step": 1, "loss": 1%s, "time": "x", "norm": [1]}' % (b"0" * 400)
     read = read_events(file_of(tmp_path / "m", huge))
     assert not read.notes and not len(figures(read, "train", "loss").steps) and read.first_time is None

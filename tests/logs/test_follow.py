@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from llmc_jax.base.errors import InputError
 from llmc_jax.logs import follow
 from llmc_jax.logs.follow import Follower, recent
-from tests.metrics import read_metrics
 
 
 def line(step: int, **more: object) -> bytes:
@@ -124,12 +123,6 @@ def test_any_bytes_are_read_to_their_last_whole_line(
             follower.new()
     assert follower.place >= data.rfind(b"\n") + 1 and follower.begun == 1
     assert follower.damaged <= data.count(b"\n") + 1
-
-
-def test_not_finite_numbers_come_back_as_floats(path: Path) -> None:
-    path.write_bytes(line(0, loss="nan", norm="-inf", time=1.5))
-    (event,) = Follower(path).new()
-    assert repr(event) == repr(read_metrics(path)[0]) and event["norm"] == float("-inf")
 
 
 def test_what_cannot_be_read_is_bad_input_and_nothing_is_waited_for(path: Path) -> None:
