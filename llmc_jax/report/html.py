@@ -13,12 +13,10 @@ import numpy as np
 
 from llmc_jax.base.numbers import duration
 from llmc_jax.logs.curves import loss_range
+from llmc_jax.logs.state import state_words
 from llmc_jax.report.content import Content, Event, Panel, Run, Sample, Status
 
-STATES = {
-    "running": "● running", "done": "✓ finished", "stopped": "■ stopped", "diverged": "✗ diverged",
-    "bad_input": "✗ failed", "died": "✗ died", "unknown": "? silent",
-}  # fmt: skip
+SIGNS = {"running": "●", "done": "✓", "stopped": "■", "unknown": "?"}  # of states; of all others ✗
 COLORS = 7  # of page.html: --color-0 and so on
 DASHES = ((), (9, 4), (2, 3), (9, 3, 2, 3), (16, 4))
 MARKS = {  # of Bokeh, and what they look like in a legend
@@ -310,7 +308,7 @@ def is_thinned(run: Run) -> bool:
 
 def chip(status: Status) -> Html:
     """Return how a run ended, in its colour."""
-    return tag("span", STATES.get(status.state, status.state), class_=f"chip {status.state}")
+    return tag("span", f"{SIGNS.get(status.state, '✗')} {state_words(status.state)}", class_=f"chip {status.state}")
 
 
 def notes_of(run: Run) -> Html | None:
