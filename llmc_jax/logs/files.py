@@ -5,7 +5,6 @@ Leaves out writing them (run/folder.py), and other programs' logs (reading.py).
 
 import json
 import os
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -55,12 +54,6 @@ def runs_in(folder: Path, names: Sequence[str] = (METRICS,)) -> list[Path]:
 def rank_log(folder: Path, rank: int) -> Path:
     """Return the log of one of several processes: of the first one metrics.jsonl, of another one rank_%05d.jsonl."""
     return folder / (f"rank_{rank:05d}.jsonl" if rank else METRICS)
-
-
-def rank_of(path: Path) -> int | None:
-    """Return the rank of the process whose log a file is by its name; None for any other file, the first one's too."""
-    match = re.fullmatch(r"rank_(\d{5,9})\.jsonl", path.name)
-    return int(match[1]) if match and rank_log(path.parent, int(match[1])) == path else None
 
 
 def event_in(line: bytes) -> dict[str, Any] | None:

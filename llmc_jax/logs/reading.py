@@ -47,7 +47,6 @@ MAIN_FIGURE = re.compile(rf" (lr|norm):({NUMBER})")
 # from 1; 'step 0: train loss 4.6 (took 3.2 ms)', without a total, from 0.
 STEP_LINE = re.compile(rf"step\s+(\d{{1,12}})(/\d{{1,12}})?(?:: | \| )(?:train )?loss ({NUMBER})(?![\w.])(.*)")
 VAL_LINE = re.compile(rf"val loss ({NUMBER})")
-HELLASWAG_LINE = re.compile(rf"HellaSwag: \d+/\d+ = ({NUMBER})")
 OF_STEP = {  # what else a step's line has
     "ms": re.compile(rf"({NUMBER}) ms\b"),
     SPEED: re.compile(rf"({NUMBER}) tok/s"),
@@ -204,7 +203,6 @@ class Position:
     batches: int | None = None  # of a validation
     placed: int | None = None  # step of the last validation, once it is known
     val: float | None = None  # one whose step is not known yet
-    hellaswag: float | None = None
     unsure: bool = False  # steps were left out between two lines, with a validation among them
 
 
@@ -239,11 +237,6 @@ def _take_line(found: Found, position: Position, line: str) -> None:
             found.put(step, {VAL: _loss(found, VAL, value), BATCHES: None})
     elif match := VAL_LINE.fullmatch(line):
         _take_val(found, position, _loss(found, VAL, match[1]))
-    elif match := HELLASWAG_LINE.fullmatch(line):
-        if position.val is None and position.placed is not None:
-            found.put(position.placed, {HELLASWAG: float_of(match[1])})
-        else:
-            position.hellaswag = float_of(match[1])
     elif match := VAL_EVERY.fullmatch(line):
         position.every = int(match[1]) or None
     elif match := VAL_BATCHES.fullmatch(line):
@@ -322,9 +315,7 @@ def _place(found: Found, position: Position, next_step: int | None) -> None:
             position.unsure = True
     if position.val is not None:
         found.put(step, {VAL: position.val, BATCHES: position.batches})
-    if position.hellaswag is not None:
-        found.put(step, {HELLASWAG: position.hellaswag})
-    position.val = position.hellaswag = None
+    position.val = None
 
 
 def float_of(text: str) -> float:

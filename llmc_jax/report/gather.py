@@ -17,7 +17,7 @@ from llmc_jax.base.files import read_json_object
 from llmc_jax.base.numbers import duration, plural
 from llmc_jax.logs.curves import Curve, spread
 from llmc_jax.logs.events import Events, figures, read_events
-from llmc_jax.logs.files import KERNELS, LARGEST, METRICS, rank_of, step_of, table_of, time_of
+from llmc_jax.logs.files import KERNELS, LARGEST, METRICS, step_of, table_of, time_of
 from llmc_jax.logs.reading import Log, log_of, read_log
 from llmc_jax.logs.state import DIED, UNKNOWN, RunState, event_words, read_state, state_words
 from llmc_jax.machine.device import installed
@@ -28,7 +28,6 @@ from llmc_jax.report.series import Axes, Figures, axes_of, drawn
 MOST_SAMPLES = 100  # of a run, spread over its steps
 LONGEST_SAMPLE = 10_000  # characters
 MOST_EVENTS = 400  # of a run that a page lists
-SAME = ("start", "resume", "end")  # what all processes log, shown for the first alone
 
 
 def content_of(runs: Sequence[Run], title: str = "") -> Content:
@@ -87,15 +86,11 @@ def read_ours(path: Path, given: str, kind: str) -> Run:
     notes = list(events.notes)
     if not (config := table_of(start.get("config"))):
         notes.append("no event of its start: options and versions are unknown")
-    ranks = sorted((rank, path) for path in folder.glob("rank_*.jsonl") if (rank := rank_of(path)) is not None)
-    logs = {rank: _noting(notes, read_events, path) for rank, path in ranks}
-    of_ranks = {rank: log for rank, log in logs.items() if log is not None}
-    notes += [note for log in of_ranks.values() for note in log.notes]
     if not found and not events.others:
         notes.append("no events yet")  # it has just begun, or lost them: no reason to refuse the runs beside it
     kernels = _noting(notes, read_json_object, folder / KERNELS, LARGEST) if (folder / KERNELS).exists() else None
     groups = facts.settings(config, kernels or {})
-    status, happened = status_of(_noting(notes, read_state, path)), events_of(events, axes, of_ranks)
+    status, happened = status_of(_noting(notes, read_state, path)), events_of(events, axes)
     run = _run(log, found, axes, status, start)
     baseline = facts.positive(start.get("bigram_nats"))
     return replace(
@@ -169,12 +164,9 @@ def status_of(state: RunState | None) -> Status:
 # ----- what happened --------------------------------------------------------------------------------------------------
 
 
-def events_of(events: Events, axes: Axes, of_ranks: Mapping[int, Events]) -> list[Event]:
-    """Return the events of a run in the order of steps, of very many some. of_ranks: its other processes' logs."""
+def events_of(events: Events, axes: Axes) -> list[Event]:
+    """Return the events of a run in the order of steps, of very many some."""
     found = [*_logged(events, axes), *_skipped(events, axes)]
-    for rank, own in of_ranks.items():
-        own_events = (each for each in _logged(own, axes) if each.kind not in SAME)
-        found += [replace(each, words=f"rank {rank}: {each.words}") for each in own_events]
     found.sort(key=lambda each: (each.step, each.time or 0.0))  # stable: without times, in the order of the file
     if len(found) > MOST_EVENTS:
         middle = slice(MOST_EVENTS // 2, 1 - MOST_EVENTS // 2)
