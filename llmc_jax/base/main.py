@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import NoReturn
 
 from llmc_jax.base.commands import COMMAND, COMMANDS, TRAIN
-from llmc_jax.base.errors import InputError
+from llmc_jax.base.errors import raise_problems
 from llmc_jax.base.kit import exit_status
 from llmc_jax.base.options import show_value
 
@@ -28,7 +28,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not words or words[0].startswith("-"):
         return _run(TRAIN, words, [(name, about.meaning) for name, about in COMMANDS.items()])
     name, *rest = words
-    return _run(name, rest) if name in COMMANDS else exit_status(COMMAND, lambda: _refuse(name))
+    if name in COMMANDS:
+        return _run(name, rest)
+    unknown = f"{show_value(name)}: unknown subcommand; known are {', '.join(COMMANDS)}"
+    return exit_status(COMMAND, lambda: raise_problems([unknown]))
 
 
 def _run(name: str, *arguments: Sequence) -> int:
@@ -38,7 +41,3 @@ def _run(name: str, *arguments: Sequence) -> int:
     module = import_module(f"llmc_jax.{about.module}")
     status: int = getattr(module, "program", module.main)(*arguments)
     return status
-
-
-def _refuse(name: str) -> NoReturn:
-    raise InputError(f"{show_value(name)}: unknown subcommand; known are {', '.join(COMMANDS)}")

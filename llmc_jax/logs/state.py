@@ -8,6 +8,7 @@ import platform
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,9 +73,7 @@ def machine() -> str | None:
 
 def after(seen: Seen, events: Iterable[Mapping[str, Any]]) -> Seen:
     """Return what is known after some more events."""
-    for event in events:
-        seen = _after(seen, event)
-    return seen
+    return reduce(_after, events, seen)
 
 
 def _after(seen: Seen, event: Mapping[str, Any]) -> Seen:

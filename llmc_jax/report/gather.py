@@ -5,7 +5,7 @@ A damaged file never stands in the way: what can be read is shown, and a note sa
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -88,9 +88,14 @@ def read_ours(path: Path, given: str, kind: str) -> Run:
         notes.append("no event of its start: options and versions are unknown")
     if not found and not events.others:
         notes.append("no events yet")  # it has just begun, or lost them: no reason to refuse the runs beside it
-    kernels = _noting(notes, read_json_object, folder / KERNELS, LARGEST) if (folder / KERNELS).exists() else None
-    groups = facts.settings(config, kernels or {})
-    status, happened = status_of(_noting(notes, read_state, path)), events_of(events, axes)
+    kernels: dict[str, Any] = {}
+    if (folder / KERNELS).exists():
+        try:
+            kernels = read_json_object(folder / KERNELS, LARGEST)
+        except InputError as error:
+            notes.append(str(error))
+    groups = facts.settings(config, kernels)
+    status = status_of(read_state(path))
     run = _run(log, found, axes, status, start)
     baseline = facts.positive(start.get("bigram_nats"))
     return replace(
@@ -98,19 +103,10 @@ def read_ours(path: Path, given: str, kind: str) -> Run:
         facts=facts.facts_of(groups, config),
         settings=groups,
         samples=samples_of(events),
-        events=happened,
+        events=events_of(events, axes),
         notes=notes,
         baseline=baseline,
     )
-
-
-def _noting[Found](notes: list[str], read: Callable[..., Found], *arguments: Any) -> Found | None:
-    """Return what is read; None, and a note, for what cannot be."""
-    try:
-        return read(*arguments)
-    except InputError as error:
-        notes.append(str(error))
-        return None
 
 
 def _run(log: Log, figures: Figures, axes: Axes, status: Status, start: facts.Config) -> Run:
@@ -151,10 +147,8 @@ def _sample(row: Mapping[str, Any]) -> Sample:
     return Sample(row["step"], tokens if type(tokens) is int else None, cut)
 
 
-def status_of(state: RunState | None) -> Status:
+def status_of(state: RunState) -> Status:
     """Return how far a run is, or how it ended."""
-    if state is None:
-        return Status("unknown", None, None, "")
     words = ", ".join(filter(None, (state_words(state.state), facts.steps_words(state.step, state.steps))))
     if state.state in (DIED, UNKNOWN) and state.silent is not None:
         words += f"; last event {duration(state.silent)} before this page was written"

@@ -43,8 +43,12 @@ class ShelfPage:
 
     def look(self, now: float | None = None) -> bool:
         """Read what is new of all runs. Raises InputError where the folder cannot be read."""
-        stories = {path: story for path in runs_in(self.folder) if (story := self._story(path)) is not None}
-        rows = [Row(path, story, run_state(story.seen, now)) for path, story in stories.items()]
+        rows = []
+        for path in runs_in(self.folder):
+            with suppress(InputError):  # it is gone, or must not be read
+                story = Story()
+                story.take(recent(path / METRICS, ("val",)))
+                rows.append(Row(path, story, run_state(story.seen, now)))
         self.rows = sorted(rows, key=lambda row: (-(row.state.last or 0.0), row.path.name))
         return False
 
@@ -55,14 +59,6 @@ class ShelfPage:
         when = time.strftime("%H:%M:%S", time.localtime(now))
         words = f"  runs: {len(self.rows)}, running: {running}, at {when}"
         return [Text.assemble((escaped(str(self.folder)), "bold"), words), *table(self.rows, room, now)]
-
-    def _story(self, path: Path) -> Story | None:
-        """Return what is newest of a run; None where it is gone, or must not be read."""
-        with suppress(InputError):
-            story = Story()
-            story.take(recent(path / METRICS, ("val",)))
-            return story
-        return None
 
 
 def table(rows: list[Row], room: Room, now: float) -> list[Text]:
