@@ -6,6 +6,7 @@ Leaves out comparing them.
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -98,40 +99,6 @@ class Log(NamedTuple):
         return self.of(VAL)
 
 
-PRINTED = (TRAIN, VAL, ESTIMATE, "norm", "lr", SPEED, "ms", "mfu", HELLASWAG, BATCHES)  # what other programs have
-
-
-@dataclass
-class Found:
-    """What has been found so far: values by step. A step that stands there again counts as it stands there last."""
-
-    curves: dict[str, dict[int, float]] = field(default_factory=lambda: {name: {} for name in PRINTED})
-    decimals: dict[str, int] = field(default_factory=dict)  # of the losses: 'train', 'val'
-    kind: str = PRINTED_BY
-    notes: list[str] = field(default_factory=list)
-    tokens_per_step: int | None = None
-
-    @property
-    def empty(self) -> bool:
-        return not self.curves[TRAIN] and not self.curves[VAL]
-
-    def put(self, step: int, values: Mapping[str, float | None]) -> None:
-        """Take values of a step, or None, by the names of the curves, in the place of earlier ones."""
-        for name, value in values.items():
-            self.curves[name].pop(step, None)
-            if value is not None:
-                self.curves[name][step] = value
-
-    def log(self, path: Path, decimals: int | None) -> Log:
-        curves = {name: _curve(values) for name, values in self.curves.items() if values}
-        return Log(str(path), self.kind, curves, decimals, tuple(self.notes), self.tokens_per_step)
-
-
-def _curve(values: dict[int, float]) -> Curve:
-    steps = sorted(values)
-    return Curve(np.array(steps, np.int64), np.array([values[step] for step in steps], np.float64))
-
-
 def read_log(path: str | Path) -> Log:
     """Return the log at `path`: a run folder, metrics.jsonl, main.log, or a file with what a program printed.
 
@@ -194,9 +161,15 @@ def log_of(events: Events, path: str = "", kind: str = "") -> Log:
 
 
 @dataclass
-class Position:
-    """Where in a program's output we are. A validation line names no step."""
+class Printed:
+    """What has been read of an output so far. A step that stands there again counts as it stands there last."""
 
+    curves: defaultdict[str, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))  # values by step
+    decimals: dict[str, int] = field(default_factory=dict)  # of the losses
+    kind: str = PRINTED_BY
+    notes: list[str] = field(default_factory=list)
+    tokens_per_step: int | None = None
+    # Where we are. A validation line names no step.
     last: int | None = None  # the last step seen since the program began
     total: int | None = None  # steps that there will be
     every: int | None = None  # steps between validations
@@ -205,117 +178,126 @@ class Position:
     val: float | None = None  # one whose step is not known yet
     unsure: bool = False  # steps were left out between two lines, with a validation among them
 
+    def put(self, step: int, values: Mapping[str, float | None]) -> None:
+        """Take values of a step, or None, by the names of the curves, in the place of earlier ones."""
+        for name, value in values.items():
+            self.curves[name].pop(step, None)
+            if value is not None:
+                self.curves[name][step] = value
+
+    def take(self, line: str) -> None:
+        """Take a line, which may say nothing of a run."""
+        if match := MAIN_LINE.fullmatch(line):
+            self.kind = MAIN_LOG
+            step, what, value, rest = int(match[1]), *match.groups()[1:]
+            if what == "eval":
+                self.put(step, {HELLASWAG: float_of(value)})
+            elif what == "trl":
+                others = {name: float_of(number) for name, number in MAIN_FIGURE.findall(rest)}
+                self.put(step, {TRAIN: self._loss(TRAIN, value), "norm": None, "lr": None, **others})
+            else:
+                self.put(step, {VAL: self._loss(VAL, value), BATCHES: None})
+        elif match := VAL_LINE.fullmatch(line):
+            self._take_val(self._loss(VAL, match[1]))
+        elif match := VAL_EVERY.fullmatch(line):
+            self.every = int(match[1]) or None
+        elif match := VAL_BATCHES.fullmatch(line):
+            self.batches = int(match[1])
+        elif (match := PROCESSES.fullmatch(line)) and self.batches is not None:
+            self.batches *= int(match[1])
+        elif START.fullmatch(line):
+            self.place(None)
+            self.last = self.total = self.every = self.batches = self.placed = None
+        elif match := TOKENS.match(line):
+            self.tokens_per_step = int("".join(filter(None, match.groups())).replace(",", "") or 0) or None
+        elif match := NANOGPT_STEP.fullmatch(line):
+            losses = {name: self._loss(name, text) for name, text in ((ESTIMATE, match[2]), (VAL, match[3]))}
+            self.put(int(match[1]), {**losses, BATCHES: None})
+        elif match := NANOGPT_ITER.fullmatch(line):
+            self._take_iteration(match)
+        elif match := STEP_LINE.fullmatch(line):
+            self._take_step(match)
+
+    def _take_iteration(self, match: re.Match[str]) -> None:
+        ms, mfu = float_of(match[3]), known_mfu(match[4])
+        speed = 1e3 * self.tokens_per_step / ms if self.tokens_per_step and ms > 0 else None
+        self.put(int(match[1]), {TRAIN: self._loss(TRAIN, match[2]), "ms": ms, SPEED: speed, "mfu": mfu})
+
+    def _take_step(self, match: re.Match[str]) -> None:
+        number, total, loss, rest = match.groups()
+        step = int(number) - (total is not None)
+        if step < 0:
+            return
+        self.place(step)
+        texts = {name: shown[1] if (shown := pattern.search(rest)) else None for name, pattern in OF_STEP.items()}
+        values = {name: None if text is None else float_of(text) for name, text in texts.items()}
+        self.put(step, {TRAIN: self._loss(TRAIN, loss), **values, "mfu": known_mfu(texts["mfu"])})
+        self.last, self.placed = step, None
+        self.total = int(total[1:]) if total else None
+
+    def _loss(self, curve: str, text: str) -> float:
+        """Return a loss, and take note of its decimals."""
+        if digits := re.fullmatch(r"[+-]?\d*\.(\d+)", text):
+            self.decimals[curve] = max(self.decimals.get(curve, 0), len(digits[1]))
+        return float_of(text)
+
+    def _take_val(self, loss: float) -> None:
+        """Give a validation its step at once, where the start-up table says how often there is one."""
+        if self.every is None or self.last is None:
+            self.val = loss
+            return
+        step = self.last + 1
+        if step != self.total:  # that is where the last one stands
+            least = step if self.placed is None else max(step, self.placed + 1)
+            step = -(-least // self.every) * self.every
+        self.put(step, {VAL: loss, BATCHES: self.batches})
+        self.placed = step
+
+    def place(self, next_step: int | None) -> None:
+        """Give the validation read last its step: right behind the last step seen, else that of the one that follows.
+
+        next_step: the step whose line follows; None: none does in this start of the program.
+        """
+        if self.last is None or (next_step is not None and next_step <= self.last):
+            step = next_step or 0
+        else:
+            step = self.last + 1
+            if next_step is not None and next_step != step and self.val is not None:
+                self.unsure = True
+        if self.val is not None:
+            self.put(step, {VAL: self.val, BATCHES: self.batches})
+        self.val = None
+
 
 def _read_text(path: Path, file: Path, opened: BinaryIO) -> Log:
-    found, position, text = Found(), Position(), b"\n"
+    found, text = Printed(), b"\n"
     for text in iter(partial(opened.readline, LONGEST_TEXT), b""):  # of a longer line the end is one
         if text.endswith(b"\n"):
             for part in text.decode("utf-8", "replace").split("\r"):  # a progress line is overwritten in place
-                _take_line(found, position, COLOURS.sub("", part).strip())
+                found.take(COLOURS.sub("", part).strip())
     if not text.endswith(b"\n"):
         found.notes.append(TORN)
-    _place(found, position, None)
-    if found.empty:
+    found.place(None)
+    curves = {name: _curve(values) for name, values in found.curves.items() if values}
+    if not curves.keys() & {TRAIN, VAL}:
         raise FormatError(
             f"{file}: no losses found; expected {METRICS}, {MAIN_LOG} or what train.py or a trainer of llm.c printed"
         )
-    if position.unsure:
+    if found.unsure:
         found.notes.append("steps are missing: each validation is placed right after the last step shown")
-    return found.log(path, found.decimals.get(TRAIN, found.decimals.get(VAL)))
+    decimals = found.decimals.get(TRAIN, found.decimals.get(VAL))
+    return Log(str(path), found.kind, curves, decimals, tuple(found.notes), found.tokens_per_step)
 
 
-def _take_line(found: Found, position: Position, line: str) -> None:
-    if match := MAIN_LINE.fullmatch(line):
-        found.kind = MAIN_LOG
-        step, what, value, rest = int(match[1]), *match.groups()[1:]
-        if what == "eval":
-            found.put(step, {HELLASWAG: float_of(value)})
-        elif what == "trl":
-            others = {name: float_of(number) for name, number in MAIN_FIGURE.findall(rest)}
-            found.put(step, {TRAIN: _loss(found, TRAIN, value), "norm": None, "lr": None, **others})
-        else:
-            found.put(step, {VAL: _loss(found, VAL, value), BATCHES: None})
-    elif match := VAL_LINE.fullmatch(line):
-        _take_val(found, position, _loss(found, VAL, match[1]))
-    elif match := VAL_EVERY.fullmatch(line):
-        position.every = int(match[1]) or None
-    elif match := VAL_BATCHES.fullmatch(line):
-        position.batches = int(match[1])
-    elif (match := PROCESSES.fullmatch(line)) and position.batches is not None:
-        position.batches *= int(match[1])
-    elif START.fullmatch(line):
-        _place(found, position, None)
-        position.last = position.total = position.every = position.batches = position.placed = None
-    elif match := TOKENS.match(line):
-        found.tokens_per_step = int("".join(filter(None, match.groups())).replace(",", "") or 0) or None
-    elif match := NANOGPT_STEP.fullmatch(line):
-        losses = {name: _loss(found, name, text) for name, text in ((ESTIMATE, match[2]), (VAL, match[3]))}
-        found.put(int(match[1]), {**losses, BATCHES: None})
-    elif match := NANOGPT_ITER.fullmatch(line):
-        _take_iteration(found, match)
-    elif match := STEP_LINE.fullmatch(line):
-        _take_step(found, position, match)
-
-
-def _take_iteration(found: Found, match: re.Match[str]) -> None:
-    ms, mfu = float_of(match[3]), known_mfu(match[4])
-    speed = 1e3 * found.tokens_per_step / ms if found.tokens_per_step and ms > 0 else None
-    found.put(int(match[1]), {TRAIN: _loss(found, TRAIN, match[2]), "ms": ms, SPEED: speed, "mfu": mfu})
+def _curve(values: dict[int, float]) -> Curve:
+    steps = sorted(values)
+    return Curve(np.array(steps, np.int64), np.array([values[step] for step in steps], np.float64))
 
 
 def known_mfu(text: str | None) -> float | None:
     """Return a printed utilization in percent; None for the negative one that stands for an unknown card or time."""
     value = None if text is None else float_of(text)
     return None if value is None or value < 0 else value
-
-
-def _take_step(found: Found, position: Position, match: re.Match[str]) -> None:
-    number, total, loss, rest = match.groups()
-    step = int(number) - (total is not None)
-    if step < 0:
-        return
-    _place(found, position, step)
-    texts = {name: shown[1] if (shown := pattern.search(rest)) else None for name, pattern in OF_STEP.items()}
-    values = {name: None if text is None else float_of(text) for name, text in texts.items()}
-    found.put(step, {TRAIN: _loss(found, TRAIN, loss), **values, "mfu": known_mfu(texts["mfu"])})
-    position.last, position.placed = step, None
-    position.total = int(total[1:]) if total else None
-
-
-def _loss(found: Found, curve: str, text: str) -> float:
-    """Return a loss, and take note of its decimals."""
-    if digits := re.fullmatch(r"[+-]?\d*\.(\d+)", text):
-        found.decimals[curve] = max(found.decimals.get(curve, 0), len(digits[1]))
-    return float_of(text)
-
-
-def _take_val(found: Found, position: Position, loss: float) -> None:
-    """Give a validation its step at once, where the start-up table says how often there is one."""
-    if position.every is None or position.last is None:
-        position.val = loss
-        return
-    step = position.last + 1
-    if step != position.total:  # that is where the last one stands
-        least = step if position.placed is None else max(step, position.placed + 1)
-        step = -(-least // position.every) * position.every
-    found.put(step, {VAL: loss, BATCHES: position.batches})
-    position.placed = step
-
-
-def _place(found: Found, position: Position, next_step: int | None) -> None:
-    """Give the validation read last its step: right behind the last step seen, else that of the one that follows.
-
-    next_step: the step whose line follows; None: none does in this start of the program.
-    """
-    if position.last is None or (next_step is not None and next_step <= position.last):
-        step = next_step or 0
-    else:
-        step = position.last + 1
-        if next_step is not None and next_step != step and position.val is not None:
-            position.unsure = True
-    if position.val is not None:
-        found.put(step, {VAL: position.val, BATCHES: position.batches})
-    position.val = None
 
 
 def float_of(text: str) -> float:
