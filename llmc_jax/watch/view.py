@@ -4,10 +4,11 @@ Leaves out reading the run (story.py) and the terminal (live.py).
 """
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+from rich.cells import chop_cells
 from rich.text import Text
 
 from llmc_jax.base.numbers import count
@@ -173,7 +174,7 @@ def _figures(moment: Moment, width: int) -> list[Text]:
     if len(val.steps):
         at = int(val.values.argmin())
         best = f"best val {val.values[at]:.4f} at step {val.steps[at]}"
-    tokens = figure_of(train.get("tokens"))
+    tokens, memory = figure_of(train.get("tokens")), finite_number(train.get("memory"))
     words = [
         Text(best, VAL),
         Text(_named("norm {:.2f}", train, "norm")),
@@ -183,7 +184,7 @@ def _figures(moment: Moment, width: int) -> list[Text]:
         Text(f"{story.skipped:,} skipped" if story.skipped else "", "yellow"),
         Text(story.utilization()),
         Text("" if tokens is None else f"{count(tokens)} tokens"),
-        Text(_memory(train)),
+        Text("" if memory is None else f"memory {gib(int(memory))}"),
     ]
     shown = fitting(words, width, gap=3)
     return [Text(" | ").join(shown)] if shown else []
@@ -192,11 +193,6 @@ def _figures(moment: Moment, width: int) -> list[Text]:
 def _named(form: str, event: Mapping[str, Any], name: str) -> str:
     value = figure_of(event.get(name))
     return "" if value is None else form.format(value)
-
-
-def _memory(train: Mapping[str, Any]) -> str:
-    value = finite_number(train.get("memory"))
-    return "" if value is None else f"memory {gib(int(value))}"
 
 
 def _gpu(moment: Moment) -> list[Text]:
@@ -220,15 +216,7 @@ def _sample(story: Story, width: int) -> list[Text]:
     text = escaped(event["text"][: TEXT_ROWS * width].expandtabs(4), keep="\n").strip("\n")
     title = Text.assemble(("sample", "bold"), (f" before step {escaped(str(event.get('step')))}", "dim"))
     lines = [line for line in text.split("\n")[:TEXT_ROWS] if line.strip()]
-    return [title, *_folded(lines, width - 2)]
-
-
-def _folded(lines: Iterable[str], width: int) -> Iterator[Text]:
-    from rich.cells import chop_cells
-
-    for line in lines:
-        for piece in chop_cells(line, width):
-            yield Text(f"  {piece}")
+    return [title, *(Text(f"  {piece}") for line in lines for piece in chop_cells(line, width - 2))]
 
 
 def _events(moment: Moment, width: int) -> list[Text]:
