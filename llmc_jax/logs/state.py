@@ -7,7 +7,7 @@ import os
 import platform
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -71,12 +71,8 @@ def machine() -> str | None:
         return None
 
 
-def after(seen: Seen, events: Iterable[Mapping[str, Any]]) -> Seen:
-    """Return what is known after some more events."""
-    return reduce(_after, events, seen)
-
-
-def _after(seen: Seen, event: Mapping[str, Any]) -> Seen:
+def after(seen: Seen, event: Mapping[str, Any]) -> Seen:
+    """Return what is known after another event."""
     kind, step, now = event.get("event"), finite_number(event.get("step"), 0, LARGEST_STEP), time_of(event.get("time"))
     if kind in STARTS:
         steps = finite_number(event.get("steps"), 0, LARGEST_STEP)
@@ -127,15 +123,10 @@ def _state(runs: bool | None, silent: float | None, seen: Seen) -> str:
 def read_state(path: str | Path, now: float | None = None) -> RunState:
     """Return the state of a run by its folder or its events' file; without events it is unknown. Raises InputError."""
     path = Path(path)
-    return run_state(after(Seen(), recent(path / METRICS if path.is_dir() else path)), now)
+    return run_state(reduce(after, recent(path / METRICS if path.is_dir() else path), Seen()), now)
 
 
 # ----- the process --------------------------------------------------------------------------------------------------
-
-
-def _is_here(start: Mapping[str, Any]) -> bool:
-    """Return whether a start's process would be seen from here. Older files name the host alone, or not even that."""
-    return start.get("host") == platform.node() and start.get("machine", machine()) == machine()
 
 
 def is_there(start: Mapping[str, Any], last: float) -> bool | None:
@@ -146,7 +137,8 @@ def is_there(start: Mapping[str, Any], last: float) -> bool | None:
     import psutil  # here, because what only reads logs does without it
 
     pid = start.get("pid")
-    if not _is_here(start) or not isinstance(pid, int) or pid <= 0:
+    is_here = start.get("host") == platform.node() and start.get("machine", machine()) == machine()
+    if not is_here or not isinstance(pid, int) or pid <= 0:  # older files name no machine
         return None
     try:
         process = psutil.Process(pid)

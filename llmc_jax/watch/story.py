@@ -36,7 +36,7 @@ class Story:
     def take(self, events: Iterable[Mapping[str, Any]]) -> None:
         """Take some more events."""
         for event in events:
-            self.seen = after(self.seen, (event,))
+            self.seen = after(self.seen, event)
             kind, step, loss = event["event"], step_of(event), figure_of(event.get("loss"))
             if kind in QUIET:
                 self.latest[kind] = event

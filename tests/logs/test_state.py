@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ def train(step: int, at: float) -> dict[str, Any]:
 
 
 def of(*events: dict[str, Any], now: float = NOW, runs: bool | None = None) -> RunState:
-    return run_state(after(Seen(), events), now, lambda *_: runs)
+    return run_state(reduce(after, events, Seen()), now, lambda *_: runs)
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +90,7 @@ def test_older_files_have_no_times_and_no_process(tmp_path: Path) -> None:
     | st.text(max_size=3) | st.lists(st.integers(), max_size=1),
 ), max_size=6))  # fmt: skip
 def test_events_of_any_shape_have_a_state(events: list[dict[str, Any]]) -> None:
-    found = run_state(after(Seen(), events), NOW)
+    found = run_state(reduce(after, events, Seen()), NOW)
     assert isinstance(found.state, str)
     assert found.silent is None or found.silent >= 0
 
