@@ -9,7 +9,7 @@ from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import reason
 from llmc_jax.logs.files import event_in, events_in
 
-AT_ONCE = 1 << 20  # bytes that one reading takes, 3,500 steps, whose events take 10 MB; a longer line is left out
+AT_ONCE = 1 << 17  # bytes that one reading takes, of which the events take ten times as many; a longer line is left out
 ANCHOR = 256  # bytes before the place that was read up to: where they have changed, it is another file
 
 

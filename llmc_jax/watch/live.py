@@ -23,6 +23,7 @@ from llmc_jax.watch.folder import ShelfPage
 from llmc_jax.watch.story import Story
 from llmc_jax.watch.view import Moment, Room, view
 
+MOMENT = 0.3  # seconds of reading between two views
 QUIT = ("q", "Q", "\x1b")
 
 
@@ -38,16 +39,19 @@ class RunPage:
         self._problem: str | None = None
 
     def look(self) -> bool:
-        """Read what is new, a piece; return whether there is more. What cannot be read is said, and tried again."""
+        """Read what is new, for a moment; return whether there is more. What cannot be read is said and tried again."""
+        until = time.monotonic() + MOMENT
         try:
-            events = self._follower.new()
+            for events in self._follower.all():
+                if self._follower.begun != self._begun:  # a resume has cut the file: what it dropped is forgotten
+                    self._story, self._begun = Story(), self._follower.begun
+                self._story.take(events)
+                if time.monotonic() > until:
+                    break
             self._problem = None if self._follower.path.exists() else f"{self._follower.path}: no longer exists"
         except InputError as error:
             self._problem = str(error)
             return False
-        if self._follower.begun != self._begun:  # a resume has cut the file: what it dropped is forgotten
-            self._story, self._begun = Story(), self._follower.begun
-        self._story.take(events)
         return self._follower.behind
 
     def ended(self) -> bool:
