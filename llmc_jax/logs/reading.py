@@ -48,6 +48,7 @@ MAIN_FIGURE = re.compile(rf" (lr|norm):({NUMBER})")
 # from 1; 'step 0: train loss 4.6 (took 3.2 ms)', without a total, from 0.
 STEP_LINE = re.compile(rf"step\s+(\d{{1,12}})(/\d{{1,12}})?(?:: | \| )(?:train )?loss ({NUMBER})(?![\w.])(.*)")
 VAL_LINE = re.compile(rf"val loss ({NUMBER})")
+HELLASWAG_LINE = re.compile(rf"HellaSwag: \d+/\d+ = ({NUMBER})")
 OF_STEP = {  # what else a step's line has
     "ms": re.compile(rf"({NUMBER}) ms\b"),
     SPEED: re.compile(rf"({NUMBER}) tok/s"),
@@ -176,6 +177,7 @@ class Printed:
     batches: int | None = None  # of a validation
     placed: int | None = None  # step of the last validation, once it is known
     val: float | None = None  # one whose step is not known yet
+    hellaswag: float | None = None  # the same of an accuracy
     unsure: bool = False  # steps were left out between two lines, with a validation among them
 
     def put(self, step: int, values: Mapping[str, float | None]) -> None:
@@ -199,6 +201,11 @@ class Printed:
                 self.put(step, {VAL: self._loss(VAL, value), BATCHES: None})
         elif match := VAL_LINE.fullmatch(line):
             self._take_val(self._loss(VAL, match[1]))
+        elif match := HELLASWAG_LINE.fullmatch(line):
+            if self.val is None and self.placed is not None:
+                self.put(self.placed, {HELLASWAG: float_of(match[1])})
+            else:
+                self.hellaswag = float_of(match[1])
         elif match := VAL_EVERY.fullmatch(line):
             self.every = int(match[1]) or None
         elif match := VAL_BATCHES.fullmatch(line):
@@ -266,7 +273,9 @@ class Printed:
                 self.unsure = True
         if self.val is not None:
             self.put(step, {VAL: self.val, BATCHES: self.batches})
-        self.val = None
+        if self.hellaswag is not None:
+            self.put(step, {HELLASWAG: self.hellaswag})
+        self.val = self.hellaswag = None
 
 
 def _read_text(path: Path, file: Path, opened: BinaryIO) -> Log:

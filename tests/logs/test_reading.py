@@ -47,6 +47,7 @@ def test_what_trainers_print(kind: str, tmp_path: Path) -> None:
     assert pairs(log.of("ms")) == [(0, 80.25), (1, 40.5)]
     assert pairs(log.of(SPEED)) == [(0, 51000), (1, 52000)]
     assert log.decimals == 6
+    assert pairs(log.of(HELLASWAG)) == ([(2, 0.24995)] if kind.endswith("train_gpt2cu") else [])
 
 
 def test_figures_of_steps_that_trainers_print(tmp_path: Path) -> None:
@@ -117,12 +118,12 @@ def test_validations_between_steps_that_were_not_printed(tmp_path: Path) -> None
     assert pairs(log.val) == [(0, 5.0), (40, 3.25)]
     assert len(log.notes) == 1 and "steps are missing" in log.notes[0]
     table = f"{TABLE}| val_loss_every        | {9:<50} |\n"
-    text = table + "val loss 5.0\n" + step_line(1, 4.5) + "val loss 4.9\nval loss 4.8\n"
+    text = table + "val loss 5.0\n" + step_line(1, 4.5) + "val loss 4.9\nval loss 4.8\nHellaSwag: 1/2 = 0.500000\n"
     text += step_line(20, 4.0) + "val loss 4.7\n" + step_line(30, 3.0) + "val loss 4.6\n" + step_line(99, 3.0)
     text += "val loss 4.5\n"
     log = read_log(written(tmp_path / "out.txt", text))
     assert pairs(log.val) == [(0, 5.0), (9, 4.9), (18, 4.8), (27, 4.7), (36, 4.6), (99, 4.5)]
-    assert log.notes == ()
+    assert (pairs(log.of(HELLASWAG)), log.notes) == ([(18, 0.5)], ())
     resumed = table + "val loss 4.0\n" + step_line(46, 3.0) + "val loss 3.9\n" + step_line(60, 2.0)
     log = read_log(written(tmp_path / "out.txt", text + resumed))
     assert pairs(log.val)[-3:] == [(45, 4.0), (54, 3.9), (99, 4.5)]

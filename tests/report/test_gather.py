@@ -193,7 +193,9 @@ def test_logs_of_other_programs(tmp_path: Path) -> None:
         "ms",
         "tokens_per_second",
         "mfu",
+        "accuracy_norm",
     }
+    assert run.curves["accuracy_norm"].y.tolist() == [24.995]
     time, tokens = run.curves["train.loss"].x.time, run.curves["val.loss"].x.tokens
     assert time is None and tokens is not None and tokens.tolist() == [0, 32]
 
