@@ -3,8 +3,8 @@
 Leaves out other text (prepare.py, datasets.py) and the reading of token files during a run (loader.py).
 """
 
+import functools
 import hashlib
-import json
 import os
 import sys
 import sysconfig
@@ -14,10 +14,10 @@ from typing import NamedTuple
 import numpy as np
 
 from llmc_jax.base.errors import InputError
-from llmc_jax.base.files import cache_folder, refusing, write_bytes
+from llmc_jax.base.files import cache_folder, refusing
 from llmc_jax.data import tables
 from llmc_jax.data.tokenfile import open_token_file, write_token_file
-from llmc_jax.data.tokenizers import bytes_tokenizer
+from llmc_jax.data.tokenizers import Tokenizer, bytes_tokenizer
 
 # Not text to learn a language from (tables, generated files), or not installed everywhere (Tk, IDLE, other packages)
 STDLIB_WITHOUT_FOLDERS = frozenset({
@@ -26,26 +26,26 @@ STDLIB_WITHOUT_FOLDERS = frozenset({
 })  # fmt: skip
 STDLIB_WITHOUT_FILES = frozenset({"sitecustomize.py", "usercustomize.py"})  # the machine's, not Python's
 STDLIB_VAL_ONE_IN = 20
-STDLIB_RULES = "1"  # count up when the files chosen, their order or the split change: old caches are then left alone
+STDLIB_RULES = "1"  # count up when the files chosen, their order or the split change: old files are then left alone
 
 BIGRAM_PRIOR = 10.0  # tokens that the unigram model is worth; the figures hardly depend on it
 
 
 class Corpus(NamedTuple):
-    """A corpus on disk: two token files and what is known about them.
-
-    fingerprint: of the text, in hexadecimal. bigram_nats: the loss per validation token, in nats, of a model that knows
-    how frequent each token is after the token before it (`bigram_baseline`): what a language model has to beat.
-    """
+    """A corpus on disk: two token files and what is known about them. fingerprint: of the text, in hexadecimal."""
 
     train: Path
     val: Path
     vocab_size: int
     fingerprint: str
     description: str
-    train_tokens: int
-    val_tokens: int
-    bigram_nats: float
+
+    @property
+    def bigram_nats(self) -> float:
+        """Return the loss per validation token, in nats, of a model that knows how frequent each token is after the
+        token before it (`bigram_baseline`): what a language model has to beat.
+        """
+        return _baseline_of(self)
 
 
 # ----- stdlib -------------------------------------------------------------------------------------------------------
@@ -56,31 +56,30 @@ def stdlib_corpus() -> Corpus:
 
     Files in the order of their names, an end-of-text token before each; one file in twenty, chosen by a hash of its
     name, is validation. The two token files (uint16) are kept in the user's cache folder, named with the fingerprint,
-    so that the corpora of several Pythons stand beside each other. As long as names, sizes and times of the sources
-    stay the same, they are not read again.
+    so that the corpora of several Pythons stand beside each other.
 
     Raises InputError if there are no sources, or the folder cannot be written.
     """
-    root, folder = Path(sysconfig.get_paths()["stdlib"]), cache_folder()
-    sources = _stdlib_sources(root)
-    listing = json.dumps([STDLIB_RULES, sys.version, str(root), sources])
-    index = folder / f"stdlib-{hashlib.sha256(listing.encode()).hexdigest()[:16]}.json"
-    if (corpus := _read_corpus(index)) is not None:
-        return corpus
-    train, val, fingerprint = _read_stdlib(root, [name for name, *_ in sources])
+    root, folder, tokenizer = Path(sysconfig.get_paths()["stdlib"]), cache_folder(), bytes_tokenizer()
+    names = _stdlib_sources(root)
+    train, val, fingerprint = _read_stdlib(root, names, tokenizer)
     version = sys.version.split()[0]
-    description = f"source of the standard library of Python {version}, {len(sources)} files, in bytes"
+    stem = folder / f"stdlib-{version}-{fingerprint}"
+    description = f"source of the standard library of Python {version}, {len(names)} files, in bytes"
+    paths = Path(f"{stem}_train.bin"), Path(f"{stem}_val.bin")
     advice = "it keeps the built-in corpus; set LLMC_JAX_CACHE to one that can be written"
     with refusing(f"{folder}: cannot be written", advice):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        corpus = _save(folder / f"stdlib-{version}-{fingerprint}", train, val, fingerprint, description)
-        plain = corpus._asdict() | {"train": corpus.train.name, "val": corpus.val.name}
-        write_bytes(index, (json.dumps(plain, indent=1) + "\n").encode())
-    return corpus
+        if not (table := Path(f"{stem}{tables.BESIDE}")).exists():
+            tables.write(table, tokenizer)
+        for path, tokens in zip(paths, (train, val), strict=True):
+            if not _is_whole(path, len(tokens)):
+                write_token_file(path, tokens, tokenizer.kind)
+    return Corpus(*paths, tokenizer.vocab_size, fingerprint, description)
 
 
-def _stdlib_sources(root: Path) -> list[tuple[str, int, int]]:
-    """Return the paths of the files within the library, their sizes and times (ns), which tell an edited one."""
+def _stdlib_sources(root: Path) -> list[str]:
+    """Return the paths of the files within the library, in their order."""
     found = []
     for folder, subfolders, names in os.walk(root):
         subfolders[:] = [n for n in subfolders if n not in STDLIB_WITHOUT_FOLDERS and not n.startswith("config-")]
@@ -88,8 +87,7 @@ def _stdlib_sources(root: Path) -> list[tuple[str, int, int]]:
             if name.endswith(".py") and not name.startswith("_sysconfigdata") and name not in STDLIB_WITHOUT_FILES:
                 path = Path(folder, name)
                 if path.is_file():  # no link that leads nowhere
-                    state = path.stat()
-                    found.append((path.relative_to(root).as_posix(), state.st_size, state.st_mtime_ns))
+                    found.append(path.relative_to(root).as_posix())
     if not found:
         raise InputError(
             f"the built-in corpus is Python's own source, but {root} holds no .py files; train on token files of your "
@@ -98,21 +96,8 @@ def _stdlib_sources(root: Path) -> list[tuple[str, int, int]]:
     return sorted(found)
 
 
-def _read_corpus(index: Path) -> Corpus | None:
-    """Return the corpus that an index file describes, if its token files are there, whole; None otherwise."""
-    try:
-        found = json.loads(index.read_bytes())
-        corpus = Corpus(**{**found, "train": index.parent / found["train"], "val": index.parent / found["val"]})
-        with open_token_file(corpus.train) as train, open_token_file(corpus.val) as val:
-            counts = train.num_tokens, val.num_tokens
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        return None
-    return corpus if counts == (corpus.train_tokens, corpus.val_tokens) else None
-
-
-def _read_stdlib(root: Path, names: list[str]) -> tuple[np.ndarray, np.ndarray, str]:
+def _read_stdlib(root: Path, names: list[str], tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray, str]:
     """Return the tokens for training, those for validation, and the fingerprint of names and contents."""
-    tokenizer = bytes_tokenizer()
     digest = hashlib.sha256(STDLIB_RULES.encode())
     train: list[np.ndarray] = []
     val: list[np.ndarray] = []
@@ -127,26 +112,22 @@ def _read_stdlib(root: Path, names: list[str]) -> tuple[np.ndarray, np.ndarray, 
     return np.concatenate(train), np.concatenate(val), digest.hexdigest()[:12]
 
 
-def _save(stem: Path, train: np.ndarray, val: np.ndarray, fingerprint: str, description: str) -> Corpus:
-    """Write the two token files, and say what they are. Raises OSError and InputError."""
-    tokenizer = bytes_tokenizer()
-    corpus = Corpus(
-        fingerprint=fingerprint,
-        description=description,
-        train=Path(f"{stem}_train.bin"),
-        val=Path(f"{stem}_val.bin"),
-        vocab_size=tokenizer.vocab_size,
-        train_tokens=train.size,
-        val_tokens=val.size,
-        bigram_nats=bigram_baseline(train, val, tokenizer.vocab_size),
-    )
-    tables.write(Path(f"{stem}{tables.BESIDE}"), tokenizer)
-    write_token_file(corpus.val, val, tokenizer.kind)
-    write_token_file(corpus.train, train, tokenizer.kind)
-    return corpus
+def _is_whole(path: Path, tokens: int) -> bool:
+    """Return whether a token file is there with so many tokens."""
+    try:
+        with open_token_file(path) as file:
+            return file.num_tokens == tokens
+    except InputError:
+        return False
 
 
 # ----- baseline -----------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _baseline_of(corpus: Corpus) -> float:
+    with open_token_file(corpus.train) as train, open_token_file(corpus.val) as val:
+        return bigram_baseline(train.read(), val.read(), corpus.vocab_size)
 
 
 def bigram_baseline(train: np.ndarray, val: np.ndarray, vocab_size: int) -> float:

@@ -2,7 +2,6 @@
 
 import hashlib
 import itertools
-import json
 import math
 import os
 import subprocess
@@ -58,11 +57,10 @@ def test_the_corpus_is_the_files_in_order(library: dict[str, bytes]) -> None:
     assert train.kind == val.kind == "gpt2-uint16"
     assert train.read().tolist() == expected_tokens(library, validation=False)
     assert val.read().tolist() == expected_tokens(library, validation=True)
-    assert (corpus.train_tokens, corpus.val_tokens) == (train.num_tokens, val.num_tokens)
     assert (corpus.vocab_size, corpus.train.parent) == (257, cache_folder())
     assert corpus.fingerprint in corpus.train.name
     made = corpus.train.stat().st_mtime_ns
-    assert stdlib_corpus() == corpus and corpus.train.stat().st_mtime_ns == made  # the sources are not read again
+    assert stdlib_corpus() == corpus and corpus.train.stat().st_mtime_ns == made  # the files are not written again
     assert corpus.bigram_nats == bigram_baseline(train.read(), val.read(), 257)
 
 
@@ -77,16 +75,14 @@ def test_other_sources_make_another_corpus_beside_the_first(library: dict[str, b
     assert stdlib_corpus().fingerprint == first.fingerprint
 
 
-@pytest.mark.parametrize("damage", ["truncated", "missing", "index"])
+@pytest.mark.parametrize("damage", ["truncated", "missing"])
 def test_a_damaged_cache_is_made_again(library: dict[str, bytes], damage: str) -> None:
     corpus = stdlib_corpus()
     good = corpus.val.read_bytes()
     if damage == "truncated":
         corpus.val.write_bytes(good[:-2])
-    elif damage == "missing":
-        corpus.val.unlink()
     else:
-        next(cache_folder().glob("*.json")).write_text(json.dumps({"name": "stdlib", "train": "a", "val": "b"}))
+        corpus.val.unlink()
     assert stdlib_corpus() == corpus
     assert corpus.val.read_bytes() == good
 
@@ -117,7 +113,7 @@ def test_two_processes_at_once_make_the_real_corpus() -> None:
     corpus = stdlib_corpus()
     assert [run.returncode for run in runs] == [0, 0]
     assert outputs == [f"{corpus.fingerprint} {corpus.train} {corpus.val}\n"] * 2
-    assert len(list(cache_folder().iterdir())) == 4  # token files, their table and index, nothing half-written
+    assert len(list(cache_folder().iterdir())) == 3  # token files and their table, nothing half-written
     train, val = open_token_file(corpus.train).read(), open_token_file(corpus.val).read()
     assert train.size > 5_000_000 and 0.02 < val.size / train.size < 0.12
     assert 2.0 < corpus.bigram_nats < 2.8  # text like any Python source

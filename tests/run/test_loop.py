@@ -331,13 +331,13 @@ def test_several_gpus_are_named_and_one_is_used_if_asked_for(train: Train, monke
 def test_the_built_in_corpus_with_any_model_and_validation(
     train: Train, tokens: Any, monkeypatch: pytest.MonkeyPatch, vocab: int, val: str
 ) -> None:
-    corpus = Corpus(*(Path(tokens.train), Path(tokens.val), 257, "f00d", "the corpus"), *(3000, 2000, 2.5))
+    corpus = Corpus(Path(tokens.train), Path(tokens.val), 257, "f00d", "the corpus")
     monkeypatch.setattr(inputs, "stdlib_corpus", lambda: corpus)
     monkeypatch.setattr("llmc_jax.base.text.screen_width", lambda: 20)  # wrapped between words
     flags = ["-e", f"L1-NH1-C16-V{vocab}-T16", "-i", "stdlib", "-j", "stdlib" if val == "stdlib" else tokens.val]
     run = train(*flags, "-x", 1, "-v", 1, "-m", 1, "-s", 1, "-g", 3)
     assert run.code == 0, run.err
-    assert ("bigram baseline: 2.500 nats" in run.out) == (val == "stdlib")
+    assert (f"bigram baseline: {corpus.bigram_nats:.3f} nats" in run.out) == (val == "stdlib")
     assert "the corpus;\n    fingerprint f00d\n" in run.out
     assert "def read" in generates(run)
     assert ("in bytes (257 of V=50257 ids)" in run.out) == (vocab != 257)
