@@ -34,7 +34,7 @@ from llmc_jax.data.download import shown
 from llmc_jax.data.evalfile import START, write_eval_file
 from llmc_jax.data.hub import File
 from llmc_jax.data.prepare import SHARD_TOKENS, VAL_SHARE, VAL_TOKENS, Report, Settings, check_settings, prepare
-from llmc_jax.data.show import SHOWN_TOKENS, describe, inspect_token_file
+from llmc_jax.data.show import SHOWN_TOKENS, describe
 from llmc_jax.data.tasks import FOLDER, TASKS, read_items
 from llmc_jax.data.tokenfile import expand_pattern
 from llmc_jax.data.tokenizers import DEFAULT_BIN, Tokenizer, load_tokenizer, write_tokenizer_bin
@@ -219,7 +219,7 @@ def _inspect(options: argparse.Namespace) -> None:
     """Say what is in token files: format, tokens, documents, ids, first text."""
     for pattern in options.files:
         for path in expand_pattern(pattern, "inspect"):
-            print(describe(inspect_token_file(path, options.tokenizer, options.first)))
+            print(describe(path, options.tokenizer, options.first))
 
 
 def _tokenizer_write(options: argparse.Namespace) -> None:

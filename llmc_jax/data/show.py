@@ -4,7 +4,6 @@ Leaves out changing the file.
 """
 
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -17,30 +16,8 @@ from llmc_jax.data.tokenizers import BYTES_VOCAB, LLAMA3_VOCAB, Choice, load_tok
 SHOWN_TOKENS = 64
 
 
-class Inspection(NamedTuple):
-    """The contents of a token file. size: in bytes. vocab: the V of the tokenizer, or that the ids suggest.
-
-    lowest, highest: ids, -1 if there is none. documents: how often the end-of-text id `eot` occurs. first: the first
-    ids; text: what they stand for (the ids themselves without a tokenizer); note: where the tokenizer comes from, or
-    why there is none.
-    """
-
-    path: Path
-    kind: str
-    size: int
-    tokens: int
-    lowest: int
-    highest: int
-    documents: int
-    vocab: int
-    eot: int
-    first: list[int]
-    text: str
-    note: str
-
-
-def inspect_token_file(path: str | Path, tokenizer: str = "auto", show: int = SHOWN_TOKENS) -> Inspection:
-    """Read a token file of any format.
+def describe(path: str | Path, tokenizer: str = "auto", show: int = SHOWN_TOKENS) -> str:
+    """Return what is in a token file of any format, as lines of text.
 
     tokenizer: as for `load_tokenizer`; `auto` takes the one that lies beside the file (data/tables.py), else the one
     that the ids fit, if its table is at hand: the smallest of bytes' (V=257), GPT-2's and Llama 3's. show: how many
@@ -64,20 +41,14 @@ def inspect_token_file(path: str | Path, tokenizer: str = "auto", show: int = SH
     choice = choice or load_tokenizer(tokenizer, vocab_size)
     eot = choice.tokenizer.eot if choice.tokenizer else usual_eot(vocab_size)
     first = tokens[:show].tolist()
-    facts = file.path, file.kind, file.size, file.num_tokens, lowest, highest, int(np.count_nonzero(tokens == eot))
-    return Inspection(*facts, vocab_size, eot, first, sample_text(choice.tokenizer, first), choice.note)
-
-
-def describe(found: Inspection) -> str:
-    """Return an inspection as lines of text."""
-    rows = [
-        ("format", f"{found.kind}, {found.size:,} bytes"),
-        ("tokens", f"{found.tokens:,}"),
-        ("documents", f"{found.documents:,} (end-of-text id {found.eot})"),
-        ("ids", f"{found.lowest} to {found.highest} (V={found.vocab})" if found.tokens else "none"),
-        ("tokenizer", found.note),
-        ("first ids", " ".join(map(str, found.first))),
-        ("first text", found.text),
-    ]
+    rows = {
+        "format": f"{file.kind}, {file.size:,} bytes",
+        "tokens": f"{file.num_tokens:,}",
+        "documents": f"{np.count_nonzero(tokens == eot):,} (end-of-text id {eot})",
+        "ids": f"{lowest} to {highest} (V={vocab_size})" if tokens.size else "none",
+        "tokenizer": choice.note,
+        "first ids": " ".join(map(str, first)),
+        "first text": sample_text(choice.tokenizer, first),
+    }
     gap = "\n" + " " * 14
-    return "\n".join([str(found.path), *(f"  {name:<10}  {value.replace('\n', gap)}" for name, value in rows)])
+    return "\n".join([str(path), *(f"  {name:<10}  {value.replace('\n', gap)}" for name, value in rows.items())])

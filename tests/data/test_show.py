@@ -3,13 +3,20 @@
 import os
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from llmc_jax.base.errors import FormatError
 from llmc_jax.data.command import main
-from llmc_jax.data.show import describe, inspect_token_file
+from llmc_jax.data.show import describe
 from llmc_jax.data.tokenfile import KINDS, write_token_file
+
+
+def told(path: str, **options: Any) -> dict[str, str]:
+    """Return what `describe` says of a file, by the names of its lines."""
+    rows = [line for line in describe(path, **options).splitlines()[1:] if not line.startswith("   ")]
+    return {line[2:12].rstrip(): line[14:] for line in rows}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -17,13 +24,13 @@ def test_an_inspection(kind: str) -> None:
     path = Path("a.bin")
     tokens = [256, *"née\n".encode(), 256, *b"x\x1b[0m"]
     write_token_file(path, tokens, kind)
-    found = inspect_token_file(path, show=7)
-    assert (found.kind, found.size, found.tokens) == (kind, path.stat().st_size, 12)
-    assert (found.lowest, found.highest, found.documents, found.eot, found.vocab) == (10, 256, 2, 256, 257)
-    assert (found.first, found.text) == (tokens[:7], "<|endoftext|>née\n<|endoftext|>")
-    assert "née\n              <|endoftext|>" in describe(found)
-    assert inspect_token_file(path, tokenizer="none", show=3).text == "256 110 195 "
-    assert "\x1b" not in inspect_token_file(path).text
+    found = told("a.bin", show=7)
+    assert (found["format"], found["tokens"]) == (f"{kind}, {path.stat().st_size:,} bytes", "12")
+    assert (found["ids"], found["documents"]) == ("10 to 256 (V=257)", "2 (end-of-text id 256)")
+    assert found["first ids"] == " ".join(map(str, tokens[:7]))
+    assert describe(path, show=7).endswith("  first text  <|endoftext|>née\n              <|endoftext|>")
+    assert told("a.bin", tokenizer="none", show=3)["first text"] == "256 110 195 "
+    assert "\x1b" not in describe(path)
 
 
 @pytest.mark.parametrize(
@@ -31,27 +38,27 @@ def test_an_inspection(kind: str) -> None:
 )
 def test_the_ids_suggest_a_vocabulary(highest: int, vocab: int, eot: int) -> None:
     write_token_file("a.bin", [eot, 5, eot, highest] if eot <= highest else [5, highest], "llama3-uint32")
-    found = inspect_token_file("a.bin")
-    assert (found.vocab, found.eot) == (vocab, eot)
+    found = told("a.bin")
+    assert f"(V={vocab})" in found["ids"] and f"id {eot})" in found["documents"]
     if vocab != 257:  # no table here: ids, and why
-        assert found.text == "".join(f"{token} " for token in found.first)
-        assert "tokenizer" in found.note
+        assert found["first text"] == f"{found['first ids']} "
+        assert "tokenizer" in found["tokenizer"]
 
 
 def test_an_unusual_vocabulary_and_none() -> None:
     write_token_file(Path("a.bin"), [2**31, 5], "llama3-uint32")
-    assert inspect_token_file("a.bin").vocab == 2**31 + 1
+    assert told("a.bin")["ids"] == f"5 to {2**31} (V={2**31 + 1})"
     write_token_file(Path("a.bin"), [])
-    found = inspect_token_file(Path("a.bin"))
-    assert (found.tokens, found.lowest, found.documents, found.first) == (0, -1, 0, [])
-    assert "none" in describe(found)
+    found = told("a.bin")
+    assert [found[name] for name in ("tokens", "ids", "first ids")] == ["0", "none", ""]
+    assert found["documents"].startswith("0 ")
 
 
 def test_ids_beyond_the_vocabulary() -> None:
     write_token_file("a.bin", [1] * 9 + [300, 299])
     with pytest.raises(FormatError, match=r"token 9 \(byte 1042\) is id 300; with V=257 ids end at 256"):
-        inspect_token_file("a.bin", tokenizer="bytes")
-    assert inspect_token_file("a.bin").tokens == 11
+        describe("a.bin", tokenizer="bytes")
+    assert told("a.bin")["tokens"] == "11"
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
