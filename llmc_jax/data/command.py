@@ -133,7 +133,7 @@ def make_parser() -> Parser:
     making.add(SPLITTING, "splitting", f"Without an option {parts}")
     command(commands, "list", _list)
     for dataset in DATASETS.values():
-        _add_corpus(commands, dataset) if dataset.recipe else _add_evaluation(commands, dataset)
+        _add_corpus(commands, dataset) if dataset.makes else _add_evaluation(commands, dataset)
     command(commands, "inspect", _inspect, INSPECT)
     summary = f"Write a {DEFAULT_BIN}."
     tokenizer = commands.add_parser("tokenizer", help=summary, description=summary)
@@ -338,20 +338,18 @@ def _downloaded(dataset: Dataset, files: list[File], folder: Path) -> list[Path]
 
 def _corpus(dataset: Dataset, options: argparse.Namespace) -> None:
     dataset = sets.sampled(dataset, options.sample)
-    recipe = dataset.recipe
-    assert recipe is not None
     folder = options.out or FOLDER / dataset.folder
     downloads = folder / DOWNLOADS
-    settings = recipe.settings(options.shard_size)._replace(workers=options.workers)
+    settings = sets.with_shards(dataset.settings, options.shard_size)._replace(workers=options.workers)
     # what can go wrong is told now, and not when all has arrived
     tokenizer = load(options.tokenizer)
-    name = sets.own_name(recipe.name, tokenizer)
+    name = sets.own_name(str(dataset.makes), tokenizer)
     check_settings(settings, name)
     sets.refuse_made(folder, name, options.force)
     if settings.reading.format == "parquet":
         check_parquet(dataset.name)
     inputs = _downloaded(dataset, sets.published_files(dataset, options.files), downloads)
-    files = [file for path in inputs for file in sets.unpacked(path, recipe.pattern)]
+    files = [file for path in inputs for file in sets.unpacked(path, dataset.pattern)]
     print(f"{_size(sum(map(size_of, {*inputs, *files})))} in {downloads} can be deleted when the token files are made")
     make_token_files([str(path) for path in files[: options.files]], folder, name, tokenizer, settings, options)
 

@@ -10,7 +10,6 @@ many files, those that the server lists at the pinned revision.
 import re
 import tarfile
 import zlib
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -33,23 +32,13 @@ SAMPLES = ("10BT", "100BT", "350BT")  # of FineWeb
 HubPlace = tuple[str, str]  # repository and revision
 
 
-class Recipe(NamedTuple):
-    """The way of a corpus to token files. name: of those. settings: for a number of tokens per file, None: the usual.
-
-    pattern: of the files in an archive.
-    """
-
-    name: str
-    settings: Callable[[int | None], Settings]
-    pattern: str = "*"
-
-
 class Dataset(NamedTuple):
     """A row of the table.
 
     folder: its own in dev/data. place: on Hugging Face, if it is there. holds: how much is in it, as whoever published
     it, or llm.c, counts. listed: of a corpus in many files, their folder at its place. about: their bytes in all.
-    tasks: the evaluations in its files, one each. eval_file: llm.c's file of them. recipe: what a corpus becomes.
+    tasks: the evaluations in its files, one each. eval_file: llm.c's file of them. makes: the name of the token files
+    that a corpus becomes, settings: how. pattern: of the files in an archive.
     """
 
     name: str
@@ -62,7 +51,9 @@ class Dataset(NamedTuple):
     about: int | None = None
     tasks: tuple[str, ...] = ()
     eval_file: str | None = None
-    recipe: Recipe | None = None
+    makes: str | None = None
+    settings: Settings = Settings()
+    pattern: str = "*"
 
     @property
     def page(self) -> str:
@@ -70,33 +61,18 @@ class Dataset(NamedTuple):
         return f"{hub.ENDPOINT}/{self.place[0]}" if self.place else self.files[0].urls[0]
 
 
-# ----- recipes -------------------------------------------------------------------------------------------------------
-
-
-def _tinystories(shard: int | None) -> Settings:
-    """Source: llm.c's dev/data/tinystories.py, whose files come in the order in which workers end; ours by name."""
-    reading = Reading("json", "story", strip=True, shuffle=1337)
-    return Settings(reading, shard or MAX_TOKENS, val_files=1, keep_empty=True, numbered=shard is not None)
-
-
-def _tinyshakespeare(shard: int | None) -> Settings:
-    """Source: llm.c's dev/data/tinyshakespeare.py: a document is what an empty line ends."""
-    reading = Reading("text", split_on=BLANK_LINE)
-    return Settings(reading, shard or MAX_TOKENS, val_tokens=32768, keep_empty=True, numbered=shard is not None)
-
-
-def _openwebtext(shard: int | None) -> Settings:
-    """Source of the share: nanoGPT's data/openwebtext/prepare.py; here a hash of a document chooses its side."""
-    return Settings(Reading("parquet"), shard or SHARD_TOKENS, val_fraction=0.0005)
-
-
-def _fineweb(shard: int | None) -> Settings:
-    """Source: llm.c's dev/data/fineweb.py: the first file is for validation."""
-    shard = shard or SHARD_TOKENS
-    return Settings(Reading("parquet"), shard, val_tokens=shard, keep_empty=True)
+def with_shards(settings: Settings, size: int | None) -> Settings:
+    """Return settings for so many tokens in each file, None: as they are. A first file that is for validation stays."""
+    if size is None:
+        return settings
+    first = settings.val_tokens == settings.shard_tokens
+    return settings._replace(shard_tokens=size, val_tokens=size if first else settings.val_tokens, numbered=True)
 
 
 # ----- the table -----------------------------------------------------------------------------------------------------
+
+# As llm.c's dev/data/fineweb.py: the first file is for validation
+FINEWEB = Settings(Reading("parquet"), val_tokens=SHARD_TOKENS, keep_empty=True)
 
 # fmt: off
 _ROWS = (
@@ -106,7 +82,9 @@ _ROWS = (
               "input.txt",
               ("https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",)),),
         "338 k tokens",
-        recipe=Recipe("tiny_shakespeare", _tinyshakespeare),
+        makes="tiny_shakespeare",  # as dev/data/tinyshakespeare.py of llm.c: a document is what an empty line ends
+        settings=Settings(Reading("text", split_on=BLANK_LINE), MAX_TOKENS, val_tokens=32768, keep_empty=True,
+                          numbered=False),
     ),
     Dataset(
         "hellaswag", "HellaSwag: how does it continue? 4 answers", "hellaswag",
@@ -149,25 +127,28 @@ _ROWS = (
         (File("TinyStories_all_data.tar.gz", 1608001638,
               "26cf7605aca15bc4ea6fa637256400d9d01317b28ed296172b2d1dd160cd7699", "TinyStories_all_data.tar.gz"),),
         "945 M tokens",
-        recipe=Recipe("TinyStories", _tinystories, "*.json"),
+        makes="TinyStories", pattern="*.json",  # as tinystories.py, whose files come as workers end; ours by name
+        settings=Settings(Reading("json", "story", strip=True, shuffle=1337), MAX_TOKENS, val_files=1, keep_empty=True,
+                          numbered=False),
     ),
     Dataset(
         "openwebtext", "OpenWebText: pages that Reddit linked to, like GPT-2's own data", "openwebtext",
         ("datasets/Skylion007/openwebtext", "79d93d786212f7344586290adb811d4ae6a1762c"), (),
         "9.0 G tokens", listed="plain_text", about=24_300_000_000,
-        recipe=Recipe("openwebtext", _openwebtext),
+        # nanoGPT's share (data/openwebtext/prepare.py); here a hash of a document chooses its side
+        makes="openwebtext", settings=Settings(Reading("parquet"), val_fraction=0.0005),
     ),
     Dataset(
         "fineweb", "FineWeb: cleaned web text (--sample 10BT)", "fineweb10B",
         ("datasets/HuggingFaceFW/fineweb", "9bb295ddab0e05d785b879661af7260fed5140fc"), (),
         "10 G tokens", listed="sample/10BT", about=30_600_000_000,
-        recipe=Recipe("fineweb", _fineweb),
+        makes="fineweb", settings=FINEWEB,
     ),
     Dataset(
         "fineweb-edu", "FineWeb-Edu: of that, what teaches (--sample 10BT)", "edu_fineweb10B",
         ("datasets/HuggingFaceFW/fineweb-edu", "87f09149ef4734204d70ed1d046ddc9ca3f2b8f9"), (),
         "10 G tokens", listed="sample/10BT", about=28_500_000_000,
-        recipe=Recipe("edu_fineweb", _fineweb),
+        makes="edu_fineweb", settings=FINEWEB,
     ),
 )
 # fmt: on

@@ -67,7 +67,7 @@ def test_a_row(row: Dataset) -> None:
     assert len({file.name for file in row.files}) == len(row.files)
     assert all(file.sha256 is None or (len(file.sha256) == 64 and int(file.sha256, 16)) for file in row.files)
     assert all(file.size and ".." not in file.path for file in row.files)
-    assert bool(row.recipe) != bool(row.tasks)
+    assert bool(row.makes) != bool(row.tasks)
     assert bool(row.files) == (row.listed is None)
     if row.tasks:  # the file is where an evaluation looks for it
         assert [TASKS[task].file for task in row.tasks] == [Path("dev/data") / row.folder / f.name for f in row.files]
@@ -246,14 +246,12 @@ TEXT = "First Citizen:\nBefore we proceed\n\nAll:\nSpeak\n\n\nHear me.\n"
 def plays(server: Files, monkeypatch: pytest.MonkeyPatch) -> Files:
     """A server with another text in the place of tinyshakespeare, which is in input.txt too."""
     row = DATASETS["tinyshakespeare"]
-    recipe = row.recipe
-    assert recipe is not None
     Path("input.txt").write_text(TEXT)
     server.content["/input.txt"] = TEXT.encode()
     digest, urls = hashlib.sha256(TEXT.encode()).hexdigest(), (f"{server.address}/input.txt",)
     file = row.files[0]._replace(size=len(TEXT), sha256=digest, urls=urls)
-    short = recipe._replace(settings=lambda shard: recipe.settings(shard)._replace(val_tokens=20))
-    monkeypatch.setitem(DATASETS, row.name, row._replace(files=(file,), recipe=short))
+    short = row.settings._replace(val_tokens=20)
+    monkeypatch.setitem(DATASETS, row.name, row._replace(files=(file,), settings=short))
     return server
 
 
