@@ -20,12 +20,12 @@ MEGABYTE = 1e6
 
 @contextmanager
 def show_progress(
-    columns: Sequence["ProgressColumn"], total: float | None, line: Callable[["Task"], str], **fields: Any
-) -> Iterator[tuple["Task", Callable[..., None]]]:
+    columns: Sequence["ProgressColumn"], total: float | None, line: Callable[["Task"], str]
+) -> Iterator[Callable[..., None]]:
     """Show progress on standard error: a bar on a terminal, else a line now and then.
 
-    total: of what is counted, None: not known. line: what to say of the task beside the time left. fields: of the task,
-    their first values. Yields the task, and what takes rich's arguments that bring it up to date.
+    total: of what is counted, None: not known. line: what to say of the task beside the time left. Yields what takes
+    rich's arguments that bring the task up to date.
     """
     from rich.console import Console
     from rich.progress import Progress
@@ -33,7 +33,7 @@ def show_progress(
     on_terminal = sys.stderr.isatty()
     shown = time.monotonic()
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=not on_terminal) as bar:
-        bar.add_task("", total=total, **fields)
+        bar.add_task("", total=total)
         [task] = bar.tasks
 
         def update(**changes: Any) -> None:
@@ -44,9 +44,20 @@ def show_progress(
             shown = time.monotonic()
             print_error(f"{line(task)} | {task.time_remaining or 0:.0f} s left")
 
-        yield task, update
+        yield update
 
 
-def speed_of(task: "Task") -> str:
-    """Return how fast a task that counts bytes goes on."""
-    return f"{(task.speed or 0) / MEGABYTE:.1f} MB/s"
+@contextmanager
+def show_bytes(total: int | None) -> Iterator[Callable[..., None]]:
+    """Show how many bytes are done, beside the task's description; otherwise as `show_progress`."""
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    words = TextColumn("{task.description}")
+    columns = (words, BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+
+    def line(task: "Task") -> str:
+        done, of, speed = (value / MEGABYTE for value in (task.completed, task.total or 0, task.speed or 0))
+        return f"{task.description} | {done:,.0f} of {of:,.0f} MB | {speed:.1f} MB/s"
+
+    with show_progress(columns, total, line) as update:
+        yield update

@@ -12,18 +12,16 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from llmc_jax.base.commands import typed
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import quoted, refuse_existing
 from llmc_jax.base.options import Option, own
 from llmc_jax.base.parsers import Parser, commands_line
-from llmc_jax.base.progress import MEGABYTE, show_progress, speed_of
+from llmc_jax.base.progress import MEGABYTE, show_bytes
 from llmc_jax.base.streams import print_error
 from llmc_jax.base.text import table
 from llmc_jax.config.train import TrainConfig
@@ -33,14 +31,11 @@ from llmc_jax.data.documents import BLANK_LINE, Reading, check_parquet, find_inp
 from llmc_jax.data.download import shown
 from llmc_jax.data.evalfile import START, write_eval_file
 from llmc_jax.data.hub import File
-from llmc_jax.data.prepare import SHARD_TOKENS, VAL_SHARE, VAL_TOKENS, Report, Settings, check_settings, prepare
+from llmc_jax.data.prepare import SHARD_TOKENS, VAL_SHARE, VAL_TOKENS, Settings, check_settings, prepare
 from llmc_jax.data.show import SHOWN_TOKENS, describe
 from llmc_jax.data.tasks import FOLDER, TASKS, read_items
 from llmc_jax.data.tokenfile import expand_pattern
 from llmc_jax.data.tokenizers import DEFAULT_BIN, Tokenizer, load_tokenizer, write_tokenizer_bin
-
-if TYPE_CHECKING:
-    from rich.progress import Task
 
 # ----- options ------------------------------------------------------------------------------------------------------
 
@@ -243,7 +238,14 @@ def make_token_files(
     """Run `prepare` with progress, and print what it made and the command that trains on it."""
     total = sum(map(size_of, find_inputs(inputs)))
     start = time.monotonic()
-    with _progress(total) as report:
+    with show_bytes(total) as update:
+        encoded = 0
+
+        def report(read: int, tokens: int) -> None:
+            nonlocal encoded
+            encoded += tokens
+            update(advance=read, description=f"{encoded:,} tokens")
+
         made = prepare(inputs, folder, name, tokenizer, settings, options.force, report)
     seconds = time.monotonic() - start
     for shard in made.shards:
@@ -262,22 +264,6 @@ def make_token_files(
     model = f"L4-NH4-C128-V{tokenizer.vocab_size}-T128 -t 128"  # a size for a first look, on a CPU too
     validation = f"-j {quoted(val)}" if made.tokens("val") else "-v 0"
     print(f"Next: {typed('train')} -i {quoted(train)} {validation} -e {model}")
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Report]:
-    """Show how much is encoded. total: bytes to read."""
-    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
-    tokens_made = TextColumn("{task.fields[tokens]:,} tokens, left:")
-    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), tokens_made, TimeRemainingColumn())
-
-    def line(task: "Task") -> str:
-        read = f"{task.completed / MEGABYTE:,.0f} of {total / MEGABYTE:,.0f} MB"
-        return f"{task.percentage:.0f} % | {read} | {task.fields['tokens']:,} tokens | {speed_of(task)}"
-
-    with show_progress(columns, total, line, tokens=0) as (task, update):
-        yield lambda read, tokens: update(advance=read, tokens=task.fields["tokens"] + tokens)
 
 
 # ----- data sets by name ----------------------------------------------------------------------------------------------

@@ -16,16 +16,13 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from email.message import Message
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, NamedTuple
+from typing import IO, NamedTuple
 from urllib.parse import urlsplit
 
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import leads_to, made_folder, reason, refuse_irregular, refusing, sync, try_lock
-from llmc_jax.base.progress import MEGABYTE, show_progress, speed_of
+from llmc_jax.base.progress import show_bytes
 from llmc_jax.base.streams import print_error
-
-if TYPE_CHECKING:
-    from rich.progress import Task
 
 ANSWER_SECONDS = 10.0  # to connect, and between two pieces of the answer
 DOWNLOAD_SECONDS = 120.0  # for a whole answer of `read_all`; a file may take days, as long as bytes come
@@ -342,17 +339,8 @@ def digest_of(path: Path, name: str) -> str:
 @contextlib.contextmanager
 def shown(total: int) -> Iterator[Arrived]:
     """Show how much has arrived. total: bytes of the files."""
-    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
-    name_of_file = TextColumn("{task.description}")
-    columns = (name_of_file, BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     sizes: dict[str, int] = {}
-
-    def line(task: "Task") -> str:
-        arrived = f"{task.completed / MEGABYTE:,.0f} of {(task.total or 0) / MEGABYTE:,.0f} MB"
-        return f"{task.description} | {arrived} | {speed_of(task)}"
-
-    with show_progress(columns, total or None, line) as (_, update):
+    with show_bytes(total or None) as update:
 
         def report(name: str, done: int, of: int | None) -> None:
             sizes[name] = done

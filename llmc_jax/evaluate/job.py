@@ -156,7 +156,7 @@ def progress(total: int) -> Iterator[OnProgress]:
 
     with (
         until_ctrl_c() as stop,
-        show_progress((BarColumn(), words, TimeRemainingColumn()), total, line) as (_, update),
+        show_progress((BarColumn(), words, TimeRemainingColumn()), total, line) as update,
     ):
 
         def told(tokens: int) -> None:
