@@ -19,7 +19,7 @@ from pathlib import Path
 from llmc_jax.base.commands import typed
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import quoted, refuse_existing
-from llmc_jax.base.options import Option, own
+from llmc_jax.base.options import Check, Option, own
 from llmc_jax.base.parsers import Parser, commands_line
 from llmc_jax.base.progress import MEGABYTE, show_bytes
 from llmc_jax.base.streams import print_error
@@ -31,10 +31,10 @@ from llmc_jax.data.documents import BLANK_LINE, Reading, check_parquet, find_inp
 from llmc_jax.data.download import shown
 from llmc_jax.data.evalfile import START, write_eval_file
 from llmc_jax.data.hub import File
-from llmc_jax.data.prepare import SHARD_TOKENS, VAL_SHARE, VAL_TOKENS, Settings, check_settings, prepare
+from llmc_jax.data.prepare import SHARD_TOKENS, VAL_SHARE, VAL_TOKENS, Settings, prepare, refuse_made
 from llmc_jax.data.show import SHOWN_TOKENS, describe
 from llmc_jax.data.tasks import FOLDER, TASKS, read_items
-from llmc_jax.data.tokenfile import expand_pattern
+from llmc_jax.data.tokenfile import MAX_TOKENS, expand_pattern
 from llmc_jax.data.tokenizers import DEFAULT_BIN, Tokenizer, load_tokenizer, write_tokenizer_bin
 
 # ----- options ------------------------------------------------------------------------------------------------------
@@ -73,17 +73,32 @@ def load(spec: str) -> Tokenizer:
     return tokenizer
 
 
+def _positive(text: str) -> int:
+    if not 1 <= (value := count(text)) <= MAX_TOKENS:
+        raise InputError(f"expected 1 to {MAX_TOKENS}")
+    return value
+
+
+def _name(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", text):
+        raise InputError("expected letters, digits and . _ - (the name goes into patterns)")
+    return text
+
+
 def _separator(text: str) -> re.Pattern[str]:
+    if not text:
+        raise InputError("expected at least one character")
     if text == "blank-line":
         return BLANK_LINE
     meant = re.sub(r"\\([nrt\\])", lambda match: {"n": "\n", "r": "\r", "t": "\t", "\\": "\\"}[match[1]], text)
     return re.compile(re.escape(meant))
 
 
+WORKERS = own("--workers", "N", None, "processes (default: cores, fewer for little input)", most=1024)
 PREPARE = (
     own("inputs", "INPUT...", None, "file, folder (all in it) or pattern"),
     own("-o --out", "FOLDER", None, "where to write (default: dev/data/NAME)"),
-    own("--name", "NAME", None, "name of the files (default: that of the first INPUT)"),
+    own("--name", "NAME", None, "name of the files (default: that of the first INPUT)", read=_name),
     TOKENIZER,
     own("--force", "", False, "replace the files of this name if there are any"),
 )
@@ -93,16 +108,17 @@ READING = (
     own("--field", "FIELD", "text", "what holds the text in jsonl and parquet (default: text)"),
     own("--split-on", "TEXT", None, r"ends a document in text files and stays with it; \n is a newline, `blank-line` "
         r"is \n\n or \r\n\r\n (default: a file is one document)", read=_separator),
-    own("--drop-separator", "", False, "leave the separator out of the documents"),
+    own("--drop-separator", "", False, "leave the separator out of the documents", needs="split_on"),
     own("--errors", "strict|replace", "strict", "bytes that are not UTF-8: strict stops, replace puts U+FFFD (default: "
         "strict)"),
-    own("--workers", "N", None, "processes (default: cores, fewer for little input)"),
+    WORKERS,
 )  # fmt: skip
 SPLITTING = (
     own("--shard-size", "N", SHARD_TOKENS, "tokens per file; 100M and 1e8 are understood (default: "
-        f"{SHARD_TOKENS})", read=count),
-    own("--val-tokens", "N", None, "the first N tokens are validation; 0: none", read=count),
-    own("--val-fraction", "F", None, "about this share of the documents is, chosen by their hash"),
+        f"{SHARD_TOKENS})", read=_positive),
+    own("--val-tokens", "N", None, "the first N tokens are validation; 0: none", read=count, excludes="val_fraction"),
+    own("--val-fraction", "F", None, "about this share of the documents is, chosen by their hash",
+        check=Check(lambda value: 0 < value < 1, "between 0 and 1, such as 0.05")),
 )  # fmt: skip
 INSPECT = (
     own("files", "FILE...", None, "token file or pattern"),
@@ -161,18 +177,12 @@ def _add_corpus(commands: argparse._SubParsersAction, dataset: Dataset) -> None:
         own("--force", "", False, "replace the token files of this name if there are any"),
         own("--files", "N", None, "only the first N files of it", read=_positive),
         own("--shard-size", "N", None, "tokens per file (default: as llm.c's script)", read=_positive),
-        own("--workers", "N", None, "processes (default: cores)"),
+        WORKERS,
     ]
     sample = own("--sample", "|".join(sets.SAMPLES), "10BT", "how much of it, in tokens (default: 10BT)")
     options += [sample] if dataset.listed == "sample/10BT" else []
     parser = _add(commands, dataset, "Downloads it, or the rest of it, and makes token files.", options)
     parser.set_defaults(run=partial(_corpus, dataset), sample="10BT")
-
-
-def _positive(text: str) -> int:
-    if (value := count(text)) < 1:
-        raise InputError("expected 1 or more")
-    return value
 
 
 main = commands_line("data", make_parser)
@@ -330,8 +340,7 @@ def _corpus(dataset: Dataset, options: argparse.Namespace) -> None:
     # what can go wrong is told now, and not when all has arrived
     tokenizer = load(options.tokenizer)
     name = sets.own_name(str(dataset.makes), tokenizer)
-    check_settings(settings, name)
-    sets.refuse_made(folder, name, options.force)
+    refuse_made(folder, name, options.force)
     if settings.reading.format == "parquet":
         check_parquet(dataset.name)
     inputs = _downloaded(dataset, sets.published_files(dataset, options.files), downloads)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from llmc_jax.base.errors import FormatError, InputError
-from llmc_jax.base.files import refuse_existing, refusing
+from llmc_jax.base.files import refusing
 from llmc_jax.data import hub
 from llmc_jax.data.documents import BLANK_LINE, Reading
 from llmc_jax.data.download import Arrived, Remote, fetch
@@ -200,13 +200,6 @@ def remote(dataset: Dataset, file: File) -> Remote:
 def obtain(dataset: Dataset, files: list[File], folder: Path, report: Arrived) -> list[Path]:
     """Download files into a folder, those that are there already left out; return their paths. Raises InputError."""
     return [fetch(remote(dataset, file), folder / file.name, partial(report, file.name)) for file in files]
-
-
-def refuse_made(folder: Path, name: str, force: bool) -> None:
-    """Check, before anything is downloaded, that no token files would be written over. Raises InputError."""
-    made = sorted(folder.glob(f"{name}_train*.bin")) + sorted(folder.glob(f"{name}_val*.bin"))
-    if made:
-        refuse_existing(made[0], force)
 
 
 def own_name(name: str, tokenizer: Tokenizer) -> str:

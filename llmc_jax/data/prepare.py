@@ -24,10 +24,10 @@ from typing import NamedTuple
 import numpy as np
 
 from llmc_jax.base.errors import InputError
-from llmc_jax.base.files import made_folder, refusing, sync
+from llmc_jax.base.files import made_folder, refuse_existing, refusing, sync
 from llmc_jax.data import tables
 from llmc_jax.data.documents import Document, Reading, find_inputs, read_documents, size_of
-from llmc_jax.data.tokenfile import HEADER_BYTES, KINDS, MAX_TOKENS, make_header
+from llmc_jax.data.tokenfile import HEADER_BYTES, KINDS, make_header
 from llmc_jax.data.tokenizers import Tokenizer, load_tokenizer
 from llmc_jax.machine.device import usable_cores
 
@@ -35,7 +35,6 @@ SHARD_TOKENS = 10**8  # llm.c's scripts for FineWeb
 VAL_TOKENS = 1 << 20  # unless asked for otherwise: at most so many,
 VAL_SHARE = 10  # and at most one token in so many
 BYTES_PER_WORKER = 1 << 23  # less than this is encoded sooner than a process starts
-MAX_WORKERS = 1024
 BATCH_CHARS = 1 << 20  # of documents that are encoded in one go
 HASHED_CHARS = 4096  # of a document, to choose its side: texts that begin alike stay together
 
@@ -90,9 +89,9 @@ def prepare(
     folder: Path,
     name: str,
     tokenizer: Tokenizer,
-    settings: Settings | None = None,
+    settings: Settings,
     force: bool = False,
-    report: Report | None = None,
+    report: Report = lambda read, tokens: None,
 ) -> Prepared:
     """Make token files `{name}_val_000000.bin`, … and `{name}_train_000001.bin`, … in `folder` from the inputs.
 
@@ -105,24 +104,16 @@ def prepare(
     Raises InputError for input that cannot be read or holds no text, for a split that leaves one side empty, and for
     outputs that exist or cannot be written. Source: llm.c's dev/data/fineweb.py.
     """
-    settings = settings or Settings()
-    check_settings(settings, name)
     files = find_inputs(inputs)
-    outputs = re.compile(re.escape(name) + r"(_(train|val)(_\d{6})?\.bin|\.tokenizer)")
     with contextlib.ExitStack() as closing:
         with refusing(f"{folder}: cannot be written", "choose another --out"):
             closing.enter_context(made_folder(folder))
-            earlier = sorted(path for path in folder.iterdir() if outputs.fullmatch(path.name))
-            if earlier and not force:
-                raise InputError(
-                    f"{earlier[0]} exists ({len(earlier)} file{'s' * (len(earlier) > 1)} of this name); choose another "
-                    "--name or --out, or replace them with --force"
-                )
+            earlier = refuse_made(folder, name, force)
             hidden = tempfile.TemporaryDirectory(
                 prefix=f".{name}.", suffix=".partial", dir=folder, ignore_cleanup_errors=True
             )
             staging = Path(closing.enter_context(hidden))
-        result = _write_all(files, staging, name, tokenizer, settings, report or (lambda read, tokens: None))
+        result = _write_all(files, staging, name, tokenizer, settings, report)
         shards = [shard._replace(path=folder / shard.path.name) for shard in result.shards]
         table = folder / result.table.name
         table.unlink(missing_ok=True)  # a run that is killed here leaves no pair that does not belong together
@@ -134,25 +125,13 @@ def prepare(
         return result._replace(shards=shards, table=table)
 
 
-def check_settings(settings: Settings, name: str) -> None:
-    """Check that `prepare` can do what they say. Raises InputError that names the flag."""
-    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", name):
-        raise InputError(f"--name {name}: expected letters, digits and . _ - (the name goes into patterns)")
-    if not 1 <= settings.shard_tokens <= MAX_TOKENS:
-        raise InputError(f"--shard-size {settings.shard_tokens}: expected 1 to {MAX_TOKENS} tokens")
-    if settings.val_tokens is not None and settings.val_fraction is not None:
-        raise InputError("--val-tokens and --val-fraction are two ways to split; give one of them")
-    if settings.val_tokens is not None and settings.val_tokens < 0:
-        raise InputError(f"--val-tokens {settings.val_tokens}: expected 0 or more")
-    if settings.val_fraction is not None and not 0 < settings.val_fraction < 1:
-        raise InputError(f"--val-fraction {settings.val_fraction}: expected a share between 0 and 1, such as 0.05")
-    if settings.workers is not None and not 1 <= settings.workers <= MAX_WORKERS:
-        raise InputError(f"--workers {settings.workers}: expected 1 to {MAX_WORKERS}")
-    if settings.reading.split_on is None:
-        if settings.reading.drop_separator:
-            raise InputError("--drop-separator: there is no separator; name it with --split-on TEXT")
-    elif not settings.reading.split_on.pattern:
-        raise InputError("--split-on: expected at least one character")
+def refuse_made(folder: Path, name: str, force: bool) -> list[Path]:
+    """Return the files of this name that were made earlier. Raises InputError where there are any, but with force."""
+    outputs = re.compile(re.escape(name) + r"(_(train|val)(_\d{6})?\.bin|\.tokenizer)")
+    earlier = sorted(path for path in folder.glob(f"{name}*") if outputs.fullmatch(path.name))
+    if earlier:
+        refuse_existing(earlier[0], force)
+    return earlier
 
 
 # ----- encoding: documents become tokens, in order ------------------------------------------------------------------
@@ -162,31 +141,25 @@ Batch = tuple[list[Document], list[Document]]  # encoded in one go: for training
 Tokens = tuple[np.ndarray, np.ndarray]  # of a batch, an end-of-text token before each document
 
 
-def _documents(files: list[Path], settings: Settings) -> Iterator[tuple[Document, bool]]:
-    """Yield what the files hold, and whether its file is for validation.
+def _batches(files: list[Path], settings: Settings) -> Iterator[Batch]:
+    """Yield what the files hold, a megabyte at a time. Where the split is by position all of it is for training.
 
     A list is shuffled with a seed that counts the files of its split, as in llm.c's dev/data/tinystories.py.
     """
-    val_files = settings.val_files or 0
-    for index, path in enumerate(files):
-        reading, is_val = settings.reading, index < val_files
-        if reading.shuffle is not None:
-            reading = reading._replace(shuffle=reading.shuffle + (index if is_val else index - val_files))
-        yield from ((document, is_val) for document in read_documents(path, reading))
-
-
-def _batches(files: list[Path], settings: Settings) -> Iterator[Batch]:
-    """Yield what the files hold, a megabyte at a time. Where the split is by position all of it is for training."""
     train: list[Document] = []
     val: list[Document] = []
-    size = 0
-    for document, of_val_file in _documents(files, settings):
-        by_hash = settings.val_fraction is not None and is_validation(document.text, settings.val_fraction)
-        (val if of_val_file or by_hash else train).append(document)
-        size += len(document.text) + 1  # many documents without text are a batch too
-        if size >= BATCH_CHARS:
-            yield train, val
-            train, val, size = [], [], 0
+    size, val_files = 0, settings.val_files or 0
+    for index, path in enumerate(files):
+        reading, of_val = settings.reading, index < val_files
+        if reading.shuffle is not None:
+            reading = reading._replace(shuffle=reading.shuffle + (index if of_val else index - val_files))
+        for document in read_documents(path, reading):
+            by_hash = settings.val_fraction is not None and is_validation(document.text, settings.val_fraction)
+            (val if of_val or by_hash else train).append(document)
+            size += len(document.text) + 1  # many documents without text are a batch too
+            if size >= BATCH_CHARS:
+                yield train, val
+                train, val, size = [], [], 0
     yield train, val
 
 
@@ -281,7 +254,10 @@ class ShardWriter:
         """Append tokens, (n,) of any integer dtype whose values fit the format."""
         while tokens.size:
             if not self.shards or self.shards[-1].tokens == self.size:
-                path = self.folder / f"{self.name}_{self.split}{self._number()}.bin"
+                if self.shards and self.first is None:
+                    raise InputError(f"more than {self.size} tokens for one file; give --shard-size for several")
+                number = "" if self.first is None else f"_{self.first + len(self.shards):06d}"
+                path = self.folder / f"{self.name}_{self.split}{number}.bin"
                 path.write_bytes(bytes(HEADER_BYTES))
                 self.shards.append(Shard(path, self.split, 0))
             path, _, count = self.shards[-1]
@@ -290,13 +266,6 @@ class ShardWriter:
                 file.write(fits.astype(KINDS[self.kind].dtype, copy=False).tobytes())
             self.shards[-1] = Shard(path, self.split, count + fits.size)
             tokens = tokens[fits.size :]
-
-    def _number(self) -> str:
-        if self.first is not None:
-            return f"_{self.first + len(self.shards):06d}"
-        if self.shards:
-            raise InputError(f"more than {self.size} tokens for one file; give --shard-size for several")
-        return ""
 
     def finish(self) -> None:
         """Write the headers, now that the numbers of tokens are known, and see the files to the disk."""
