@@ -37,10 +37,6 @@ Progress = Callable[[int, int | None], None]  # bytes that are there, and of how
 Arrived = Callable[[str, int, int | None], None]  # a file's name, and that
 
 
-class _OtherFile(ValueError):
-    """An address has a file, but not the one that was expected."""
-
-
 class Remote(NamedTuple):
     """A file on servers, and what is known of it beforehand (None: not): at least one of the digests.
 
@@ -73,11 +69,13 @@ def read_all(url: str, token: str | None = None) -> tuple[bytes, Message]:
         return bytes(data), answer.headers
 
 
-def cause(error: BaseException) -> str:
-    """Return in words why a download failed."""
-    if isinstance(error, urllib.error.HTTPError):
-        return f"the server answers {error.code} {reason(error.reason)}"
-    return reason(error.reason if isinstance(error, urllib.error.URLError) else error)
+def explained(error: BaseException, token: str | None) -> str:
+    """Return in words why a download failed, and what helps where a login or the law is in the way."""
+    if not isinstance(error, urllib.error.HTTPError):
+        return reason(error.reason if isinstance(error, urllib.error.URLError) else error)
+    login = "HF_TOKEN is refused: were the terms on its page accepted?" if token else "set HF_TOKEN if it needs a login"
+    helps = {401: f" ({login})", 403: f" ({login})", 451: " (it is blocked)"}.get(error.code, "")
+    return f"the server answers {error.code} {reason(error.reason)}{helps}"
 
 
 def _open(url: str, token: str | None, headers: dict[str, str], seconds: float) -> http.client.HTTPResponse:
@@ -150,8 +148,8 @@ def fetch(source: Remote, target: Path, report: Progress | None = None) -> Path:
             if _is_there(source, target):  # by another process, meanwhile
                 path.unlink()
                 return target
-            _from_any(source, _Part(path, file), report)
-            _check(source, path, file)
+            _from_any(source, file, report)
+            _check(source, file)
             os.replace(path, target)
             sync(target.parent)
     return target
@@ -186,22 +184,15 @@ def _locked(part: Path, waiting: Callable[[int], None]) -> Iterator[IO[bytes]]:
             if try_lock(file.fileno()) is not False and leads_to(part, file.fileno()):
                 yield file
                 return
-            waiting(os.fstat(file.fileno()).st_size)
+            waiting(_size(file))
         time.sleep(WAIT_SECONDS)
 
 
-class _Part(NamedTuple):
-    """The part of a file that has arrived."""
-
-    path: Path
-    file: IO[bytes]
-
-    @property
-    def size(self) -> int:
-        return os.fstat(self.file.fileno()).st_size
+def _size(file: IO[bytes]) -> int:
+    return os.fstat(file.fileno()).st_size
 
 
-def _from_any(source: Remote, part: _Part, report: Progress) -> None:
+def _from_any(source: Remote, part: IO[bytes], report: Progress) -> None:
     """Download from the first address that has it. Raises InputError with what each of them answers."""
     failures = []
     for place, url in enumerate(source.urls):
@@ -212,56 +203,39 @@ def _from_any(source: Remote, part: _Part, report: Progress) -> None:
             if isinstance(error, InputError):
                 raise
             failures.append(f"{url}: {explained(error, token)}")
-    kept = f"; {part.size / 1e6:,.1f} MB are kept, and the same command resumes there" if part.size else ""
-    if not part.size:
-        part.path.unlink(missing_ok=True)
+    kept = ""
+    if size := _size(part):
+        kept = f"; {size / 1e6:,.1f} MB are kept, and the same command resumes there"
+    else:
+        Path(part.name).unlink(missing_ok=True)
     raise InputError(f"{source.what}: cannot be downloaded: {'; '.join(failures)}{kept}; {source.advice}")
 
 
-def explained(error: BaseException, token: str | None) -> str:
-    """Return in words why a download failed, and what helps where a login or the law is in the way."""
-    code = error.code if isinstance(error, urllib.error.HTTPError) else None
-    if code in (401, 403):
-        helps = (
-            "HF_TOKEN is refused: were the terms on its page accepted?" if token else "set HF_TOKEN if it needs a login"
-        )
-        return f"{cause(error)} ({helps})"
-    if code == 451:
-        return f"{cause(error)} (it is blocked)"
-    return cause(error)
-
-
-def _with_patience(source: Remote, url: str, token: str | None, part: _Part, report: Progress) -> None:
+def _with_patience(source: Remote, url: str, token: str | None, part: IO[bytes], report: Progress) -> None:
     """Download from one address, with other attempts after what may pass. Raises what the last one raised."""
     idle = 0  # attempts in a row that brought nothing
     answered = False  # did this address ever bring a byte?
     while True:
-        before = part.size
+        before = _size(part)
         try:
             return _append(source, url, token, part, report)
         except (OSError, http.client.HTTPException) as error:
-            came = part.size > before
+            came = _size(part) > before
             answered, idle = answered or came, 1 if came else idle + 1
-            if idle > _patience(error, answered):
+            again = answered or not isinstance(error, urllib.error.URLError)  # a server never reached is not there
+            if isinstance(error, urllib.error.HTTPError):
+                again = error.code in BUSY
+            if idle > (len(PAUSES) if again else 0):
                 raise
             seconds = PAUSES[idle - 1]
-            print_error(f"note: {url}: {cause(error)}; trying again in {seconds:.0f} s")
+            print_error(f"note: {url}: {explained(error, token)}; trying again in {seconds:.0f} s")
             time.sleep(seconds)
 
 
-def _patience(error: BaseException, answered: bool) -> int:
-    """Return how many attempts in a row that bring nothing are followed by another.
-
-    A server that was never reached is taken for one that is not there.
-    """
-    if isinstance(error, urllib.error.HTTPError):
-        return len(PAUSES) if error.code in BUSY else 0
-    return len(PAUSES) if answered or not isinstance(error, urllib.error.URLError) else 0
-
-
-def _append(source: Remote, url: str, token: str | None, part: _Part, report: Progress) -> None:
+def _append(source: Remote, url: str, token: str | None, part: IO[bytes], report: Progress) -> None:
     """Ask for what is missing, and append it. Raises OSError and HTTPException where not all of it came."""
-    have = part.size if part.size <= (source.size or part.size) else 0
+    have = _size(part)
+    have = have if have <= (source.size or have) else 0
     if have and have == source.size:
         return
     headers = {"Range": f"bytes={have}-"} if have else {}
@@ -270,7 +244,7 @@ def _append(source: Remote, url: str, token: str | None, part: _Part, report: Pr
     except urllib.error.HTTPError as error:
         if error.code != 416:
             raise
-        part.file.truncate(0)  # there is not so much of it
+        part.truncate(0)  # there is not so much of it
         raise ConnectionError("the server's file has become shorter") from error
     with answer:
         goes_on = answer.status == 206 and (answer.headers.get("Content-Range") or "").startswith(f"bytes {have}-")
@@ -279,47 +253,42 @@ def _append(source: Remote, url: str, token: str | None, part: _Part, report: Pr
         total = have + int(length) if length.isdecimal() else None
         if source.size is not None and total not in (None, source.size):
             # before what has arrived is let go: it may be an error's page
-            raise _OtherFile(f"has {total} bytes; expected {source.size}")
+            raise ValueError(f"has {total} bytes; expected {source.size}")
         if not goes_on:
-            part.file.truncate(0)
+            part.truncate(0)
         _copy(answer, part, have, total or source.size, report)
 
 
-def _copy(answer: http.client.HTTPResponse, part: _Part, have: int, total: int | None, report: Progress) -> None:
-    """Append an answer; what came before it stays if it is longer than `total`. Raises OSError and _OtherFile."""
+def _copy(answer: http.client.HTTPResponse, part: IO[bytes], have: int, total: int | None, report: Progress) -> None:
+    """Append an answer; what came before it stays if it is longer than `total`. Raises OSError and ValueError."""
     report(have, total)
     before = have
     while chunk := answer.read1(BLOCK_BYTES):
         if total is not None and have + len(chunk) > total:
-            part.file.truncate(before)
-            raise _OtherFile(f"sends more than the {total} bytes that were expected")
-        with refusing(f"{part.path}: cannot be written", "free space, and the same command resumes there"):
-            part.file.write(chunk)
-            part.file.flush()
+            part.truncate(before)
+            raise ValueError(f"sends more than the {total} bytes that were expected")
+        with refusing(f"{part.name}: cannot be written", "free space, and the same command resumes there"):
+            part.write(chunk)
+            part.flush()
         have += len(chunk)
         report(have, total)
     if total is not None and have < total:
         raise ConnectionError(f"the connection dropped after {have} of {total} bytes")
 
 
-def _check(source: Remote, part: Path, file: IO[bytes]) -> None:
+def _check(source: Remote, part: IO[bytes]) -> None:
     """Check size and digest of a whole file, and see it to the disk; remove it if it is another. Raises InputError."""
-    problem = mismatch(source, part)
-    if problem:
-        part.unlink()
-        raise InputError(f"{source.what}: {source.urls[0]}: {problem}; nothing is kept; {source.advice}")
-    os.fsync(file.fileno())
-
-
-def mismatch(source: Remote, path: Path) -> str | None:
-    """Return in words how a file is not what is known of it; None if it is."""
-    size = path.stat().st_size
-    if source.size not in (None, size):
-        return f"{size} bytes arrived; expected {source.size}"
+    path, size = Path(part.name), _size(part)
+    problem = f"; expected {source.size}" if source.size not in (None, size) else ""
     for name, expected in (("sha256", source.sha256), ("sha1", source.sha1)):
-        if expected and (found := digest_of(path, name)) != expected:
-            return f"{size} bytes with {name} {found[:16]}… arrived; expected {expected[:16]}…"
-    return None
+        if expected and not problem and (found := digest_of(path, name)) != expected:
+            problem = f" with {name} {found[:16]}…; expected {expected[:16]}…"
+    if problem:
+        path.unlink()
+        raise InputError(
+            f"{source.what}: {source.urls[0]}: {size} bytes arrived{problem}; nothing is kept; {source.advice}"
+        )
+    os.fsync(part.fileno())
 
 
 def digest_of(path: Path, name: str) -> str:

@@ -7,6 +7,7 @@ import threading
 import urllib.error
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -214,8 +215,12 @@ def test_hf_hub_offline(server: Files, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_full_disk_keeps_what_has_arrived(server: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     full = open("/dev/full", "wb", buffering=0)  # noqa: SIM115  as long as the test
-    file = SimpleNamespace(write=full.write, flush=full.flush, truncate=lambda size: None)
-    monkeypatch.setattr(module, "_Part", lambda path, _: SimpleNamespace(path=path, file=file, size=0))
+    copy = module._copy
+
+    def copy_to_it(answer: Any, part: Any, *more: Any) -> None:
+        copy(answer, SimpleNamespace(name=part.name, write=full.write, flush=full.flush), *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "_copy", copy_to_it)
     with pytest.raises(InputError, match="No space left on device"):
         fetch(remote(server), Path("f"))
 
