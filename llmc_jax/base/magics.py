@@ -1,4 +1,11 @@
-"""The numbers that llm.c's files begin with, and what each file is. Leaves out reading any of them."""
+"""The header of 256 int32 that llm.c's files begin with, and what each file is by its first. Leaves out the others."""
+
+import struct
+from pathlib import Path
+
+from llmc_jax.base.errors import FormatError
+
+HEADER_BYTES = 1024
 
 MODEL = 20240326
 DEBUG_STATE = 20240327
@@ -19,3 +26,20 @@ MEANINGS = {
     LLAMA3_TOKENS: "a file of Llama 3 tokens (give it to -i or -j)",
     LLAMA3_MODEL: "a Llama 3 model of llm.c",
 }
+
+
+def read_header(path: str | Path, raw: bytes, magic: int, what: str) -> tuple[int, ...]:
+    """Return the 256 integers out of a file's first bytes: HEADER_BYTES or more of them, or all that there are.
+
+    Raises FormatError if the first is not `magic`, or the file ends before the last.
+    """
+    found = int.from_bytes(raw[:4], "little", signed=True)
+    if len(raw) >= 4 and found != magic:
+        if int.from_bytes(raw[:4], "big") == magic:
+            raise FormatError(f"{path}: {what}, but big-endian; write it again on a little-endian machine")
+        if found in MEANINGS:
+            raise FormatError(f"{path}: this is {MEANINGS[found]}, magic {found}; expected {what}, magic {magic}")
+        raise FormatError(f"{path}: not {what}: it starts with {found}, expected magic {magic}")
+    if len(raw) < HEADER_BYTES:
+        raise FormatError(f"{path}: truncated: {len(raw)} bytes; {what} begins with a header of {HEADER_BYTES}")
+    return struct.unpack_from("<256i", raw)

@@ -15,9 +15,9 @@ import numpy as np
 from llmc_jax.base import magics
 from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.base.files import Stamp, opened, stamp_of
+from llmc_jax.base.magics import HEADER_BYTES
 
 HEADER_INTS = 256
-HEADER_BYTES = 4 * HEADER_INTS
 CHUNK = 1 << 22  # elements handled at a time: 16 MiB as fp32, so that the working copies stay small beside the model
 ITEMSIZE = {"fp32": 4, "bf16": 2, "fp16": 2}
 
@@ -90,17 +90,7 @@ def read_at(file: BinaryIO, path: Path, offset: int, count: int) -> bytes:
 def read_header_ints(file: BinaryIO, path: Path, magic: int, what: str) -> np.ndarray:
     """Return the header that llm.c's files begin with, (256,) int32. Raises FormatError if the first is not `magic`."""
     raw = read_at(file, path, 0, min(stamp_of(file).size, HEADER_BYTES))
-    found = int.from_bytes(raw[:4], "little", signed=True)
-    if len(raw) >= 4 and found != magic:
-        if int.from_bytes(raw[:4], "big") == magic:
-            raise FormatError(f"{path}: {what}, but big-endian; write it again on a little-endian machine")
-        if found in magics.MEANINGS:
-            meaning = magics.MEANINGS[found]
-            raise FormatError(f"{path}: this is {meaning}, magic {found}; expected {what}, magic {magic}")
-        raise FormatError(f"{path}: not {what}: it starts with {found}, expected magic {magic}")
-    if len(raw) < HEADER_BYTES:
-        raise FormatError(f"{path}: {len(raw)} bytes; {what} begins with a header of {HEADER_BYTES}")
-    return np.frombuffer(raw, "<i4").astype(np.int32)
+    return np.array(magics.read_header(path, raw, magic, what), np.int32)
 
 
 def check_size(path: Path, found: int, expected: int, what: str, else_wrong: str) -> None:

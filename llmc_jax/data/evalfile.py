@@ -19,9 +19,9 @@ import numpy as np
 from llmc_jax.base import magics
 from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.base.files import refusing, write_atomic
+from llmc_jax.base.magics import HEADER_BYTES
 
 VERSION = 1
-HEADER_BYTES = 1024
 START = 65535  # begins each example, so it is no id
 COMPLETIONS = 4
 MOST = 65535  # examples, and bytes of one
@@ -83,7 +83,7 @@ def read_eval_file(path: str | Path) -> list[Item]:
     path = Path(path)
     with refusing(f"{path}: cannot be read", "check the path and its permissions"):
         data = path.read_bytes()
-    count, longest = _read_header(path, data[:HEADER_BYTES], len(data))
+    count, longest = _read_header(path, data)
     items, found, at = [], 0, HEADER_BYTES
     for number in range(count):
         words = np.frombuffer(data, "<u2", min(len(data) - at, longest) // 2, at).tolist()
@@ -96,15 +96,9 @@ def read_eval_file(path: str | Path) -> list[Item]:
     return items
 
 
-def _read_header(path: Path, header: bytes, size: int) -> tuple[int, int]:
+def _read_header(path: Path, header: bytes) -> tuple[int, int]:
     """Return the number of examples, and the bytes of the longest."""
-    magic = int.from_bytes(header[:4], "little")
-    if magic != magics.EVALUATION:
-        found = magics.MEANINGS.get(magic, "no file of llm.c's, or has its bytes in another order")
-        raise FormatError(f"{path}: is {found}; expected an evaluation file, magic {magics.EVALUATION}")
-    if len(header) < HEADER_BYTES:
-        raise FormatError(f"{path}: truncated: {size} bytes, but the header alone has {HEADER_BYTES}; {AGAIN}")
-    _, version, count, longest = struct.unpack_from("<4i", header)
+    _, version, count, longest, *_ = magics.read_header(path, header, magics.EVALUATION, "an evaluation file")
     if version != VERSION:
         raise FormatError(f"{path}: byte 4: version {version}; expected version {VERSION}; {AGAIN}")
     if not 1 <= count <= MOST:

@@ -19,8 +19,8 @@ from llmc_jax.base import magics
 from llmc_jax.base.commands import typed
 from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.base.files import complete_file, matching, reason, refusing
+from llmc_jax.base.magics import HEADER_BYTES
 
-HEADER_BYTES = 1024
 MAX_TOKENS = (1 << 31) - 1  # the header counts in an int32
 MAX_RAW_ID = (1 << 24) - 1  # far above any tokenizer; text, floats or uint16 pairs read as int32 soon exceed it
 READ_BYTES = 1 << 22  # of a headerless file's check, at a time
@@ -154,9 +154,8 @@ def _kind_of(path: Path, header: bytes) -> str:
 
 def _count_in_header(path: Path, name: str, header: bytes, size: int) -> int:
     kind = KINDS[name]
-    if len(header) < HEADER_BYTES:
-        raise FormatError(f"{path}: truncated: {size} bytes, but the header alone has {HEADER_BYTES}; make it again")
-    _, version, count = struct.unpack_from("<3i", header)
+    assert kind.magic is not None
+    _, version, count, *_ = magics.read_header(path, header, kind.magic, "a token file")
     if version != kind.version:
         raise FormatError(
             f"{path}: byte 4: version {version} of the format with magic {kind.magic}; expected version "

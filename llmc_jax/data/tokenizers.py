@@ -21,6 +21,7 @@ import numpy as np
 from llmc_jax.base import magics
 from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.base.files import refusing, write_atomic, write_bytes
+from llmc_jax.base.magics import HEADER_BYTES
 from llmc_jax.config.model import GPT2_VOCAB, pad_vocab
 
 END_OF_TEXT = b"<|endoftext|>"
@@ -29,7 +30,6 @@ BYTES_PIECES = (*(bytes([value]) for value in range(256)), END_OF_TEXT)
 GPT2_EOT = GPT2_VOCAB - 1
 DEFAULT_BIN = "gpt2_tokenizer.bin"  # where llm.c's trainers look for it
 
-HEADER_BYTES = 1024
 LONGEST_PIECE = 255  # its length is one byte
 MAX_VOCAB = 1 << 24
 
@@ -268,12 +268,7 @@ def read_tokenizer_bin(path: str | Path) -> Table:
 
 
 def _check_header(path: str | Path, header: bytes, size: int) -> tuple[int, int, int]:
-    found = int.from_bytes(header[:4], "little")
-    if len(header) >= 4 and found != magics.TOKENIZER:
-        raise FormatError(f"{path}: is not a tokenizer file: magic number {found}; expected {magics.TOKENIZER}")
-    if len(header) < HEADER_BYTES:
-        raise FormatError(f"{path}: truncated: {size} bytes, but the header alone has {HEADER_BYTES}; copy it again")
-    _, version, vocab, eot = struct.unpack_from("<4I", header)
+    _, version, vocab, eot, *_ = magics.read_header(path, header, magics.TOKENIZER, "a tokenizer file")
     if version not in (1, 2):
         raise FormatError(f"{path}: byte 4: tokenizer version {version}; expected 1 or 2")
     if version == 1:
@@ -285,7 +280,7 @@ def _check_header(path: str | Path, header: bytes, size: int) -> tuple[int, int,
             f"{path}: byte 8: the header promises {vocab} ids, but {size - HEADER_BYTES} bytes follow it; expected 1 "
             f"to {MAX_VOCAB} ids of at least 2 bytes each; copy the file again"
         )
-    if eot >= vocab:
+    if not 0 <= eot < vocab:
         raise FormatError(f"{path}: byte 12: end-of-text id {eot}, but there are {vocab} ids")
     return version, vocab, eot
 

@@ -100,7 +100,7 @@ def test_mutated_files(tmp_path_factory: pytest.TempPathFactory, cut: int, at: i
 @pytest.mark.parametrize(
     ("data", "place"),
     [
-        (b"", "is no file"),
+        (b"", "truncated: 0 bytes"),
         (GOOD[:1000], "truncated: 1000 bytes"),
         (of_words(FIRST, SECOND, header=(20240522, 2, 2, 36)), "byte 4: version 2"),
         (of_words(header=(20240522, 1, 0, 36)), "byte 8: .* 0 examples"),

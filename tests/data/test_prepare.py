@@ -255,7 +255,7 @@ def test_an_error_in_a_worker_process_arrives(small_bin: Path) -> None:
     table.write_bytes(small_bin.read_bytes())
     tokenizer = bin_tokenizer(table)
     table.write_bytes(b"broken")
-    with pytest.raises(InputError, match=r"table\.bin: is not a tokenizer file"):
+    with pytest.raises(InputError, match=r"table\.bin: not a tokenizer file"):
         prepare(["a.txt"], Path("out"), "x", tokenizer, Settings(workers=2))
     assert not Path("out").exists()
 
