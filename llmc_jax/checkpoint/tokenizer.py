@@ -74,7 +74,7 @@ def _of_state(source: Source) -> Choice | None:
         if tables.named(tokenizer).sha256 == wanted.sha256:
             return Choice(tokenizer, tables.words(path, tokenizer), wanted)
     with suppress(InputError):
-        public = public_tokenizer(wanted.name, allow_network=False).tokenizer if wanted.name in PUBLIC else None
+        public = public_tokenizer(wanted.name, allow_network=False) if wanted.name in PUBLIC else None
         if public is not None and tables.named(public).sha256 == wanted.sha256:
             return Choice(public, wanted.name, wanted)
     expected = " or ".join(tables.IN_RUN.values())

@@ -38,8 +38,7 @@ MAX_VOCAB = 1 << 24
 GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
 LLAMA3_BEGIN = b"<|begin_of_text|>"  # before each document in llm.c's files of Llama 3's tokens
 LLAMA3_VOCAB, LLAMA3_EOT = 128256, 128000
-# Tokenizers whose tables everybody can have, in words, and their V
-PUBLIC = {"bytes": ("bytes", BYTES_VOCAB), "gpt2": ("GPT-2's", GPT2_VOCAB)}
+PUBLIC = {"bytes": "bytes", "gpt2": "GPT-2's"}  # tokenizers whose tables everybody can have, in words
 # tiktoken's source of the merges; its cache names a file by the sha1 of its address
 MERGES_URL = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/vocab.bpe"
 MERGES_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
@@ -246,11 +245,10 @@ def _bpe_encoder(name: str, pieces: tuple[bytes, ...], eot: int) -> Callable[[st
 
 
 class Table(NamedTuple):
-    """What a tokenizer's file holds: the bytes of each of the V ids, the end-of-text id, the format's version."""
+    """What a tokenizer's file holds: the bytes of each of the V ids, the end-of-text id."""
 
     pieces: tuple[bytes, ...]
     eot: int
-    version: int = 2
 
 
 def read_tokenizer_bin(path: str | Path) -> Table:
@@ -262,12 +260,12 @@ def read_tokenizer_bin(path: str | Path) -> Table:
     """
     with refusing(f"{path}: cannot be read", "check the path"), open(path, "rb") as file:
         header = file.read(HEADER_BYTES)
-        version, vocab, eot = _check_header(path, header, os.fstat(file.fileno()).st_size)
+        vocab, eot = _check_header(path, header, os.fstat(file.fileno()).st_size)
         payload = file.read(vocab * (1 + LONGEST_PIECE) + 1)
-    return Table(_split_pieces(path, payload, vocab), eot, version)
+    return Table(_split_pieces(path, payload, vocab), eot)
 
 
-def _check_header(path: str | Path, header: bytes, size: int) -> tuple[int, int, int]:
+def _check_header(path: str | Path, header: bytes, size: int) -> tuple[int, int]:
     _, version, vocab, eot, *_ = magics.read_header(path, header, magics.TOKENIZER, "a tokenizer file")
     if version not in (1, 2):
         raise FormatError(f"{path}: byte 4: tokenizer version {version}; expected 1 or 2")
@@ -282,7 +280,7 @@ def _check_header(path: str | Path, header: bytes, size: int) -> tuple[int, int,
         )
     if not 0 <= eot < vocab:
         raise FormatError(f"{path}: byte 12: end-of-text id {eot}, but there are {vocab} ids")
-    return version, vocab, eot
+    return vocab, eot
 
 
 def _split_pieces(path: str | Path, payload: bytes, vocab: int) -> tuple[bytes, ...]:
@@ -414,8 +412,7 @@ def load_tokenizer(spec: str, vocab_size: int | None = None, folders: Iterable[P
         except InputError as error:
             choice = Choice(None, str(error))
     elif spec in PUBLIC:
-        _check_vocab(*PUBLIC[spec], vocab_size)  # before anything is downloaded
-        choice = public_tokenizer(spec)
+        choice = Choice(public_tokenizer(spec), PUBLIC[spec])
     elif os.path.exists(spec) or os.sep in spec or spec.endswith((".bin", ".json")):
         choice = Choice(file_tokenizer(spec), spec)
     else:
@@ -434,7 +431,11 @@ def fitted(choice: Choice, vocab_size: int) -> Choice:
     if choice.tokenizer is None:
         return choice
     ids = choice.tokenizer.vocab_size
-    _check_vocab(choice.note, ids, vocab_size)
+    if ids > vocab_size:
+        raise InputError(
+            f"tokenizer {choice.note} has {ids} ids, but the model's vocabulary is V={vocab_size}; give the tokenizer "
+            "that its data was made with by --tokenizer, or none"
+        )
     return choice if ids == vocab_size else choice._replace(note=f"{choice.note} ({ids} of V={vocab_size} ids)")
 
 
@@ -466,18 +467,9 @@ def _is_gpt2s(vocab_size: int) -> bool:
     return vocab_size in (GPT2_VOCAB, pad_vocab(GPT2_VOCAB))
 
 
-def _check_vocab(note: str, ids: int, vocab_size: int | None) -> None:
-    """Raise InputError where a tokenizer has more ids than the model; None: any number will do."""
-    if vocab_size is not None and ids > vocab_size:
-        raise InputError(
-            f"tokenizer {note} has {ids} ids, but the model's vocabulary is V={vocab_size}; give the tokenizer that "
-            "its data was made with by --tokenizer, or none"
-        )
-
-
 def _choose_by_vocab(vocab_size: int, folders: Iterable[Path]) -> Choice:
     if vocab_size == BYTES_VOCAB:
-        return public_tokenizer("bytes")
+        return Choice(bytes_tokenizer(), "bytes")
     if not _is_gpt2s(vocab_size):
         return Choice(None, f"no tokenizer is known for V={vocab_size}; give its file with --tokenizer PATH")
     for path in (*(folder / DEFAULT_BIN for folder in folders), Path(DEFAULT_BIN)):
@@ -486,11 +478,9 @@ def _choose_by_vocab(vocab_size: int, folders: Iterable[Path]) -> Choice:
     return Choice(gpt2_tokenizer(allow_network=False), "GPT-2's, from tiktoken's cache")
 
 
-def public_tokenizer(name: str, allow_network: bool = True) -> Choice:
+def public_tokenizer(name: str, allow_network: bool = True) -> Tokenizer:
     """Return the tokenizer of a name in PUBLIC. Raises InputError where it cannot be had."""
-    if name == "bytes":
-        return Choice(bytes_tokenizer(), "bytes")
-    return Choice(gpt2_tokenizer(allow_network=allow_network), "GPT-2's")
+    return bytes_tokenizer() if name == "bytes" else gpt2_tokenizer(allow_network=allow_network)
 
 
 # ----- showing text -------------------------------------------------------------------------------------------------

@@ -113,7 +113,7 @@ def test_tables_that_only_decode() -> None:
         bin_tokenizer("twice.bin").encode("ab")
 
 
-def decode_table(data: bytes) -> tuple[int, int, list[bytes]] | None:
+def decode_table(data: bytes) -> tuple[int, list[bytes]] | None:
     """An independent reader of the format; None where the bytes are not a tokenizer file."""
     if len(data) < 1024:
         return None
@@ -131,7 +131,7 @@ def decode_table(data: bytes) -> tuple[int, int, list[bytes]] | None:
         rest = rest[length:]
     if len(pieces) != vocab or eot >= vocab or (version == 1 and vocab != 50257):
         return None
-    return version, eot, pieces
+    return eot, pieces
 
 
 @st.composite
@@ -158,8 +158,8 @@ def test_mutated_tables_are_read_exactly_or_refused(tmp_path_factory: pytest.Tem
         with pytest.raises(FormatError):
             read_tokenizer_bin(path)
     else:
-        pieces, eot, version = read_tokenizer_bin(path)
-        assert (version, eot, list(pieces)) == expected
+        pieces, eot = read_tokenizer_bin(path)
+        assert (eot, list(pieces)) == expected
 
 
 def test_places_where_no_table_can_be_written_or_read() -> None:
@@ -257,15 +257,14 @@ def test_choices(small_bin: Path) -> None:
     assert unknown.tokenizer is None and "V=1000" in unknown.note
 
 
-@pytest.mark.parametrize(("spec", "ids"), [("bytes", 257), ("small", 297), ("gpt2", 50257)])
+@pytest.mark.parametrize(("spec", "ids"), [("bytes", 257), ("small", 297)])
 def test_a_tokenizer_may_have_fewer_ids_than_the_model_never_more(small_bin: Path, spec: str, ids: int) -> None:
     spec = str(small_bin) if spec == "small" else spec
     with pytest.raises(InputError, match=rf"has {ids} ids.*V={ids - 1}"):
         load_tokenizer(spec, ids - 1)
-    if ids < 300:
-        padded = load_tokenizer(spec, 512)
-        assert padded.tokenizer is not None and padded.tokenizer.vocab_size == ids and f"{ids} of V=512" in padded.note
-        assert load_tokenizer(spec, ids).note == ("bytes" if spec == "bytes" else spec)
+    padded = load_tokenizer(spec, 512)
+    assert padded.tokenizer is not None and padded.tokenizer.vocab_size == ids and f"{ids} of V=512" in padded.note
+    assert load_tokenizer(spec, ids).note == ("bytes" if spec == "bytes" else spec)
 
 
 @pytest.mark.parametrize(
@@ -317,7 +316,7 @@ def test_written_tables_are_llmc_s(shared: Path, monkeypatch: pytest.MonkeyPatch
     data = data[:4] + struct.pack("<3I", 1, 50257, 0) + data[16:]  # version 1 says nothing of the end of text
     assert hashlib.sha256(data).hexdigest() == SHA256_V1
     Path("t.bin").write_bytes(data)
-    assert read_tokenizer_bin(Path("t.bin")) == (tokenizer.pieces, 50256, 1)
+    assert read_tokenizer_bin(Path("t.bin")) == (tokenizer.pieces, 50256)
 
 
 def test_the_file_encodes_real_text_as_tiktoken(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
