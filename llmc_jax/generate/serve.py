@@ -91,8 +91,8 @@ class Server:
         self.address = f"http://{HOST}:{self.port}"
         ends = (f":{self.port}", "") if self.port == 80 else (f":{self.port}",)  # browsers leave out the usual port
         self.names = {f"{name}{end}" for name in (HOST, "localhost") for end in ends}
-        self.line: list[web.RequestHandler] = []  # the first has the device
-        self._listener, self._device, self._moved = listener, device, asyncio.Event()
+        self.turn, self.asking = asyncio.Lock(), 0  # who has the device; how many have it or wait for it
+        self._listener, self._device = listener, device
 
     async def answer(self, ready: Callable[[], None]) -> None:
         """Answer until the task is cancelled; then end every connection, and wait as long as one token takes."""
@@ -116,17 +116,8 @@ class Server:
         finally:
             http.stop()
             await http.close_all_connections()
-            while self.line:
-                await self.moved()
-
-    def move(self) -> None:
-        """Wake those who wait: somebody has left the line, or their browser has gone."""
-        self._moved.set()
-        self._moved = asyncio.Event()
-
-    def moved(self) -> Awaitable[Any]:
-        """Wait for the next `move`."""
-        return self._moved.wait()
+            async with self.turn:
+                pass
 
     def compute(self, function: Callable[..., Any], *values: Any) -> Awaitable[Any]:
         """Call a function in the thread of the device."""
@@ -212,7 +203,8 @@ class Text(Handler):
     """Has the model continue a text: lines of JSON, which begin with the first of them."""
 
     def initialize(self) -> None:
-        self.body, self.gone, self.begun = bytearray(), False, False
+        self.body, self.begun = bytearray(), False
+        self.task: asyncio.Task[None] | None = None  # what waits and answers, as long as it does
 
     def prepare(self) -> None:
         super().prepare()
@@ -226,21 +218,22 @@ class Text(Handler):
 
     def on_connection_close(self) -> None:
         super().on_connection_close()
-        self.gone = True
-        self.server.move()
+        if self.task:
+            self.task.cancel()
 
     async def post(self) -> None:
         """Wait for the device, then answer until the text ends or the browser has gone."""
-        request, line = self._request(), self.server.line
-        if len(line) > (most := self.server.limits.waiting):
+        request, server = self._request(), self.server
+        if server.asking > (most := server.limits.waiting):
             busy = f"{most} others are waiting for this model; try again in {RETRY_SECONDS} s"
             raise web.HTTPError(HTTPStatus.SERVICE_UNAVAILABLE, busy)
-        line.append(self)
+        before, server.asking, self.task = server.asking, server.asking + 1, asyncio.current_task()
         try:
-            await self._wait()
-            if not self.gone:
+            if before:
+                await self._send({"waiting": before})
+            async with server.turn:
                 await self._answer(request)
-        except StreamClosedError:
+        except (StreamClosedError, asyncio.CancelledError):  # the browser has gone
             pass
         except TimeoutError:
             self.request.connection.stream.close()  # type: ignore[union-attr]
@@ -250,8 +243,7 @@ class Text(Handler):
             self.log_exception(type(error), error, error.__traceback__)
             self.write(json.dumps({"error": refusal(error)[1]}) + "\n")
         finally:
-            line.remove(self)
-            self.server.move()
+            server.asking, self.task = server.asking - 1, None
 
     def _request(self) -> Request:
         kind, _, _ = self.request.headers.get("Content-Type", "").partition(";")
@@ -261,20 +253,11 @@ class Text(Handler):
             raise web.HTTPError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body has more than {most} bytes")
         return request_of(self.server.model, parsed(bytes(self.body)))
 
-    async def _wait(self) -> None:
-        told = 0
-        while not self.gone and (before := self.server.line.index(self)):
-            if before == told:
-                await self.server.moved()
-            else:
-                await self._send({"waiting": before})
-                told = before
-
     async def _answer(self, request: Request) -> None:
         server, count, ends, began = self.server, 0, [""] * request.samples, time.monotonic()
         tokens = await server.compute(server.generate, server.model, request)
         try:
-            while not self.gone and (token := await server.compute(next, tokens, None)) is not None:
+            while (token := await server.compute(next, tokens, None)) is not None:
                 if isinstance(token, Dropped):
                     await self._send({"dropped": token._asdict()})
                     continue
@@ -285,6 +268,7 @@ class Text(Handler):
                 await self._send(record(server.model, token))
             await self._send({"ends": ends, "tokens": count, "seconds": time.monotonic() - began})
         finally:
+            self.task = None  # or the close itself could be cancelled
             await server.compute(tokens.close)
 
     async def _send(self, content: dict[str, Any]) -> None:

@@ -340,10 +340,10 @@ def test_who_leaves_stops_the_engine_and_gives_up_the_place() -> None:
             response.readline()
             with asked(server, tokens=100000) as waits:
                 assert json.loads(waits.readline()) == {"waiting": 1}
-            wait_until(lambda: len(server.line) == 1)
+            wait_until(lambda: server.asking == 1)
         gated.gate.release()
         assert gated.closed.wait(10)
-        wait_until(lambda: not server.line)
+        wait_until(lambda: not server.asking)
     assert gated.begun == 1
 
 
@@ -491,7 +491,7 @@ def check_that_it_stops(tab: chromium.Tab, server: Server) -> None:
     tab.until(f"asking !== null && {TOKENS}.length > 3")
     tab.press("Escape", 27)
     tab.until("asking === null && $('status').textContent === 'Stopped.'")
-    wait_until(lambda: not server.line)
+    wait_until(lambda: not server.asking)
 
 
 def check_errors_and_settings(tab: chromium.Tab) -> None:
