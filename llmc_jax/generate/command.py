@@ -18,7 +18,7 @@ from llmc_jax.base.streams import print_error
 from llmc_jax.config.model import CAUSAL, attention_of
 from llmc_jax.data.documents import read_text
 from llmc_jax.generate.flags import parse
-from llmc_jax.generate.text import listed_ids
+from llmc_jax.generate.text import typed_ids, with_pieces
 from llmc_jax.machine.device import describe_device, device_label
 from llmc_jax.machine.jax_setup import configure, settle
 
@@ -88,9 +88,7 @@ def _without_line_end(data: bytes) -> bytes:
 def prompt_ids(model: "Model", written: Written) -> tuple[int, ...]:
     """Return the ids of a prompt; where the model has no tokenizer those that it lists. Raises InputError."""
     try:
-        if model.tokenizer is None:
-            return listed_ids(written.data.decode(errors="replace"), written.place)
-        return tuple(model.tokenizer.encode(written.data).tolist())
+        return typed_ids(model.tokenizer, written.data, written.place)
     except InputError as error:
         lacks = f"{error}; the model has no tokenizer: {model.tokenizer_note}"
         raise InputError(lacks if model.tokenizer is None else f"{written.place}: {error}") from error
@@ -223,7 +221,7 @@ def show_probabilities(model: "Model", ids: tuple[int, ...], asked: argparse.Nam
     """Show what the model thinks of each token of the prompt and of what it adds: `--probs`."""
     from llmc_jax.data.tokenizers import sample_text
     from llmc_jax.generate.answer import ask, until_ctrl_c
-    from llmc_jax.generate.look import look, plain_data, probability_table
+    from llmc_jax.generate.look import look, probability_table
 
     if asked.probs > model.config.vocab_size:
         raise InputError(f"--probs {asked.probs}: it must be from 0 to V={model.config.vocab_size}")
@@ -234,7 +232,7 @@ def show_probabilities(model: "Model", ids: tuple[int, ...], asked: argparse.Nam
     seen = look(model, ids[:1], asked.probs)  # as the beginning of a text; the others as the model was asked
     seen += look(model, [*ids[1:], *added], asked.probs, before=ids[0] if ids else None)
     if asked.json:
-        tokens = plain_data(model.tokenizer, seen)
+        tokens = [{"position": at, **with_pieces(model.tokenizer, each)} for at, each in enumerate(seen)]
         print_json({**answer_facts(model, request, answer), "tokens": tokens})
     else:
         table = probability_table(model.tokenizer, seen)

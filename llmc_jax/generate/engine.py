@@ -83,7 +83,7 @@ def check_request(model: Model, request: Request) -> None:
     if not 0 <= request.candidates <= model.drawable:
         raise InputError(f"{request.candidates} candidates: it must be from 0 to {model.drawable}, the ids there are")
     if (bad := next((token for token in request.prompt if not 0 <= token < V), None)) is not None:
-        raise InputError(f"the prompt has the id {bad}; this model has ids 0 to {V - 1}")
+        raise InputError(f"prompt: has the id {bad}; this model has ids 0 to {V - 1}")
     if "" in request.stops:
         raise InputError("--stop: a stop string must not be empty")
 

@@ -96,19 +96,6 @@ def probability_table(tokenizer: Tokenizer | None, seen: Sequence[Seen], width: 
     return table(headings, rows, left=("token",), optional=ranks[::-1], width=width)
 
 
-def plain_data(tokenizer: Tokenizer | None, seen: Sequence[Seen]) -> list[dict[str, Any]]:
-    """Return the same as `probability_table` as plain data for JSON, as the page's server has it."""
-    return [
-        {
-            "position": position,
-            "piece": piece(tokenizer, each.token),
-            **each._asdict(),
-            "candidates": [[token, piece(tokenizer, token), logprob] for token, logprob in each.candidates],
-        }
-        for position, each in enumerate(seen)
-    ]
-
-
 def _percent(logprob: float) -> str:
     percent = 100 * math.exp(logprob)
     return "<0.01%" if percent < 0.01 else f"{percent:.2f}%"

@@ -1,4 +1,4 @@
-"""What the page asks and what it is told: JSON to a request of the engine, and the engine's tokens to JSON.
+"""What the page asks, JSON, as a request of the engine; and what it is told of the model.
 
 Leaves out HTTP (serve.py) and the page itself (page.html).
 """
@@ -10,10 +10,10 @@ from typing import Any
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.streams import escaped
 from llmc_jax.generate.command import model_facts
-from llmc_jax.generate.engine import Drawn, Request
+from llmc_jax.generate.engine import Request, check_request
 from llmc_jax.generate.model import Model
-from llmc_jax.generate.sampling import Sampling, check
-from llmc_jax.generate.text import piece, typed_ids
+from llmc_jax.generate.sampling import Sampling
+from llmc_jax.generate.text import typed_ids
 from llmc_jax.models.layout import letters
 
 WHOLE = {"tokens": (200, 1, 100_000), "samples": (1, 1, 8), "candidates": (5, 0, 20)}  # default, least, most
@@ -66,14 +66,11 @@ def request_of(model: Model, content: Mapping[str, Any]) -> Request:
     """
     chosen: dict[str, Any] = {name: _checked(name, content.get(name, default)) for name, default in DEFAULTS.items()}
     sampling = Sampling(**{name: chosen[name] for name in SAMPLING})
-    check(sampling)
-    V, prompt = model.config.vocab_size, typed_ids(model.tokenizer, chosen["prompt"], "prompt")
-    for name, ids in (("prompt", prompt), ("after", chosen["after"])):
-        if not all(0 <= id < V for id in ids):
-            raise InputError(f"{name}: has an id that this model does not have; its own are 0 to {V - 1}")
-    counts = {name: chosen[name] for name in WHOLE}
-    return Request((*(prompt or [model.end_of_text]), *chosen["after"]), sampling=sampling,
-                   stops=tuple(chosen["stops"]), **counts)  # fmt: skip
+    counts, stops = {name: chosen[name] for name in WHOLE}, tuple(chosen["stops"])
+    prompt = typed_ids(model.tokenizer, chosen["prompt"], "prompt") or (model.end_of_text,)
+    request = Request((*prompt, *chosen["after"]), sampling=sampling, stops=stops, **counts)
+    check_request(model, request)
+    return request
 
 
 def _checked(name: str, value: Any) -> Any:
@@ -93,9 +90,3 @@ def _checked(name: str, value: Any) -> Any:
     if not good:
         raise InputError(f"{name}: found {escaped(json.dumps(value)[:60])}; expected {expected}")
     return value
-
-
-def record(model: Model, drawn: Drawn) -> dict[str, Any]:
-    """Return one new token as the page is told of it; probabilities are the model's own, before any filter."""
-    candidates = [[token, piece(model.tokenizer, token), logprob] for token, logprob in drawn.candidates]
-    return drawn._asdict() | {"piece": piece(model.tokenizer, drawn.token), "candidates": candidates}

@@ -29,7 +29,8 @@ from llmc_jax.base.errors import InputError
 from llmc_jax.generate import engine
 from llmc_jax.generate.engine import Drawn, Dropped, Request
 from llmc_jax.generate.model import Model
-from llmc_jax.generate.page import facts, parsed, record, request_of
+from llmc_jax.generate.page import facts, parsed, request_of
+from llmc_jax.generate.text import with_pieces
 
 HOST = "127.0.0.1"
 PAGE = Path(__file__).with_name("page.html")
@@ -265,7 +266,7 @@ class Text(Handler):
                     await self._send({"prompt": len(request.prompt), "first_seconds": time.monotonic() - began})
                 count += 1
                 ends[token.sample] = token.end or ends[token.sample]
-                await self._send(record(server.model, token))
+                await self._send(with_pieces(server.model.tokenizer, token))
             await self._send({"ends": ends, "tokens": count, "seconds": time.monotonic() - began})
         finally:
             self.task = None  # or the close itself could be cancelled

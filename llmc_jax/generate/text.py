@@ -5,6 +5,7 @@ Leaves out control characters, which a terminal must not be sent (data/tokenizer
 """
 
 import codecs
+from typing import Any
 
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.options import show_value
@@ -52,18 +53,19 @@ class TextStream:
         return text
 
 
-def listed_ids(text: str, place: str) -> tuple[int, ...]:
-    """Return the token ids that a text lists, with spaces or commas between them. Raises InputError, with the place."""
-    words = text.replace(",", " ").split()
+def typed_ids(tokenizer: Tokenizer | None, text: str | bytes, place: str) -> tuple[int, ...]:
+    """Return the ids of a text; without a tokenizer those that it lists, with spaces or commas between them.
+
+    Raises InputError, with the place.
+    """
+    if tokenizer is not None:
+        return tuple(tokenizer.encode(text).tolist())
+    listed = text if isinstance(text, str) else text.decode(errors="replace")
+    words = listed.replace(",", " ").split()
     bad = next((word for word in words if not word.isdecimal() or len(word) > LONGEST_NUMBER), None)
     if bad is not None:
         raise InputError(f"{place}: {show_value(bad)} is no token id; expected whole numbers from 0 on, as in 12 345")
     return tuple(map(int, words))
-
-
-def typed_ids(tokenizer: Tokenizer | None, text: str, place: str) -> tuple[int, ...]:
-    """Return the ids of a text; without a tokenizer those that it lists. Raises InputError, with the place."""
-    return listed_ids(text, place) if tokenizer is None else tuple(tokenizer.encode(text).tolist())
 
 
 def piece(tokenizer: Tokenizer | None, token: int) -> str:
@@ -74,6 +76,12 @@ def piece(tokenizer: Tokenizer | None, token: int) -> str:
     if tokenizer is None or token >= tokenizer.vocab_size:
         return str(token)
     return escaped(tokenizer.piece(token).replace(b"\\", b"\\\\").decode(errors="backslashreplace"))
+
+
+def with_pieces(tokenizer: Tokenizer | None, each: Any) -> dict[str, Any]:
+    """Return a token that was drawn (`Drawn`) or looked at (`Seen`) as JSON has it, with a text beside each id."""
+    candidates = [[token, piece(tokenizer, token), logprob] for token, logprob in each.candidates]
+    return each._asdict() | {"piece": piece(tokenizer, each.token), "candidates": candidates}
 
 
 def _overlap(text: str, stop: str) -> int:

@@ -90,7 +90,7 @@ def test_a_model_without_a_tokenizer_speaks_in_ids(ask: Ask) -> None:
     done = ask("--tokenizer", "none", "--prompt", "97 98", "-n", "3")
     ids = ask("--prompt", "ab", "-n", "3", "--json").json["samples"][0]["ids"]
     assert done.out == " ".join(map(str, [97, 98, *ids])) + " \n"
-    for prompt, named in (("1 x", "--prompt: x "), ("9" * 5000, "--prompt: "), ("257", "the prompt has the id 257")):
+    for prompt, named in (("1 x", "--prompt: x "), ("9" * 5000, "--prompt: "), ("257", "prompt: has the id 257")):
         refused = ask("--tokenizer", "none", "--prompt", prompt)
         assert refused.status == 2 and named in refused.err
 

@@ -21,7 +21,7 @@ from llmc_jax.generate import heads, look, scorer
 from llmc_jax.generate.engine import kept_after_drop
 from llmc_jax.generate.look import Seen
 from llmc_jax.generate.model import Model
-from llmc_jax.generate.text import piece
+from llmc_jax.generate.text import piece, with_pieces
 from llmc_jax.models.execution import PLAIN
 from llmc_jax.models.gpt2.tensors import BY_NAME, Params
 from llmc_jax.models.layout import flat_size, views
@@ -236,10 +236,10 @@ def test_table_and_plain_data() -> None:
     assert second.split()[:6] == ["1", '"\\x07"', "<0.01%", "3", "30.00", "2.00"]
     assert "rank 1" in look.probability_table(tokenizer, seen, width=65).partition("hidden at this width")[2]
 
-    rows = look.plain_data(tokenizer, seen)
+    rows = [with_pieces(tokenizer, each) for each in seen]
     assert json.loads(json.dumps(to_json(rows), allow_nan=False)) == rows
     assert rows[1] == {
-        "position": 1, "piece": "\\x07", "token": 7, "logprob": seen[1].logprob, "rank": 3, "entropy": math.log(4),
+        "piece": "\\x07", "token": 7, "logprob": seen[1].logprob, "rank": 3, "entropy": math.log(4),
         "candidates": [[97, "a", math.log(0.5)], [10, "\\n", math.log(1e-6)]],
     }  # fmt: skip
-    assert [row["piece"] for row in look.plain_data(None, seen)] == ["97", "7"]
+    assert [with_pieces(None, each)["piece"] for each in seen] == ["97", "7"]

@@ -272,7 +272,7 @@ def test_what_http_refuses(
         (b'{"temperature": -1}', "temperature"), (b'{"temperature": "hot"}', "temperature"),
         (b'{"seed": -1}', "seed"), (b'{"seed": 1.5}', "seed"), (b'{"tokens": 0}', "tokens"),
         (b'{"tokens": 1000000000}', "tokens"), (b'{"samples": 9}', "samples"), (b'{"candidates": 21}', "candidates"),
-        (b'{"prompt": 5}', "prompt"), (b'{"after": [257]}', "after"), (b'{"after": "x"}', "after"),
+        (b'{"prompt": 5}', "prompt"), (b'{"after": [257]}', "prompt"), (b'{"after": "x"}', "after"),
         (b'{"stops": [""]}', "stops"), (b'{"stops": "x"}', "stops"), (b'{"top_kk": 1}', "top_kk"),
     ],
 )  # fmt: skip
