@@ -17,7 +17,6 @@ ENTRANCES = {
     "train.py": ["train.py"],
     "convert_checkpoint.py": ["convert_checkpoint.py", "inspect", "x.bin"],
     "llmc_jax": ["-m", "llmc_jax", "generate", "x"],
-    "llmc_jax.data": ["-m", "llmc_jax.data", "list"],
     "llmc_jax.kernels": ["-m", "llmc_jax.kernels"],
 }
 
@@ -36,7 +35,7 @@ def test_a_python_without_the_packages_is_one_line(name: str) -> None:
     assert f"run `make setup`, then `{again}`, or `pip install .`" in done.stderr
 
 
-@pytest.mark.parametrize("name", ["train.py", "llmc_jax", "llmc_jax.data", "llmc-jax"])
+@pytest.mark.parametrize("name", ["train.py", "llmc_jax", "llmc-jax"])
 def test_ctrl_c_before_a_program_has_begun_is_one_line(name: str, tmp_path: Path) -> None:
     (tmp_path / "textwrap.py").write_text(
         "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(9)\n"
