@@ -106,11 +106,8 @@ class Tokenizer:
     def decode(self, ids: Iterable[int]) -> bytes:
         """Return the bytes that the ids stand for. Raises InputError for an id that the tokenizer does not have."""
         ids = list(ids)
-        for position, token in enumerate(ids):
-            if not 0 <= token < len(self.pieces):
-                raise InputError(
-                    f"token {position} has id {token}; the {self.name} tokenizer has ids 0 to {len(self.pieces) - 1}"
-                )
+        if (bad := next((token for token in ids if not 0 <= token < len(self.pieces)), None)) is not None:
+            raise InputError(f"the {self.name} tokenizer has ids 0 to {len(self.pieces) - 1}; found {bad}")
         return b"".join(self.pieces[token] for token in ids)
 
 

@@ -27,24 +27,14 @@ class Answer(NamedTuple):
     written: tuple[bool, ...] | None = None
 
     @property
-    def by_sum(self) -> int:
-        """Return the completion that is likeliest as a whole; of equals the first."""
-        return _smallest(self.losses)
-
-    @property
-    def by_mean(self) -> int:
-        """Return the completion of the smallest mean loss per token, which is llm.c's choice; of equals the first."""
-        return _smallest([loss / count for loss, count in zip(self.losses, self.tokens, strict=True)])
-
-    @property
     def right(self) -> bool:
-        """Return whether the completion that is likeliest as a whole is the right one."""
-        return self.by_sum == self.label
+        """Return whether the completion that is likeliest as a whole is the right one; of equals the first is."""
+        return _smallest(self.losses) == self.label
 
     @property
     def right_norm(self) -> bool:
         """Return whether the completion of the smallest mean loss per token is the right one, as llm.c counts."""
-        return self.by_mean == self.label
+        return _smallest([loss / count for loss, count in zip(self.losses, self.tokens, strict=True)]) == self.label
 
 
 def rows_of_items(items: Iterable[Item]) -> Iterator[Row]:

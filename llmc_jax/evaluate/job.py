@@ -55,11 +55,7 @@ def prepare(flags: argparse.Namespace) -> Job:
     devices = number_of_devices(flags.devices)
     readers = [subjects.open_reader(path, flags.tokenizer, flags.step) for path in flags.checkpoints]
     positions = subjects.common_positions(readers, flags.positions)
-    shared: dict[Any, list[Text | Questions]] = {}  # models of one tokenizer read the same
-    for reader in readers:
-        if reader.reads not in shared:
-            shared[reader.reads] = read_subjects(flags, reader, positions)
-    return Job([shared[reader.reads] for reader in readers], positions, devices)
+    return Job([read_subjects(flags, reader, positions) for reader in readers], positions, devices)
 
 
 def read_subjects(flags: argparse.Namespace, reader: Reader, positions: int) -> list[Text | Questions]:

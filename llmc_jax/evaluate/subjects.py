@@ -46,11 +46,6 @@ class Reader(NamedTuple):
         """Return V."""
         return self.source.config.vocab_size
 
-    @property
-    def reads(self) -> tuple[Any, ...]:
-        """Return what the tokens of a text depend on."""
-        return self.tokenizer, self.vocab_size, self.end_of_text
-
 
 class Text(NamedTuple):
     """A text, as one model reads it. key: two texts of the same key are the same tokens."""

@@ -37,7 +37,6 @@ class Answer:
     drops: list[Dropped] = field(default_factory=list)
     first: float = 0.0  # until the first token was there: compiling and prefill
     rest: float = 0.0  # from then on
-    timed: int = 0  # tokens that came after those of the first position
 
     @property
     def tokens(self) -> int:
@@ -47,7 +46,7 @@ class Answer:
     @property
     def rate(self) -> float | None:
         """Return the tokens of a second after the first one; None where no more came."""
-        return self.timed / self.rest if self.timed and self.rest else None
+        return (self.tokens - 1) / self.rest if self.rest else None
 
 
 def ask(
@@ -84,7 +83,6 @@ def _take(answer: Answer, drawn: Drawn, now: float) -> None:
     if answer.first == 0:
         answer.first = now
     answer.rest = now - answer.first
-    answer.timed += drawn.position > 0 or drawn.sample > 0
 
 
 @contextmanager

@@ -89,7 +89,7 @@ def test_text_that_is_no_utf8(small_bin: Path) -> None:
 
 @pytest.mark.parametrize("ids", [[0, 257], [-1]])
 def test_an_unknown_id(ids: list[int]) -> None:
-    with pytest.raises(InputError, match=rf"id {ids[-1]}; the bytes tokenizer has ids 0 to 256"):
+    with pytest.raises(InputError, match=rf"the bytes tokenizer has ids 0 to 256; found {ids[-1]}"):
         bytes_tokenizer().decode(ids)
 
 
