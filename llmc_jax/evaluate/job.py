@@ -18,11 +18,11 @@ from llmc_jax.base.kit import print_json
 from llmc_jax.base.progress import show_progress
 from llmc_jax.evaluate import report, subjects
 from llmc_jax.evaluate.report import Subject
-from llmc_jax.evaluate.subjects import OnProgress, Questions, Reader, Result, Text
+from llmc_jax.evaluate.subjects import OnProgress, Questions, Result, Text
 from llmc_jax.evaluate.texts import rows_of_text
 from llmc_jax.generate.answer import until_ctrl_c
 from llmc_jax.generate.command import model_facts, say_model
-from llmc_jax.generate.model import open_model
+from llmc_jax.generate.model import Model, open_model
 from llmc_jax.generate.scorer import Scorer, scorer_of
 from llmc_jax.machine.device import describe_device, refusing_full_memory
 
@@ -53,18 +53,19 @@ def prepare(flags: argparse.Namespace) -> Job:
     for word in flags.tasks:
         subjects.named_task(word)
     devices = number_of_devices(flags.devices)
-    readers = [subjects.open_reader(path, flags.tokenizer, flags.step) for path in flags.checkpoints]
-    positions = subjects.common_positions(readers, flags.positions)
-    return Job([read_subjects(flags, reader, positions) for reader in readers], positions, devices)
+    how = {"tokenizer": flags.tokenizer, "step": flags.step}
+    models = [open_model(path, dtype=flags.dtype, weights=False, **how) for path in flags.checkpoints]
+    positions = subjects.common_positions(models, flags.positions)
+    return Job([read_subjects(flags, model, positions) for model in models], positions, devices)
 
 
-def read_subjects(flags: argparse.Namespace, reader: Reader, positions: int) -> list[Text | Questions]:
+def read_subjects(flags: argparse.Namespace, model: Model, positions: int) -> list[Text | Questions]:
     """Return the texts and tasks as one model reads them."""
     cut = partial(rows_of_text, positions=positions, limit=flags.limit)
     return [
-        *(subjects.text_of_data(reader, pattern, cut) for pattern in flags.data),
-        *(subjects.text_of_file(reader, path, cut) for path in flags.text),
-        *(subjects.questions(reader, word, positions, flags.limit) for word in flags.tasks),
+        *(subjects.text_of_data(model, pattern, cut) for pattern in flags.data),
+        *(subjects.text_of_file(model, path, cut) for path in flags.text),
+        *(subjects.questions(model, word, positions, flags.limit) for word in flags.tasks),
     ]
 
 

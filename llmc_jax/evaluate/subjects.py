@@ -15,9 +15,6 @@ import numpy as np
 from llmc_jax.base.commands import typed
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import refusing
-from llmc_jax.checkpoint.source import Source
-from llmc_jax.checkpoint.sources import open_source
-from llmc_jax.checkpoint.tokenizer import choose_tokenizer
 from llmc_jax.data import tables
 from llmc_jax.data.documents import read_text
 from llmc_jax.data.evalfile import Item, check_fit
@@ -26,25 +23,11 @@ from llmc_jax.data.tokenizers import Tokenizer
 from llmc_jax.evaluate import choices, texts
 from llmc_jax.evaluate.figures import Figure, exponential, mean
 from llmc_jax.evaluate.texts import Piece, Span
-from llmc_jax.generate.model import end_of_text
+from llmc_jax.generate.model import Model
 from llmc_jax.generate.scorer import ScoreOptions, Scorer, score
 
 OnProgress = Callable[[int], None]  # is called with the positions that were computed
 Cut = Callable[[Sequence[Piece]], list[Span]]  # pieces of a text into rows
-
-
-class Reader(NamedTuple):
-    """What a checkpoint says of tokens, without its weights."""
-
-    source: Source
-    tokenizer: Tokenizer | None
-    note: str  # where the tokenizer comes from, or why there is none
-    end_of_text: int
-
-    @property
-    def vocab_size(self) -> int:
-        """Return V."""
-        return self.source.config.vocab_size
 
 
 class Text(NamedTuple):
@@ -88,45 +71,39 @@ class Result(NamedTuple):
     key: str
 
 
-def open_reader(path: Path, tokenizer: str, step: int | None) -> Reader:
-    """Open a checkpoint for what it says of tokens. Raises InputError as `open_model` does."""
-    source = open_source(path, step=step)
-    try:
-        choice = choose_tokenizer(source, tokenizer)
-    except InputError as error:  # of several checkpoints this is the one that it does not fit
-        raise InputError(f"{path}: {error}") from error
-    return Reader(source, choice.tokenizer, choice.note, end_of_text(source, choice.tokenizer))
-
-
-def common_positions(readers: Sequence[Reader], asked: int | None) -> int:
+def common_positions(models: Sequence[Model], asked: int | None) -> int:
     """Return the T that all models are asked with: what was asked for, else the smallest of theirs."""
-    smallest = min(readers, key=lambda reader: reader.source.config.max_seq_len)
-    most = smallest.source.config.max_seq_len
+    smallest = min(models, key=lambda model: model.config.max_seq_len)
+    most = smallest.config.max_seq_len
     if asked is not None and asked > most:
-        raise InputError(f"-t {asked}: {smallest.source.path} has T={most} positions; take -t {most} or less")
+        raise InputError(f"-t {asked}: {smallest.path} has T={most} positions; take -t {most} or less")
     return asked or most
 
 
 # ----- texts --------------------------------------------------------------------------------------------------------
 
 
-def text_of_data(reader: Reader, pattern: str, cut: Cut) -> Text:
+def text_of_data(model: Model, pattern: str, cut: Cut) -> Text:
     """Return the token files that a pattern names as one text. Raises InputError."""
-    pieces = texts.pieces_of_files(pattern, "--data", reader.vocab_size)
-    if reader.tokenizer is not None:
+    pieces = texts.pieces_of_files(pattern, "--data", model.config.vocab_size)
+    if model.tokenizer is not None:
         for path, tokenizer in tables.of_token_files([Path(piece.name) for piece in pieces]):
-            tables.check_alike(f"--data {tables.words(path, tokenizer)}", tokenizer, reader.note, reader.tokenizer)
-    return Text("data", pattern, pattern, pieces, cut(pieces), bytes_of(reader))
+            tables.check_alike(
+                f"--data {tables.words(path, tokenizer)}", tokenizer, model.tokenizer_note, model.tokenizer
+            )
+    return Text("data", pattern, pattern, pieces, cut(pieces), bytes_of(model))
 
 
-def text_of_file(reader: Reader, path: str, cut: Cut) -> Text:
+def text_of_file(model: Model, path: str, cut: Cut) -> Text:
     """Return a file of text, made into tokens, after the end-of-text token. Raises InputError."""
-    if reader.tokenizer is None:
-        raise InputError(f"--text {path}: {reader.source.path} has no tokenizer ({reader.note}); token files need none")
-    ids = np.concatenate([[reader.end_of_text], _encoded(reader.tokenizer, path)])
+    if model.tokenizer is None:
+        raise InputError(
+            f"--text {path}: {model.path} has no tokenizer ({model.tokenizer_note}); token files need none"
+        )
+    ids = np.concatenate([[model.end_of_text], _encoded(model.tokenizer, path)])
     pieces = (texts.piece_of_ids(f"--text {path}", ids),)
     key = hashlib.sha256(ids.astype(np.int64).tobytes()).hexdigest()
-    return Text("text", path, key, pieces, cut(pieces), bytes_of(reader))
+    return Text("text", path, key, pieces, cut(pieces), bytes_of(model))
 
 
 def _encoded(tokenizer: Tokenizer, path: str) -> np.ndarray:
@@ -141,12 +118,12 @@ def _encoded(tokenizer: Tokenizer, path: str) -> np.ndarray:
         raise InputError(f"--text {path}: {error}") from error
 
 
-def bytes_of(reader: Reader) -> np.ndarray | None:
+def bytes_of(model: Model) -> np.ndarray | None:
     """Return how many bytes each id stands for (V,); an end of text is none of the text, nor is a padding row."""
-    tokenizer = reader.tokenizer
+    tokenizer = model.tokenizer
     if tokenizer is None:
         return None
-    sizes = np.array([len(tokenizer.piece(token)) for token in range(reader.vocab_size)], np.int64)
+    sizes = np.array([len(tokenizer.piece(token)) for token in range(model.config.vocab_size)], np.int64)
     sizes[tokenizer.eot] = 0
     return sizes
 
@@ -173,13 +150,13 @@ def named_task(word: str) -> tuple[str, Path]:
     return name, Path(os.path.expanduser(path)) if path else TASKS[name].usual_file
 
 
-def questions(reader: Reader, word: str, positions: int, limit: int | None) -> Questions:
+def questions(model: Model, word: str, positions: int, limit: int | None) -> Questions:
     """Return the items of a task that `named_task` takes.
 
     Raises InputError for a file of another task, a tokenizer that does not fit, an item that is too long.
     """
     task, path = named_task(word)
-    items = read_items(task, path, reader.tokenizer, limit, reader.vocab_size)
+    items = read_items(task, path, model.tokenizer, limit, model.config.vocab_size)
     check_fit(items, positions, f"--tasks {word}")
     return Questions(task, path, items)
 

@@ -70,11 +70,13 @@ def open_model(
     tokenizer: str = "auto",
     step: int | None = None,
     model_file: str = "",
+    weights: bool = True,
 ) -> Model:
     """Open a checkpoint of any format that `checkpoint.sources.open_source` knows, and put its weights on the device.
 
     dtype: fp32, bf16 or fp16; auto: bf16 on a GPU, fp32 on a CPU. tokenizer: as for `load_tokenizer`; auto: the one
-    that the checkpoint brings along, else as its vocabulary suggests. step, model_file: as for `open_source`.
+    that the checkpoint brings along, else as its vocabulary suggests. step, model_file: as for `open_source`. weights:
+    False leaves them out, for those who ask what the checkpoint says of tokens.
     Raises InputError (FormatError for bad bytes) if it cannot be opened, the tokenizer does not fit, or the weights
     need more memory than the device has.
     """
@@ -82,14 +84,17 @@ def open_model(
     if dtype == "auto":
         dtype = "fp32" if first_device().platform == "cpu" else "bf16"
     check_weights_fit(source, dtype)
-    choice = choose_tokenizer(source, tokenizer)
-    weights, warnings = read_weights(source, dtype)
+    try:
+        choice = choose_tokenizer(source, tokenizer)
+    except InputError as error:  # of several checkpoints this is the one that it does not fit
+        raise InputError(f"{path}: {error}") from error
+    tensors, warnings = read_weights(source, dtype) if weights else (None, ())
     return Model(
         path=Path(path),
         kind=source.kind,
         step=source.step,
         config=source.config,
-        weights=weights,
+        weights=tensors,
         tokenizer=choice.tokenizer,
         tokenizer_note=choice.note,
         end_of_text=end_of_text(source, choice.tokenizer),

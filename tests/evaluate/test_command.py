@@ -24,7 +24,7 @@ from llmc_jax.evaluate.figures import Mean
 from llmc_jax.evaluate.job import Evaluated, Job, number_of_devices, progress, side_by_side
 from llmc_jax.evaluate.report import plain_data, shown
 from llmc_jax.evaluate.report import table as table_of
-from llmc_jax.evaluate.subjects import choice_figures, open_reader, text_of_file, text_result
+from llmc_jax.evaluate.subjects import choice_figures, text_of_file, text_result
 from llmc_jax.evaluate.texts import rows_of_text
 from llmc_jax.generate.model import open_model
 from llmc_jax.generate.scorer import scorer_of
@@ -154,10 +154,9 @@ def test_models_that_read_other_tokens_are_not_subtracted(evaluate: Evaluate, tm
     text.write_bytes(TEXT)
     pieces = (*(bytes([value]) for value in range(256)), b"th", b"<|endoftext|>")
     write_tokenizer_bin(table, pieces, 257)
-    readers = [open_reader(Path(model), spec, None) for model, spec in ((A, "bytes"), (C, str(table)))]
     cut = partial(rows_of_text, positions=T)
-    asked = Job([[text_of_file(reader, str(text), cut)] for reader in readers], T, 1)
     models = [open_model(A), open_model(C, tokenizer=str(table))]
+    asked = Job([[text_of_file(model, str(text), cut)] for model in models], T, 1)
     results = [[text_result(scorer_of(model), *own)] for model, own in zip(models, asked.subjects, strict=True)]
     (subject,) = side_by_side(asked, Evaluated([{}, {}], results, 0.0))
     first, second = plain_data(subject)["results"]
