@@ -140,7 +140,7 @@ def _downloaded(model: Published) -> Path:
                 read_config(folder / CONFIG)  # before anything large
             url = hub.file_url(model.repository, revision, file.path)
             facts = file.size, file.sha256, file.sha1, hub.token()
-            source = Remote((url,), f"{model.repository}, {file.path}", advice, *facts)
+            source = Remote(url, f"{model.repository}, {file.path}", advice, *facts)
             fetch(source, folder / file.path, partial(report, file.path))
     return folder
 

@@ -58,7 +58,7 @@ class Dataset(NamedTuple):
     @property
     def page(self) -> str:
         """Return where people read about it."""
-        return f"{hub.ENDPOINT}/{self.place[0]}" if self.place else self.files[0].urls[0]
+        return f"{hub.ENDPOINT}/{self.place[0]}" if self.place else self.files[0].url
 
 
 def with_shards(settings: Settings, size: int | None) -> Settings:
@@ -80,7 +80,7 @@ _ROWS = (
         "tinyshakespeare", "tinyshakespeare: 40,000 lines, for a first look", "tinyshakespeare", None,
         (File("tiny_shakespeare.txt", 1115394, "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
               "input.txt",
-              ("https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",)),),
+              "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"),),
         "338 k tokens",
         makes="tiny_shakespeare",  # as dev/data/tinyshakespeare.py of llm.c: a document is what an empty line ends
         settings=Settings(Reading("text", split_on=BLANK_LINE), MAX_TOKENS, val_tokens=32768, keep_empty=True,
@@ -116,8 +116,7 @@ _ROWS = (
         "lambada", "LAMBADA: the last word of a passage (OpenAI's form)", "lambada",
         ("datasets/EleutherAI/lambada_openai", "900124bf3b8235c6daf21033af9948b3f07346c4"),
         (File("lambada_test.jsonl", 1819752, "4aa8d02cd17c719165fc8a7887fddd641f43fcafa4b1c806ca8abc31fabdb226",
-              "data/lambada_test.jsonl",
-              ("https://openaipublic.blob.core.windows.net/gpt-2/data/lambada_test.jsonl",)),),
+              "data/lambada_test.jsonl"),),
         "5,153 passages",
         tasks=("lambada",),
     ),
@@ -187,7 +186,7 @@ def _advice(dataset: Dataset) -> str:
 def remote(dataset: Dataset, file: File) -> Remote:
     """Return where a file is, and what is known of it."""
     return Remote(
-        urls=((hub.file_url(*dataset.place, file.path),) if dataset.place else ()) + file.urls,
+        url=hub.file_url(*dataset.place, file.path) if dataset.place else file.url,
         what=f"{dataset.name}, {file.name}",
         advice=_advice(dataset),
         size=file.size,

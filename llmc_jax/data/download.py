@@ -40,12 +40,11 @@ Arrived = Callable[[str, int, int | None], None]  # a file's name, and that
 class Remote(NamedTuple):
     """A file on servers, and what is known of it beforehand (None: not): at least one of the digests.
 
-    urls: addresses of the same content, tried in turn. sha1: git's, of "blob SIZE\\0" and the content, as Hugging Face
-    tells it for small files. what: the file in words. advice: what to do without it. token: is sent to the first
-    address's host alone.
+    sha1: git's, of "blob SIZE\\0" and the content, as Hugging Face tells it for small files. what: the file in words.
+    advice: what to do without it. token: is sent to the address's host alone.
     """
 
-    urls: tuple[str, ...]
+    url: str
     what: str
     advice: str
     size: int | None = None
@@ -148,7 +147,7 @@ def fetch(source: Remote, target: Path, report: Progress | None = None) -> Path:
             if _is_there(source, target):  # by another process, meanwhile
                 path.unlink()
                 return target
-            _from_any(source, file, report)
+            _bring(source, file, report)
             _check(source, file)
             os.replace(path, target)
             sync(target.parent)
@@ -192,33 +191,29 @@ def _size(file: IO[bytes]) -> int:
     return os.fstat(file.fileno()).st_size
 
 
-def _from_any(source: Remote, part: IO[bytes], report: Progress) -> None:
-    """Download from the first address that has it. Raises InputError with what each of them answers."""
-    failures = []
-    for place, url in enumerate(source.urls):
-        token = source.token if place == 0 else None
-        try:
-            return _with_patience(source, url, token, part, report)
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            if isinstance(error, InputError):
-                raise
-            failures.append(f"{url}: {explained(error, token)}")
-    kept = ""
-    if size := _size(part):
-        kept = f"; {size / 1e6:,.1f} MB are kept, and the same command resumes there"
-    else:
-        Path(part.name).unlink(missing_ok=True)
-    raise InputError(f"{source.what}: cannot be downloaded: {'; '.join(failures)}{kept}; {source.advice}")
+def _bring(source: Remote, part: IO[bytes], report: Progress) -> None:
+    """Download what is missing of a file. Raises InputError."""
+    try:
+        _with_patience(source, part, report)
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        if isinstance(error, InputError):
+            raise
+        why, kept = f"{source.url}: {explained(error, source.token)}", ""
+        if size := _size(part):
+            kept = f"; {size / 1e6:,.1f} MB are kept, and the same command resumes there"
+        else:
+            Path(part.name).unlink(missing_ok=True)
+        raise InputError(f"{source.what}: cannot be downloaded: {why}{kept}; {source.advice}") from error
 
 
-def _with_patience(source: Remote, url: str, token: str | None, part: IO[bytes], report: Progress) -> None:
-    """Download from one address, with other attempts after what may pass. Raises what the last one raised."""
+def _with_patience(source: Remote, part: IO[bytes], report: Progress) -> None:
+    """Download, with other attempts after what may pass. Raises what the last one raised."""
     idle = 0  # attempts in a row that brought nothing
-    answered = False  # did this address ever bring a byte?
+    answered = False  # did the server ever bring a byte?
     while True:
         before = _size(part)
         try:
-            return _append(source, url, token, part, report)
+            return _append(source, part, report)
         except (OSError, http.client.HTTPException) as error:
             came = _size(part) > before
             answered, idle = answered or came, 1 if came else idle + 1
@@ -228,11 +223,11 @@ def _with_patience(source: Remote, url: str, token: str | None, part: IO[bytes],
             if idle > (len(PAUSES) if again else 0):
                 raise
             seconds = PAUSES[idle - 1]
-            print_error(f"note: {url}: {explained(error, token)}; trying again in {seconds:.0f} s")
+            print_error(f"note: {source.url}: {explained(error, source.token)}; trying again in {seconds:.0f} s")
             time.sleep(seconds)
 
 
-def _append(source: Remote, url: str, token: str | None, part: IO[bytes], report: Progress) -> None:
+def _append(source: Remote, part: IO[bytes], report: Progress) -> None:
     """Ask for what is missing, and append it. Raises OSError and HTTPException where not all of it came."""
     have = _size(part)
     have = have if have <= (source.size or have) else 0
@@ -240,7 +235,7 @@ def _append(source: Remote, url: str, token: str | None, part: IO[bytes], report
         return
     headers = {"Range": f"bytes={have}-"} if have else {}
     try:
-        answer = _open(url, token, headers, STALL_SECONDS)
+        answer = _open(source.url, source.token, headers, STALL_SECONDS)
     except urllib.error.HTTPError as error:
         if error.code != 416:
             raise
@@ -286,7 +281,7 @@ def _check(source: Remote, part: IO[bytes]) -> None:
     if problem:
         path.unlink()
         raise InputError(
-            f"{source.what}: {source.urls[0]}: {size} bytes arrived{problem}; nothing is kept; {source.advice}"
+            f"{source.what}: {source.url}: {size} bytes arrived{problem}; nothing is kept; {source.advice}"
         )
     os.fsync(part.fileno())
 

@@ -22,7 +22,7 @@ MAX_PAGES = 100  # of a listing, each of up to 1000 files
 
 
 class File(NamedTuple):
-    """A published file. name: what we call it. path: in the repository on Hugging Face. urls: where else its bytes are.
+    """A published file. name: what we call it. path: in the repository on Hugging Face. url: of one that is not there.
 
     size, and one of the digests: sha256, or git's sha1 of a small file; None where only the server tells them.
     """
@@ -31,7 +31,7 @@ class File(NamedTuple):
     size: int | None
     sha256: str | None
     path: str
-    urls: tuple[str, ...] = ()
+    url: str = ""
     sha1: str | None = None
 
 

@@ -174,7 +174,7 @@ def _gpt2_in_current_folder() -> tuple[bytes, ...] | None:
 def _downloaded_merges(path: Path | None) -> bytes:
     from llmc_jax.data.download import Remote, fetch
 
-    source = Remote((MERGES_URL,), "GPT-2's tokenizer table", _HOW_TO_GET_TABLE, sha256=MERGES_SHA256)
+    source = Remote(MERGES_URL, "GPT-2's tokenizer table", _HOW_TO_GET_TABLE, sha256=MERGES_SHA256)
     with tempfile.TemporaryDirectory() as folder:
         data = fetch(source, Path(folder, "merges")).read_bytes()
     if path:

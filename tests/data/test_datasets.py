@@ -39,8 +39,8 @@ def publish(server: Files, monkeypatch: pytest.MonkeyPatch) -> Publish:
         known = row.files or [hub.File(name, None, None, f"{row.listed}/{name}") for name in names]
         files = []
         for file, data in zip(known, contents, strict=False):
-            file = file._replace(size=len(data), sha256=hashlib.sha256(data).hexdigest(), urls=())
-            server.content[remote(row, file).urls[0].removeprefix(server.address)] = data
+            file = file._replace(size=len(data), sha256=hashlib.sha256(data).hexdigest(), url="")
+            server.content[remote(row, file).url.removeprefix(server.address)] = data
             files.append(file)
         if row.listed and row.place:
             other = {"type": "file", "path": f"{row.listed}/.gitattributes", "size": 5, "oid": "0"}
@@ -248,8 +248,8 @@ def plays(server: Files, monkeypatch: pytest.MonkeyPatch) -> Files:
     row = DATASETS["tinyshakespeare"]
     Path("input.txt").write_text(TEXT)
     server.content["/input.txt"] = TEXT.encode()
-    digest, urls = hashlib.sha256(TEXT.encode()).hexdigest(), (f"{server.address}/input.txt",)
-    file = row.files[0]._replace(size=len(TEXT), sha256=digest, urls=urls)
+    digest, url = hashlib.sha256(TEXT.encode()).hexdigest(), f"{server.address}/input.txt"
+    file = row.files[0]._replace(size=len(TEXT), sha256=digest, url=url)
     short = row.settings._replace(val_tokens=20)
     monkeypatch.setitem(DATASETS, row.name, row._replace(files=(file,), settings=short))
     return server

@@ -32,9 +32,8 @@ def server(server: Files) -> Files:
     return server
 
 
-def remote(server: Files, *paths: str, **known: object) -> Remote:
-    urls = tuple(f"{server.address}{path}" for path in paths or ("/f",))
-    return Remote(urls, "it", "ask for it", **({"sha256": SHA256} | known))  # type: ignore[arg-type]
+def remote(server: Files, path: str = "/f", **known: object) -> Remote:
+    return Remote(f"{server.address}{path}", "it", "ask for it", **({"sha256": SHA256} | known))  # type: ignore[arg-type]
 
 
 def names(folder: str = ".") -> list[str]:
@@ -110,7 +109,7 @@ def test_an_address_with_another_file_does_not_cost_what_has_arrived(server: Fil
     Path(PART).write_bytes(DATA[:1000])
     server.content["/moved"] = b"This site is closed"
     server.ranges = False
-    source = remote(server, "/gone", "/moved", size=len(DATA))
+    source = remote(server, "/moved", size=len(DATA))
     with pytest.raises(InputError, match="has 19 bytes"):
         fetch(source, Path("f"))
     assert Path(PART).read_bytes() == DATA[:1000]
@@ -177,12 +176,6 @@ def test_a_server_that_refuses(server: Files, code: int, asks: int) -> None:
     assert (len(server.asked), names()) == (asks, [])
 
 
-def test_the_second_address_is_tried(server: Files) -> None:
-    source = remote(server, "/gone", "/f", size=len(DATA), token="secret")
-    assert fetch(source, Path("f")).read_bytes() == DATA
-    assert [(asked.path, asked.token) for asked in server.asked] == [("/gone", "Bearer secret"), ("/f", None)]
-
-
 def test_a_token_stays_with_its_host(server: Files) -> None:
     with serving() as other:
         other.content["/signed"] = DATA
@@ -201,7 +194,7 @@ def test_without_a_server_there_is_one_attempt(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(module.time, "sleep", slept.append)
     monkeypatch.setattr(module, "_open", fail)
     with pytest.raises(InputError, match=r"it: cannot be downloaded: http://x/f: .*; ask for it"):
-        fetch(Remote(("http://x/f",), "it", "ask for it", sha256=SHA256), Path("f"))
+        fetch(Remote("http://x/f", "it", "ask for it", sha256=SHA256), Path("f"))
     assert slept == names() == []
 
 

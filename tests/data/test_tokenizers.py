@@ -183,7 +183,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     asked: list[str] = []
 
     def refuse(source: Remote, target: Path) -> Path:
-        asked.extend(source.urls)
+        asked.append(source.url)
         raise InputError(f"{source.what}: cannot be downloaded (no network); {source.advice}")
 
     monkeypatch.setattr("llmc_jax.data.download.fetch", refuse)
