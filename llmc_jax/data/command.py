@@ -144,7 +144,7 @@ def make_parser() -> Parser:
     making.add(SPLITTING, "splitting", f"Without an option {parts}")
     command(commands, "list", _list)
     for dataset in DATASETS.values():
-        _add_corpus(commands, dataset) if dataset.makes else _add_evaluation(commands, dataset)
+        _add(commands, dataset)
     command(commands, "inspect", _inspect, INSPECT)
     summary = f"Write a {DEFAULT_BIN}."
     tokenizer = commands.add_parser("tokenizer", help=summary, description=summary)
@@ -155,34 +155,27 @@ def make_parser() -> Parser:
     return parser
 
 
-def _add(commands: argparse._SubParsersAction, dataset: Dataset, about: str, own_options: Sequence[Option]) -> Parser:
+def _add(commands: argparse._SubParsersAction, dataset: Dataset) -> None:
+    """Add the command of a data set: an evaluation, or a corpus, which becomes token files."""
+    made = f" makes llm.c's evaluation file of it, {dataset.eval_file}," if dataset.eval_file else ""
+    about = f"Downloads what is published,{made} and says how to evaluate with it."
+    options = [own("-o --out", "FOLDER", None, f"where to write (default: {FOLDER / dataset.folder})")]
+    options += [TOKENIZER] if dataset.makes or dataset.eval_file else []
+    if dataset.makes:
+        about = "Downloads it, or the rest of it, and makes token files."
+        options += [
+            own("--force", "", False, "replace the token files of this name if there are any"),
+            own("--files", "N", None, "only the first N files of it", read=_positive),
+            own("--shard-size", "N", None, "tokens per file (default: as llm.c's script)", read=_positive),
+            WORKERS,
+        ]
+    if dataset.listed == "sample/10BT":
+        options += [own("--sample", "|".join(sets.SAMPLES), "10BT", "how much of it, in tokens (default: 10BT)")]
     parser: Parser = commands.add_parser(
         dataset.name, help=f"{dataset.title}.", description=f"{dataset.title}. {about} Published: {dataset.page}"
     )
-    folder = FOLDER / dataset.folder
-    parser.add([own("-o --out", "FOLDER", None, f"where to write (default: {folder})"), *own_options])
-    return parser
-
-
-def _add_evaluation(commands: argparse._SubParsersAction, dataset: Dataset) -> None:
-    made = f" makes llm.c's evaluation file of it, {dataset.eval_file}," if dataset.eval_file else ""
-    about = f"Downloads what is published,{made} and says how to evaluate with it."
-    options = [TOKENIZER] if dataset.eval_file else []
-    _add(commands, dataset, about, options).set_defaults(run=partial(_evaluation, dataset))
-
-
-def _add_corpus(commands: argparse._SubParsersAction, dataset: Dataset) -> None:
-    options = [
-        TOKENIZER,
-        own("--force", "", False, "replace the token files of this name if there are any"),
-        own("--files", "N", None, "only the first N files of it", read=_positive),
-        own("--shard-size", "N", None, "tokens per file (default: as llm.c's script)", read=_positive),
-        WORKERS,
-    ]
-    sample = own("--sample", "|".join(sets.SAMPLES), "10BT", "how much of it, in tokens (default: 10BT)")
-    options += [sample] if dataset.listed == "sample/10BT" else []
-    parser = _add(commands, dataset, "Downloads it, or the rest of it, and makes token files.", options)
-    parser.set_defaults(run=partial(_corpus, dataset), sample="10BT")
+    parser.add(options)
+    parser.set_defaults(run=partial(_corpus if dataset.makes else _evaluation, dataset), sample="10BT")
 
 
 main = commands_line("data", make_parser)
