@@ -32,7 +32,7 @@ from llmc_jax.generate.model import Model, flat_weights, open_model
 from llmc_jax.generate.sampling import Sampling
 from llmc_jax.generate.scorer import LOSSES, scores_of_batch
 from llmc_jax.models import program
-from llmc_jax.models.execution import Execution
+from llmc_jax.models.execution import PLAIN
 from llmc_jax.models.layout import views
 from llmc_jax.models.program import head_of, loss_fn, separated
 from llmc_jax.plan.plan import step_numbers
@@ -135,13 +135,13 @@ def logits(model: Model, ids: Ids) -> jax.Array:
     InputError for ids that the model cannot take. Source: llm.c train_gpt2.c, `gpt2_forward`.
     """
     rows = _rows(model, ids, 1)
-    found = _logits(model.weights, np.atleast_2d(rows), model.config, model.execution)
+    found = _logits(model.weights, np.atleast_2d(rows), model.config)
     return found.reshape(*rows.shape, model.config.vocab_size)
 
 
-@partial(jax.jit, static_argnames=("config", "execution"))
-def _logits(weights: Any, rows: jax.Array, config: ModelShape, execution: Execution) -> jax.Array:
-    return program.logits(weights, rows, config, execution)[..., : config.vocab_size].astype(jnp.float32)
+@partial(jax.jit, static_argnames="config")
+def _logits(weights: Any, rows: jax.Array, config: ModelShape) -> jax.Array:
+    return program.logits(weights, rows, config, PLAIN)[..., : config.vocab_size].astype(jnp.float32)
 
 
 def loss(model: Model, ids: Ids) -> float:
@@ -154,7 +154,7 @@ def loss(model: Model, ids: Ids) -> float:
     inputs, targets = rows[:, :-1], rows[:, 1:]
     all_of_them = np.array([0, targets.size], np.int32)
     at_once = LOSSES._replace(logit_bytes=1 << 62)  # as in training; in parts a prime number of rows would be slow
-    losses, *_ = scores_of_batch(model.weights, inputs, targets, all_of_them, model.config, model.execution, at_once)
+    losses, *_ = scores_of_batch(model.weights, inputs, targets, all_of_them, model.config, PLAIN, at_once)
     return float(jnp.mean(losses))
 
 
@@ -166,7 +166,7 @@ def loss_and_gradient(model: Model, ids: Ids) -> tuple[float, Any]:
     Raises InputError for ids that the model cannot take. Source: llm.c train_gpt2.c, `gpt2_backward`.
     """
     rows = np.atleast_2d(_rows(model, ids, 2))
-    found, gradient = _loss_and_gradient(model.weights, rows, model.config, model.execution)
+    found, gradient = _loss_and_gradient(model.weights, rows, model.config)
     return float(found), gradient
 
 
@@ -180,12 +180,10 @@ def attention_weights(model: Model, ids: Sequence[int] | np.ndarray | jax.Array,
     return heads.attention_weights(model, _rows(model, ids, 1, (1,)).tolist(), layer)
 
 
-@partial(jax.jit, static_argnames=("config", "execution"))
-def _loss_and_gradient(
-    weights: Any, rows: jax.Array, config: ModelShape, execution: Execution
-) -> tuple[jax.Array, Any]:
+@partial(jax.jit, static_argnames="config")
+def _loss_and_gradient(weights: Any, rows: jax.Array, config: ModelShape) -> tuple[jax.Array, Any]:
     flat = flat_weights(weights, config)
-    found, gradient = jax.value_and_grad(loss_fn)(flat, rows[:, :-1], rows[:, 1:], config, execution)
+    found, gradient = jax.value_and_grad(loss_fn)(flat, rows[:, :-1], rows[:, 1:], config, PLAIN)
     return found, views(gradient, config)
 
 
@@ -292,7 +290,7 @@ def begin(
     params = flat_weights(model.weights, model.config).astype(jnp.float32)
     state = initial_state(params, head_of(model.weights, model.config).dtype, loss_scale=scale)
     numbers = step_numbers(options, ADAMW, steps)
-    chosen = StepOptions(options.schedule, options.decay if options.weight_decay else "none", model.execution)
+    chosen = StepOptions(options.schedule, options.decay if options.weight_decay else "none", PLAIN)
 
     def step(state: TrainState, ids: Ids) -> tuple[TrainState, Metrics]:
         rows = _rows(model, ids, 2, (2, 3))

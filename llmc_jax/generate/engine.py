@@ -18,7 +18,7 @@ from llmc_jax.config.model import ModelShape, refuse_foresight
 from llmc_jax.generate.model import Model
 from llmc_jax.generate.sampling import Draws, Numbers, Sampling, Steps, check, draw, numbers_of, steps_of
 from llmc_jax.generate.text import TextStream
-from llmc_jax.models.execution import Execution
+from llmc_jax.models.execution import PLAIN
 from llmc_jax.models.program import decoder_of
 
 SMALLEST_PROMPT, SMALLEST_CACHE = 16, 64  # positions: shorter ones share a program
@@ -122,18 +122,17 @@ def window(text: Sequence[int], config: ModelShape) -> Sequence[int]:
     return text[first_seen(len(text), config) :]
 
 
-@partial(jax.jit, static_argnames=("size", "config", "execution", "texts"))
+@partial(jax.jit, static_argnames=("size", "config", "texts"))
 def _prefill(
     weights: Any,
     tokens: jax.Array,
     length: jax.Array,
     size: int,
     config: ModelShape,
-    execution: Execution,
     texts: int,
 ) -> tuple[jax.Array, Any]:
     """Prefill, and repeat a single text for all samples that begin with it."""
-    logits, cache = decoder_of(config).prefill(weights, tokens, length, size, config, execution)
+    logits, cache = decoder_of(config).prefill(weights, tokens, length, size, config, PLAIN)
     if tokens.shape[0] == texts:
         return logits, cache
     return repeated((logits, cache), texts)
@@ -166,9 +165,7 @@ class _Batch(NamedTuple):
         length = len(texts[0])
         tokens = np.zeros((len(texts), prompt_size(model.config, length)), np.int32)
         tokens[:, :length] = texts
-        logits, cache = _prefill(
-            model.weights, tokens, np.int32(length), self.size, model.config, model.execution, len(self.samples)
-        )
+        logits, cache = _prefill(model.weights, tokens, np.int32(length), self.size, model.config, len(self.samples))
         return self._drawn(logits, cache, position)
 
     def decoded(self, before: _State, place: int, position: int) -> _State:

@@ -20,7 +20,7 @@ from llmc_jax.config.model import CAUSAL, ModelShape, attention_of
 from llmc_jax.generate.engine import prompt_size
 from llmc_jax.generate.look import check_ids, label
 from llmc_jax.generate.model import Model
-from llmc_jax.models.execution import Execution
+from llmc_jax.models.execution import PLAIN
 from llmc_jax.models.layout import num_layers
 from llmc_jax.models.program import program_of
 from llmc_jax.ops.attention import document_starts, seen
@@ -53,18 +53,16 @@ def attention_weights(model: Model, ids: Sequence[int], layer: int) -> np.ndarra
         )
     tokens = check_ids(config, ids)
     tokens = np.pad(tokens, (0, prompt_size(config, length) - length))  # behind the text, where nobody looks
-    found = weights_of_layer(model.weights, tokens, config=config, execution=model.execution, layer=layer)
+    found = weights_of_layer(model.weights, tokens, config=config, layer=layer)
     return np.asarray(found)[:, :length, :length]
 
 
-@partial(jax.jit, static_argnames=("config", "execution", "layer"))
-def weights_of_layer(
-    weights: Any, tokens: jax.Array, *, config: ModelShape, execution: Execution, layer: int
-) -> jax.Array:
+@partial(jax.jit, static_argnames=("config", "layer"))
+def weights_of_layer(weights: Any, tokens: jax.Array, *, config: ModelShape, layer: int) -> jax.Array:
     """Compute the weights (NH, n, n) float32 of one layer's attention to tokens (n,); later layers are not computed."""
     of_layer = program_of(config).attention_weights
     assert of_layer is not None
-    return of_layer(weights, tokens[None], config, execution, layer)
+    return of_layer(weights, tokens[None], config, PLAIN, layer)
 
 
 def draw_text_attention(path: str | Path, model: Model, ids: Sequence[int], layer: int) -> None:

@@ -19,7 +19,6 @@ from llmc_jax.checkpoint.tokenizer import choose_tokenizer
 from llmc_jax.config.model import ModelShape
 from llmc_jax.data.tokenizers import Tokenizer, drawable, usual_eot
 from llmc_jax.machine.device import available_memory_bytes, first_device, gib
-from llmc_jax.models.execution import PLAIN, Execution
 from llmc_jax.models.layout import flat_size, num_parameters, params_type, tensor_specs
 from llmc_jax.models.program import head_of
 from llmc_jax.models.work import COMPUTE_BYTES
@@ -28,6 +27,9 @@ from llmc_jax.training.state import DTYPES
 
 class Model(NamedTuple):
     """A model that can be asked.
+
+    Its texts are computed by XLA's operations: the handwritten kernels would gain nothing for a few rows, since all
+    weights must be read, whoever computes.
 
     weights: the tensors on the device, each in the dtype that the model computes in. Of those with a layer axis there
     is a tuple of L arrays: a program that takes a part of an array copies it first, and each token needs all.
@@ -53,14 +55,6 @@ class Model(NamedTuple):
     def dtype(self) -> str:
         """Return what the model computes in: fp32, bf16 or fp16."""
         return next(name for name, dtype in DTYPES.items() if head_of(self.weights, self.config).dtype == dtype)
-
-    @property
-    def execution(self) -> Execution:
-        """Return how a whole text is computed: by XLA's operations.
-
-        The handwritten kernels would gain nothing for a few rows: whoever computes them, all weights must be read.
-        """
-        return PLAIN
 
 
 def open_model(

@@ -18,7 +18,7 @@ from llmc_jax.config.model import ModelShape, refuse_foresight
 from llmc_jax.generate.model import Model
 from llmc_jax.machine import compiling
 from llmc_jax.machine.device import devices_of
-from llmc_jax.models.execution import Execution
+from llmc_jax.models.execution import PLAIN, Execution
 from llmc_jax.models.layout import tensors_of
 from llmc_jax.models.program import head_of, hidden
 from llmc_jax.ops.head import rows_per_chunk
@@ -50,7 +50,7 @@ def scorer_of(model: Model, devices: int = 1, tokens_per_batch: int | None = Non
     place = placement(model.config, Parallel(devices), devices_of(devices))
     platform = devices_of(1)[0].platform
     at_once = tokens_per_batch or (TOKENS_ON_CPU if platform == "cpu" else TOKENS_ON_GPU)
-    return Scorer(place.everywhere(model.weights), model.config, model.execution, place, at_once)
+    return Scorer(place.everywhere(model.weights), model.config, PLAIN, place, at_once)
 
 
 class Row(NamedTuple):
