@@ -5,7 +5,7 @@ Leaves out the flags (command.py) and what a text or a task is to a model (subje
 
 import argparse
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from string import ascii_uppercase
@@ -109,7 +109,9 @@ def show(flags: argparse.Namespace, asked: Job, found: Evaluated) -> None:
     """Print the table or the JSON."""
     shown = side_by_side(asked, found)
     if flags.json:
-        print_json(json_of(flags, asked, found, shown))
+        settings = {"T": asked.positions, "devices": asked.devices, "limit": flags.limit}
+        about = {"models": found.models, "settings": settings, "subjects": list(map(report.plain_data, shown))}
+        print_json({**about, "seconds": found.seconds})
         return
     if len(found.models) > 1:
         print(
@@ -131,13 +133,6 @@ def side_by_side(asked: Job, found: Evaluated) -> list[Subject]:
     return [
         Subject(own.kind, word, results) for own, word, results in zip(asked.subjects[0], words, columns, strict=True)
     ]
-
-
-def json_of(flags: argparse.Namespace, asked: Job, found: Evaluated, shown: Sequence[Subject]) -> dict[str, Any]:
-    """Return all that was found, for JSON."""
-    settings = {"T": asked.positions, "devices": asked.devices, "limit": flags.limit}
-    plain_subjects = [report.plain_data(subject) for subject in shown]
-    return {"models": found.models, "settings": settings, "subjects": plain_subjects, "seconds": found.seconds}
 
 
 @contextmanager

@@ -164,19 +164,15 @@ def questions(model: Model, word: str, positions: int, limit: int | None) -> Que
 def questions_result(scorer: Scorer, asked: Questions, told: OnProgress = lambda tokens: None) -> Result:
     """Return what a model answers to the items of a task."""
     greedy = TASKS[asked.name].greedy
-    scored = told_of(score(scorer, choices.rows_of_items(asked.items), ScoreOptions(rank=greedy)), told)
+    scored = []
+    for each in score(scorer, choices.rows_of_items(asked.items), ScoreOptions(rank=greedy)):
+        told(len(each.losses))
+        scored.append(each)
     found = choices.answers(asked.items, scored)
     facts: dict[str, Any] = {"file": str(asked.file), "items": len(found)}
     if not greedy:
         facts["chance"] = float(np.mean([1 / len(item.completions) for item in asked.items]))
     return Result(word_figures(found) if greedy else choice_figures(found), facts, asked.name)
-
-
-def told_of(scored: Any, told: OnProgress) -> Any:
-    """Yield what is scored, and tell how many tokens each has."""
-    for each in scored:
-        told(len(each.losses))
-        yield each
 
 
 def choice_figures(found: Sequence[choices.Answer]) -> list[Figure]:

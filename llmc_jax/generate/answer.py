@@ -67,22 +67,17 @@ def ask(
             if isinstance(event, Dropped):
                 answer.drops.append(event)
                 continue
-            _take(answer, event, time.perf_counter() - begin)
+            sample, now = answer.samples[event.sample], time.perf_counter() - begin
+            sample.ids.append(event.token)
+            sample.logprobs.append(event.logprob)
+            sample.text += event.text
+            sample.end = event.end or sample.end
+            answer.first = answer.first or now
+            answer.rest = now - answer.first
             show(event)
             if stop is not None and stop.is_set():
                 break
     return answer
-
-
-def _take(answer: Answer, drawn: Drawn, now: float) -> None:
-    sample = answer.samples[drawn.sample]
-    sample.ids.append(drawn.token)
-    sample.logprobs.append(drawn.logprob)
-    sample.text += drawn.text
-    sample.end = drawn.end or sample.end
-    if answer.first == 0:
-        answer.first = now
-    answer.rest = now - answer.first
 
 
 @contextmanager

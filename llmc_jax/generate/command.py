@@ -9,7 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from llmc_jax.base.errors import ExitCode, InputError
 from llmc_jax.base.files import refusing
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def main(words: Sequence[str]) -> int:
     """Run `llmc-jax generate`."""
     asked = parse(words)
-    written = written_prompt(asked)
+    place, data = written_prompt(asked)
     for note in settle() + configure(tf32=asked.dtype != "fp32", devices=1):
         say("note", note)
     from llmc_jax.generate import sampling
@@ -43,7 +43,7 @@ def main(words: Sequence[str]) -> int:
     model = open_model(
         asked.checkpoint, dtype=asked.dtype, tokenizer=asked.tokenizer, step=asked.step, model_file=asked.model_file,
     )  # fmt: skip
-    ids = prompt_ids(model, written)
+    ids = prompt_ids(model, place, data)
     question = next((each for each in QUESTIONS if each in asked.given), None)
     return QUESTIONS.get(question or "", continue_text)(model, ids, asked)
 
@@ -56,15 +56,8 @@ def say(about: str, words: str) -> None:
 # ----- the prompt ---------------------------------------------------------------------------------------------------
 
 
-class Written(NamedTuple):
-    """A prompt as it was given: its bytes, and where; none for a new text."""
-
-    place: str
-    data: bytes = b""
-
-
-def written_prompt(asked: argparse.Namespace) -> Written:
-    """Return the prompt as it was given, read where it must be read. Raises InputError for one that is empty."""
+def written_prompt(asked: argparse.Namespace) -> tuple[str, bytes]:
+    """Return where a prompt was given, and its bytes, none for a new text. Raises InputError for one that is empty."""
     if asked.prompt is not None:
         place, data = "--prompt", os.fsencode(asked.prompt)
     elif asked.prompt_file is not None:
@@ -72,12 +65,12 @@ def written_prompt(asked: argparse.Namespace) -> Written:
         with refusing(f"{place}: cannot be read", "check the path"), open(asked.prompt_file, "rb") as file:
             data = _without_line_end(read_text(file, place))
     elif {"interactive", "serve"} & asked.given or sys.stdin is None or sys.stdin.isatty():
-        return Written("")
+        return "", b""
     else:
-        return Written("standard input", _without_line_end(read_text(sys.stdin.buffer, "standard input")))
+        return "standard input", _without_line_end(read_text(sys.stdin.buffer, "standard input"))
     if not data:
         raise InputError(f"{place}: is empty; without a prompt the model starts a new text")
-    return Written(place, data)
+    return place, data
 
 
 def _without_line_end(data: bytes) -> bytes:
@@ -85,13 +78,13 @@ def _without_line_end(data: bytes) -> bytes:
     return data.removesuffix(b"\n").removesuffix(b"\r") or data
 
 
-def prompt_ids(model: "Model", written: Written) -> tuple[int, ...]:
+def prompt_ids(model: "Model", place: str, data: bytes) -> tuple[int, ...]:
     """Return the ids of a prompt; where the model has no tokenizer those that it lists. Raises InputError."""
     try:
-        return typed_ids(model.tokenizer, written.data, written.place)
+        return typed_ids(model.tokenizer, data, place)
     except InputError as error:
         lacks = f"{error}; the model has no tokenizer: {model.tokenizer_note}"
-        raise InputError(lacks if model.tokenizer is None else f"{written.place}: {error}") from error
+        raise InputError(lacks if model.tokenizer is None else f"{place}: {error}") from error
 
 
 # ----- what is said of the model and of the answer ------------------------------------------------------------------

@@ -68,11 +68,6 @@ def check_ids(config: ModelShape, ids: Sequence[int]) -> np.ndarray:
     return wide.astype(np.int32)
 
 
-def surprise_bits(seen: Seen) -> float:
-    """Return the surprise of a token in bits."""
-    return -seen.logprob / math.log(2) + 0.0  # not -0.0
-
-
 def label(tokenizer: Tokenizer | None, token: int) -> str:
     """Return what stands for a token in a table: its bytes to be seen, in quotes, or its id without a tokenizer."""
     return str(token) if tokenizer is None else f'"{piece(tokenizer, token)}"'
@@ -86,7 +81,7 @@ def probability_table(tokenizer: Tokenizer | None, seen: Sequence[Seen], width: 
     rows = [
         [
             str(position), label(tokenizer, each.token), _percent(each.logprob), str(each.rank),
-            f"{surprise_bits(each):.2f}", f"{each.entropy / math.log(2):.2f}",
+            f"{0.0 - each.logprob / math.log(2):.2f}", f"{each.entropy / math.log(2):.2f}",
             *(f"{label(tokenizer, token)} {_percent(logprob)}" for token, logprob in each.candidates),
         ]
         for position, each in enumerate(seen)
