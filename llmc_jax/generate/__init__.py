@@ -9,8 +9,7 @@ scorer.py       the loss of each token of many rows, on one device or several
 look.py         the probabilities that the model gives to a text; shown as a table, as plain data
 heads.py        the weights of attention, and their picture
 serve.py        a page on this machine to ask the model with (page.html); page.py: what it asks and is told
-answer.py       a request answered: samples collected, timed, ended by Ctrl-C
-interactive.py  a text written in turns
+answer.py       a request answered: samples collected, timed, ended by Ctrl-C; a text written in turns
 
 Leaves out the model's own forward (models/gpt2/model.py, decode.py) and the command line (generate/command.py).
 """

@@ -1,21 +1,29 @@
 """A request answered: its samples collected, shown as they come, and timed; Ctrl-C ends it between two tokens.
 
+And a text written in turns: a line is typed, the model continues all that stands there, and so on.
 Screen is the terminal or file that they are shown on. Leaves out how tokens are drawn (engine.py).
 """
 
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Self, TextIO
 
-from llmc_jax.data.tokenizers import printable
-from llmc_jax.generate.engine import Drawn, Dropped, Request, generate
+from llmc_jax.base.errors import InputError
+from llmc_jax.data.tokenizers import printable, sample_text
+from llmc_jax.generate.engine import Drawn, Dropped, Request, check_request, generate, kept_after_drop
 from llmc_jax.generate.model import Model
+from llmc_jax.generate.text import typed_ids
 from llmc_jax.machine.device import refusing_full_memory
 
+HELP = (
+    "what you type is put behind the text, and the model continues it. An empty line: it just continues; a backslash "
+    "at the end of a line: a line end in the text, and more is to come. Ctrl-C stops the model, Ctrl-D ends"
+)
 STOPPED = "stopped"  # why a sample ended, beside those of `Drawn`: by Ctrl-C
 
 
@@ -129,3 +137,62 @@ class Screen:
     def __exit__(self, *_: object) -> None:
         if not self._at_line_start:
             self.write("\n")
+
+
+# ----- in turns -----------------------------------------------------------------------------------------------------
+
+
+def talk(
+    model: Model,
+    request: Request,
+    out: TextIO,
+    note: Callable[[str], None],
+    read: Callable[[str], str] = input,
+) -> list[int]:
+    """Read turns until the end of the input, and return the text. It begins with the request's prompt.
+
+    read: returns a line after a mark, or raises EOFError. note: says what is not the text.
+    """
+    with suppress(ImportError):
+        import readline  # noqa: F401  with it lines can be edited
+    ids = continued(model, request, [], list(request.prompt), out, note) if request.prompt else []
+    before = ""
+    terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    while True:
+        try:
+            line = read(("... " if before else "> ") if terminal else "")
+            if line.endswith("\\"):
+                before += line[:-1] + "\n"
+                continue
+            text, before = before + line, ""
+            typed = typed_ids(model.tokenizer, text, "this model has no tokenizer")
+            ids = continued(model, request, ids, list(typed), out, note)
+        except EOFError:
+            if terminal:
+                print(file=out)  # or the shell's mark would stand behind ours
+            return ids
+        except KeyboardInterrupt:  # at the mark: what was typed is dropped
+            before = ""
+            note("Ctrl-D ends")
+        except InputError as error:
+            note(str(error))
+
+
+def continued(
+    model: Model, request: Request, ids: list[int], typed: list[int], out: TextIO, note: Callable[[str], None]
+) -> list[int]:
+    """Show what was typed, let the model continue until it ends or Ctrl-C stops it, and return the whole text."""
+    request = request._replace(prompt=(*ids, *typed))
+    check_request(model, request)
+    with until_ctrl_c() as stop, Screen(out, sample_text(model.tokenizer, typed)) as screen:
+        answer = ask(model, request, screen.add, stop)
+    (sample,) = answer.samples
+    new = sample.ids
+    if sample.end == "stop" and model.tokenizer is not None:  # the stop string is no part of the text
+        new = model.tokenizer.encode(sample.text).tolist()
+    if answer.drops:
+        kept, T = kept_after_drop(model.config), model.config.max_seq_len
+        note(f"the text is longer than T={T}: the model sees its newest {kept} to {T} tokens")
+    if sample.end in ("end of text", STOPPED):
+        note(STOPPED if sample.end == STOPPED else f"the model drew its {sample.end}")
+    return [*request.prompt, *new]

@@ -248,7 +248,7 @@ def draw_heads(model: "Model", ids: tuple[int, ...], asked: argparse.Namespace) 
 
 def converse(model: "Model", ids: tuple[int, ...], asked: argparse.Namespace) -> int:
     """Let the user and the model write a text in turns: `--interactive`."""
-    from llmc_jax.generate.interactive import HELP, talk
+    from llmc_jax.generate.answer import HELP, talk
 
     request = request_of(model, ids, asked)
     if sys.stdin.isatty():

@@ -6,10 +6,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from llmc_jax.generate import interactive
-from llmc_jax.generate.answer import Answer, Sample
+from llmc_jax.generate import answer
+from llmc_jax.generate.answer import Answer, Sample, talk
 from llmc_jax.generate.engine import Request, generate
-from llmc_jax.generate.interactive import talk
 from llmc_jax.generate.model import Model, open_model
 from llmc_jax.generate.sampling import Sampling
 
@@ -40,19 +39,19 @@ def test_what_is_typed_and_what_comes_stays_in_the_text(model: Model) -> None:
 
 def test_a_stop_string_is_no_part_of_the_text(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = Answer([Sample(ids=[*b"c. E"], logprobs=[-1.0] * 4, text="c", end="stop")])
-    monkeypatch.setattr(interactive, "ask", lambda *_: drawn)
+    monkeypatch.setattr(answer, "ask", lambda *_: drawn)
     assert talk(model, REQUEST, io.StringIO(), print, typed("ab")) == [*b"abc"]
 
 
 def test_ctrl_c_stops_the_model_and_keeps_what_came(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     notes: list[str] = []
 
-    class Screen(interactive.Screen):
+    class Screen(answer.Screen):
         def add(self, drawn: object) -> None:
             super().add(drawn)  # type: ignore[arg-type]
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(interactive, "Screen", Screen)
+    monkeypatch.setattr(answer, "Screen", Screen)
     found = talk(model, REQUEST, io.StringIO(), notes.append, typed("ab"))
     assert found == [*b"ab", added(model, [*b"ab"])[0]]
     assert notes == ["stopped"]
