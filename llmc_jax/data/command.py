@@ -28,7 +28,7 @@ from llmc_jax.config.train import TrainConfig
 from llmc_jax.data import datasets as sets
 from llmc_jax.data.datasets import DATASETS, DOWNLOADS, Dataset
 from llmc_jax.data.documents import BLANK_LINE, Reading, check_parquet, find_inputs, size_of
-from llmc_jax.data.download import shown
+from llmc_jax.data.download import fetch, shown
 from llmc_jax.data.evalfile import START, write_eval_file
 from llmc_jax.data.hub import File
 from llmc_jax.data.prepare import SHARD_TOKENS, VAL_SHARE, VAL_TOKENS, Settings, prepare, refuse_made
@@ -317,7 +317,9 @@ def _downloaded(dataset: Dataset, files: list[File], folder: Path) -> list[Path]
     missing = sum(file.size or 0 for file in files if not (folder / file.name).exists())
     with shown(missing) as report:
         try:
-            paths = sets.obtain(dataset, files, folder, report)
+            paths = [
+                fetch(sets.remote(dataset, file), folder / file.name, partial(report, file.name)) for file in files
+            ]
         except KeyboardInterrupt:
             print_error("note: what has arrived is kept, and the same command resumes there")
             raise

@@ -10,7 +10,6 @@ many files, those that the server lists at the pinned revision.
 import re
 import tarfile
 import zlib
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +17,7 @@ from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.base.files import refusing
 from llmc_jax.data import hub
 from llmc_jax.data.documents import BLANK_LINE, Reading
-from llmc_jax.data.download import Arrived, Remote, fetch
+from llmc_jax.data.download import Remote
 from llmc_jax.data.hub import File
 from llmc_jax.data.prepare import SHARD_TOKENS, Settings
 from llmc_jax.data.tokenfile import MAX_TOKENS
@@ -194,11 +193,6 @@ def remote(dataset: Dataset, file: File) -> Remote:
         sha1=file.sha1,
         token=hub.token() if dataset.place else None,
     )
-
-
-def obtain(dataset: Dataset, files: list[File], folder: Path, report: Arrived) -> list[Path]:
-    """Download files into a folder, those that are there already left out; return their paths. Raises InputError."""
-    return [fetch(remote(dataset, file), folder / file.name, partial(report, file.name)) for file in files]
 
 
 def own_name(name: str, tokenizer: Tokenizer) -> str:

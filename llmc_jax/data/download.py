@@ -127,7 +127,7 @@ def part_of(source: Remote, target: Path) -> Path:
     return target.with_name(f"{target.name}.{digest[:12]}.part")
 
 
-def fetch(source: Remote, target: Path, report: Progress | None = None) -> Path:
+def fetch(source: Remote, target: Path, report: Progress = lambda done, total: None) -> Path:
     """Download a file to `target`, which appears when it is complete and checked; return it.
 
     What has arrived stays in `part_of` when the connection drops, the disk is full or Ctrl-C stops the process, and
@@ -137,7 +137,6 @@ def fetch(source: Remote, target: Path, report: Progress | None = None) -> Path:
     Where another process downloads it just now, that is waited for. Raises InputError, one line, if the file cannot be
     had or is not what was expected (then nothing of it is kept), and if the disk is too small.
     """
-    report = report or (lambda done, total: None)
     if _is_there(source, target):
         return target
     check_online(source.what, source.advice)

@@ -9,7 +9,7 @@ from llmc_jax.base import text
 from llmc_jax.evaluate.figures import Mean, difference
 from llmc_jax.evaluate.subjects import Result
 
-DECIMALS = 4  # of a figure; perplexities, which may be anything, are shown with five digits
+DECIMALS = {"perplexity": 3}  # of a figure; all others have 4
 
 
 class Subject(NamedTuple):
@@ -89,14 +89,9 @@ def _figure_rows(subject: Subject) -> list[list[str]]:
 
 def shown(name: str, mean: Mean, sign: str = "") -> str:
     """Return a figure and its standard error: 1.2345 ± 0.0012."""
-    decimals = _decimals(mean.value) if name == "perplexity" else DECIMALS
+    decimals = DECIMALS.get(name, 4)
     value = f"{mean.value:{sign},.{decimals}f}"
     return value if math.isnan(mean.error) else f"{value} ± {mean.error:,.{decimals}f}"
-
-
-def _decimals(value: float) -> int:
-    """Return with how many decimals a perplexity is shown: with five digits, as long as it has fewer before them."""
-    return next((decimals for decimals in (3, 2, 1) if abs(value) < 10 ** (5 - decimals)), 0)
 
 
 def plain_data(subject: Subject) -> dict[str, Any]:
