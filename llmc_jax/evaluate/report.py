@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from itertools import zip_longest
 from string import ascii_uppercase
 from typing import Any, NamedTuple
 
@@ -44,33 +45,24 @@ def table(subjects: Sequence[Subject], positions: int, *, width: int | None = No
 
 
 def _rows(subject: Subject, positions: int) -> list[list[str]]:
-    lines = _figure_rows(subject) + _other_facts(subject)
-    left = [subject.name, *(f"  {fact}" for fact in _facts(subject, positions))]
-    filled = max(len(left), len(lines))
-    left += [""] * (filled - len(left))
-    lines += [[]] * (filled - len(lines))
-    return [[name, *line] for name, line in zip(left, lines, strict=True)]
+    same, apart = _facts(subject, positions)
+    left = [subject.name, *(f"  {fact}" for fact in same)]
+    return [[name, *line] for name, line in zip_longest(left, _figure_rows(subject) + apart, fillvalue="")]
 
 
-def _same(subject: Subject) -> set[str]:
-    """Return the names of facts that are the same for all models."""
-    first, *others = (result.facts for result in subject.results)
-    return {name for name in first if all(other.get(name) == first[name] for other in others)}
-
-
-def _facts(subject: Subject, positions: int) -> list[str]:
-    """Return how much of a text or task there is, as far as it is the same for all models."""
+def _facts(subject: Subject, positions: int) -> tuple[list[str], list[list[str]]]:
+    """Return how much of a text or task there is: in words what is the same for all models, and a line for each fact
+    that is not, since they read other tokens.
+    """
     words = {"tokens": "{:,} tokens", "rows": f"{{:,}} rows, T={positions}", "items": "{:,} items"}
-    words["chance"] = "by chance {:.4f}"
-    same = _same(subject)
-    return [words[name].format(subject.results[0].facts[name]) for name in words if name in same]
-
-
-def _other_facts(subject: Subject) -> list[list[str]]:
-    """Return a line for each fact that is not the same for all models: they read other tokens."""
-    same, facts = _same(subject), [result.facts for result in subject.results]
-    names = [name for name in ("tokens", "rows") if name not in same and any(name in each for each in facts)]
-    return [[name, *(f"{each[name]:,}" for each in facts)] for name in names]
+    same, apart = list[str](), list[list[str]]()
+    for name, word in (words | {"chance": "by chance {:.4f}"}).items():
+        values = [result.facts.get(name) for result in subject.results]
+        if len(set(values)) > 1:
+            apart.append([name, *(f"{value:,}" for value in values)])
+        elif values[0] is not None:  # of a task, where this is a text's
+            same.append(word.format(values[0]))
+    return same, apart
 
 
 def _figure_rows(subject: Subject) -> list[list[str]]:
