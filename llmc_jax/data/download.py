@@ -120,19 +120,13 @@ def _certificates() -> ssl.SSLContext:
 # ----- files ---------------------------------------------------------------------------------------------------------
 
 
-def part_of(source: Remote, target: Path) -> Path:
-    """Return where what has arrived of a file is kept: named by its digest, so that no other file goes on there."""
-    digest = source.sha256 or source.sha1
-    assert digest is not None
-    return target.with_name(f"{target.name}.{digest[:12]}.part")
-
-
 def fetch(source: Remote, target: Path, report: Progress = lambda done, total: None) -> Path:
     """Download a file to `target`, which appears when it is complete and checked; return it.
 
-    What has arrived stays in `part_of` when the connection drops, the disk is full or Ctrl-C stops the process, and
-    the next call resumes there. A dropped connection is tried again, with longer and longer pauses, until several
-    attempts in a row bring nothing. A file that is there already is kept; its size alone is checked.
+    What has arrived stays in NAME.DIGEST.part, where no other file goes on, when the connection drops, the disk is full
+    or Ctrl-C stops the process, and the next call resumes there. A dropped connection is tried again, with longer and
+    longer pauses, until several attempts in a row bring nothing. A file that is there already is kept; its size alone
+    is checked.
 
     Where another process downloads it just now, that is waited for. Raises InputError, one line, if the file cannot be
     had or is not what was expected (then nothing of it is kept), and if the disk is too small.
@@ -140,8 +134,10 @@ def fetch(source: Remote, target: Path, report: Progress = lambda done, total: N
     if _is_there(source, target):
         return target
     check_online(source.what, source.advice)
+    digest = source.sha256 or source.sha1
+    assert digest is not None
     with refusing(f"{target}: cannot be written", "choose another folder"), made_folder(target.parent):
-        path = part_of(source, target)
+        path = target.with_name(f"{target.name}.{digest[:12]}.part")
         with _locked(path, lambda size: report(size, source.size)) as file:
             if _is_there(source, target):  # by another process, meanwhile
                 path.unlink()

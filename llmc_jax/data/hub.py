@@ -79,7 +79,9 @@ def list_files(repo: str, revision: str, folder: str, advice: str) -> list[File]
     """Return the files right inside a folder, "" for the uppermost, in the order of their paths. Raises InputError."""
     what, url, found = f"the list of files of {repo}", _api(repo, "tree", revision, folder), list[File]()
     for _ in range(MAX_PAGES):
-        files, following = _asked(what, url, advice, _files)
+        files, following = _asked(
+            what, url, advice, lambda answer: [_entry(each) for each in answer if each["type"] == "file"]
+        )
         found += files
         if following is None:
             return sorted(found, key=lambda file: file.path)
@@ -109,10 +111,6 @@ def _commit(answer: Any) -> str:
     if re.fullmatch(r"[0-9a-f]{40}", answer["sha"]) is None:
         raise ValueError(f"commit {answer['sha']!a}"[:200])
     return str(answer["sha"])
-
-
-def _files(answer: Any) -> list[File]:
-    return [_entry(item) for item in answer if item["type"] == "file"]
 
 
 def _entry(item: dict[str, Any]) -> File:
