@@ -76,16 +76,21 @@ def check_request(model: Model, request: Request) -> None:
     """Raise InputError for what cannot be asked of this model."""
     check(request.sampling)
     refuse_foresight(model.config, f"{model.path}: no text can be generated")
-    V = model.config.vocab_size
     for name, value, most in (("--tokens", request.tokens, MOST_TOKENS), ("--samples", request.samples, MOST_SAMPLES)):
         if not 1 <= value <= most:
             raise InputError(f"{name} {value}: it must be from 1 to {most}")
     if not 0 <= request.candidates <= model.drawable:
         raise InputError(f"{request.candidates} candidates: it must be from 0 to {model.drawable}, the ids there are")
-    if (bad := next((token for token in request.prompt if not 0 <= token < V), None)) is not None:
-        raise InputError(f"prompt: has the id {bad}; this model has ids 0 to {V - 1}")
+    check_ids(model.config, request.prompt)
     if "" in request.stops:
         raise InputError("--stop: a stop string must not be empty")
+
+
+def check_ids(config: ModelShape, ids: Sequence[int]) -> np.ndarray:
+    """Return ids (n,) as int32. Raises InputError for one that the model does not have, for JAX would take another."""
+    if (bad := next((token for token in ids if not 0 <= token < config.vocab_size), None)) is not None:
+        raise InputError(f"prompt: has the id {bad}; this model has ids 0 to {config.vocab_size - 1}")
+    return np.asarray(ids, np.int32)
 
 
 def _power(length: int, smallest: int, largest: int) -> int:

@@ -17,8 +17,8 @@ import numpy as np
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.pictures import drawable, save_figure
 from llmc_jax.config.model import CAUSAL, ModelShape, attention_of
-from llmc_jax.generate.engine import prompt_size
-from llmc_jax.generate.look import check_ids, label
+from llmc_jax.generate.engine import check_ids, prompt_size
+from llmc_jax.generate.look import label
 from llmc_jax.generate.model import Model
 from llmc_jax.models.execution import PLAIN
 from llmc_jax.models.layout import num_layers

@@ -10,11 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from llmc_jax.base.errors import InputError
 from llmc_jax.base.text import table
-from llmc_jax.config.model import ModelShape
 from llmc_jax.data.tokenizers import Tokenizer
-from llmc_jax.generate.engine import kept_after_drop
+from llmc_jax.generate.engine import check_ids, kept_after_drop
 from llmc_jax.generate.model import Model
 from llmc_jax.generate.scorer import Row, ScoreOptions, cut, score, scorer_of
 from llmc_jax.generate.text import piece
@@ -53,19 +51,6 @@ def look(model: Model, ids: Sequence[int], candidates: int = 5, before: int | No
         for token, logprob, rank, entropy, best, theirs in zip(*(each.tolist() for each in columns), strict=True):
             seen.append(Seen(token, logprob, rank, entropy, tuple(zip(best, theirs, strict=True))))
     return seen
-
-
-def check_ids(config: ModelShape, ids: Sequence[int]) -> np.ndarray:
-    """Return the ids (n,) int32; raise InputError for one that the model does not have, or JAX would take another."""
-    wide = np.asarray(ids, np.int64)
-    foreign = np.flatnonzero((wide < 0) | (wide >= config.vocab_size))
-    if foreign.size:
-        at = int(foreign[0])
-        raise InputError(
-            f"token {at} has id {wide[at]}; the model has ids 0 to {config.vocab_size - 1}: was the text made into "
-            "tokens by another tokenizer?"
-        )
-    return wide.astype(np.int32)
 
 
 def label(tokenizer: Tokenizer | None, token: int) -> str:

@@ -143,7 +143,7 @@ def test_a_text_that_fits_is_one_window() -> None:
 @pytest.mark.parametrize("bad", [V, -1])  # V is an id of the padding
 def test_foreign_ids_are_refused(bad: int) -> None:
     for ask in (look.look, lambda m, ids: heads.attention_weights(m, ids, 0)):
-        with pytest.raises(InputError, match=f"token 1 has id {bad}"):
+        with pytest.raises(InputError, match=f"has the id {bad};"):
             ask(model(), [0, bad])
 
 
