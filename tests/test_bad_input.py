@@ -238,17 +238,6 @@ def full(*_: Any, **__: Any) -> NoReturn:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_a_folder_where_no_checkpoint_can_be_written_is_refused_before_the_first_step(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = sorted(bench.folder.rglob("*"))
-    monkeypatch.setattr(store, "write_array", full)
-    done = bench.run("-o", "run", "-x", 1)
-    assert done.code == 2 and "run: checkpoints cannot be written there: No space left on device" in done.err
-    assert sorted(bench.folder.rglob("*")) == before
-    assert bench.run("-o", "run", "-x", 1, "--no-save").code == 0
-
-
 def test_a_full_disk_at_the_start_leaves_the_folder_as_it_was(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_space(*_: Any) -> NoReturn:
         raise InputError("No space left on device")

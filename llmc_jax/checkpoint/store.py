@@ -179,22 +179,6 @@ def _buffer(name: str, size: int, dtype: str, parts: int, digests: Mapping[int, 
     return Tensor((size,), dtype, tuple((digests or {}).get(k, "") for k in range(BLOCKS)), parts)
 
 
-def probe(run: Path) -> None:
-    """Write a small array to a hidden folder of a run folder as `begin` does, and read it back. Raises InputError."""
-    array, folder = np.zeros(1, np.uint32), _hidden(run, 0, "tmp")
-    tensor = describe(array)
-    try:
-        folder.mkdir()
-        describe_arrays(folder, {"probe": tensor})
-        write_array(folder, "probe", tensor, array)
-        if damaged_blocks(folder, "probe", tensor):
-            raise _differs("an array")
-    except Exception as error:
-        raise InputError(f"{run}: checkpoints cannot be written there: {_cause(error)}; choose another -o") from None
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 def _checked(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return the arrays, which must be such as a checkpoint holds."""
     arrays = {name: np.asarray(array) for name, array in arrays.items()}

@@ -15,7 +15,6 @@ from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import refusing, write_atomic
 from llmc_jax.base.streams import Output
 from llmc_jax.base.text import wrapped
-from llmc_jax.checkpoint import store
 from llmc_jax.cluster.agreement import of_all, of_first
 from llmc_jax.config.model import ModelShape
 from llmc_jax.config.train import TrainConfig
@@ -182,9 +181,6 @@ def begun_log(setup: Setup, held: LockedFolder, made: list[Path]) -> RunLog:
     config, shape = setup.config, setup.model
     kind, step = ("start", 0) if setup.earlier is None else ("resume", setup.earlier.step)
     with leaving_nothing(held, made):
-        saves = config.saves_at_end or config.checkpoint_every > 0
-        if saves and cluster.here().rank == 0:
-            store.probe(held.folder)
         # the number of devices as it was asked for, where 0 is all that there are at the next start, too; -b auto found
         options = setup.asked.to_json() | {"batch_size": config.batch_size}
         used = {**setup.device._asdict(), "used": setup.plan.parallel.devices}
