@@ -143,7 +143,7 @@ def to_model(source: Source, out: Path, dtype: str, force: bool) -> Outcome:
     with llmc.new_file(out) as temporary:
         with temporary.open("xb") as file:
             llmc.dump_pieces(file, config, map(passage.take, slices(source.config)), version, header)
-        back = llmc.read_header(temporary)
+        back = llmc.open_model(temporary)
         if not np.array_equal(back.header, llmc.make_header(config, version, header)):
             raise InputError(f"{out}: {DIFFERS}")
         check_written(passage, open_source(temporary), out, padding=True)

@@ -95,8 +95,7 @@ def _headline(source: Source) -> str:
     master = " with float32 master weights" if "copy" in source.groups else ""
     precision = f"{source.dtype}{master}" + ("" if source.step is None else f", step {source.step}")
     if source.kind == "llmc-model":
-        at_end = ", layernorms at the end" if source.opened.order == "end" else ""
-        precision = f"version {source.opened.version} ({source.dtype}{at_end})"
+        precision = f"version {source.opened.version} ({source.dtype})"
     return f"{source.path}: {KINDS[source.kind]}, {precision}, N={num_parameters(source.config):,}"
 
 

@@ -1,4 +1,4 @@
-"""llm.c's model files (magic 20240326): reads versions 1 to 5, writes versions 3 (fp32) and 5 (bf16).
+"""llm.c's model files (magic 20240326): reads versions 1, 3 and 5, writes 3 (fp32) and 5 (bf16).
 
 A file is 256 little-endian int32 (the header) and the 16 tensors, nothing between and nothing after them. bfloat16 is
 handled as the upper 16 bits of a float32, so no bit of a weight is lost on the way in or out, be it a NaN's payload.
@@ -10,10 +10,10 @@ states, debug states and Llama 3 files.
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 import numpy as np
 
@@ -39,21 +39,8 @@ SHAPE_FIELDS = ("max_seq_len", "vocab_size", "num_layers", "num_heads", "channel
 INT32_MAX = 2**31 - 1
 
 
-class Storage(NamedTuple):
-    """What a version number means: the dtype of layernorms and that of the rest, and whether wte holds Vp rows."""
-
-    layernorms: str
-    others: str
-    padded: bool
-
-
-STORAGE = {
-    1: Storage("fp32", "fp32", False),
-    2: Storage("fp32", "bf16", False),
-    3: Storage("fp32", "fp32", True),
-    4: Storage("fp32", "bf16", True),
-    5: Storage("bf16", "bf16", True),
-}
+# Of each version the dtype. 1, of llm.c's first weeks, holds V rows of wte, the others Vp. 2 and 4 existed for days.
+DTYPES = {1: "fp32", 3: "fp32", 5: "bf16"}
 WRITABLE = (3, 5)
 FILES = "llm.c's files"
 
@@ -62,8 +49,7 @@ FILES = "llm.c's files"
 class ModelFile:
     """A model file whose header was checked; its values are read when asked.
 
-    header: (256,) int32, as in the file. order: "in-place", or "end" where the layernorms follow all other tensors,
-    which only version 2 has.
+    header: (256,) int32, as in the file.
     """
 
     path: Path
@@ -71,20 +57,15 @@ class ModelFile:
     version: int
     config: ModelConfig
     header: np.ndarray
-    order: str = "in-place"
 
     @cached_property
     def tensors(self) -> dict[str, Stored]:
         """Return the 16 tensors by name, in the order and with the shapes that they have in the file."""
-        storage, specs = STORAGE[self.version], list(tensor_specs(self.config))
-        if self.order == "end":
-            specs.sort(key=lambda spec: BY_NAME[spec.name].kind == "layernorm")  # stable: both halves keep their order
         found, offset = {}, HEADER_BYTES
-        for spec in specs:
-            unpadded = spec.name == "wte" and not storage.padded
+        for spec in tensor_specs(self.config):
+            unpadded = spec.name == "wte" and self.version == 1
             shape = (self.config.vocab_size, self.config.channels) if unpadded else spec.shape
-            dtype = storage.layernorms if BY_NAME[spec.name].kind == "layernorm" else storage.others
-            found[spec.name] = Stored(self.path, self.stamp, spec.name, dtype, shape, offset)
+            found[spec.name] = Stored(self.path, self.stamp, spec.name, self.dtype, shape, offset)
             offset = found[spec.name].end
         return found
 
@@ -95,8 +76,8 @@ class ModelFile:
 
     @property
     def dtype(self) -> str:
-        """Return the dtype of the weights, "fp32" or "bf16", but for layernorms."""
-        return STORAGE[self.version].others
+        """Return the dtype of the weights, "fp32" or "bf16"."""
+        return DTYPES[self.version]
 
     def read(self, tensor: str, layer: int = 0) -> np.ndarray:
         """Return one layer of a tensor, or the whole of one without layers, float32 in its own shape; of wte Vp rows.
@@ -151,56 +132,28 @@ def fp32_to_bf16(values: np.ndarray) -> np.ndarray:
     return np.where(is_nan, nan, rounded).astype(np.uint16)
 
 
-def read_header(path: str | Path) -> ModelFile:
+def open_model(path: str | Path) -> ModelFile:
     """Check the header of an llm.c model file, and the file's size against it. Reads 1024 bytes.
 
-    Does not look where the layernorms of version 2 stand. Raises FormatError if the file is missing, no llm.c model
-    file, of an unknown version, or not as long as it says. Source: llm.c train_gpt2.py, `write_model`, and its history
-    of April 2024 for versions 1, 2 and 4.
+    Raises FormatError if the file is missing, no llm.c model file, of another version, or not as long as it says.
+    Source: llm.c train_gpt2.py, `write_model`, and its history of April 2024 for version 1.
     """
     path = Path(path)
     with opened(path) as file:
         header, stamp = read_header_ints(file, path, magics.MODEL, "an llm.c model file"), stamp_of(file)
     version = int(header[1])
-    if version not in STORAGE:
-        raise FormatError(f"{path}: version {version} (header int 1) is unknown; llm.c's model files have 1 to 5")
+    if version not in DTYPES:
+        raise FormatError(f"{path}: version {version} (header int 1) cannot be read; expected 1, or 3 or 5 as today")
     shape = dict(zip(SHAPE_FIELDS, header[2:7].tolist(), strict=True))
-    padded = int(header[7]) if STORAGE[version].padded else pad_vocab(shape["vocab_size"])
+    padded = pad_vocab(shape["vocab_size"]) if version == 1 else int(header[7])
     try:
         config = ModelConfig(padded_vocab_size=padded, **shape)
     except InputError as error:
-        raise FormatError(f"{path}: header ints 2 to {7 if STORAGE[version].padded else 6}: {error}") from None
+        raise FormatError(f"{path}: header ints 2 to {6 if version == 1 else 7}: {error}") from None
     model = ModelFile(path, stamp, version, config, header)
     words = f"a version {version} model with {shape_words(config)}"
     check_size(path, stamp.size, model.size, words, "its header is wrong")
     return model
-
-
-def open_model(path: str | Path) -> ModelFile:
-    """Check an llm.c model file of version 1 to 5, reading of its weights only the layernorms of version 2.
-
-    Raises FormatError as `read_header` does and if a version 2 file's order is unclear.
-    """
-    model = read_header(path)
-    return replace(model, order=_guess_v2_order(model)) if model.version == 2 else model
-
-
-def _guess_v2_order(model: ModelFile) -> str:
-    """Return which of its two orders a version 2 file has.
-
-    Layernorm weights start at 1, and hardly any turns negative in training. Read by the wrong order they come from the
-    bf16 matrices, where half of the values are negative, so at most about half look right: lie between 0.001 and 100.
-    """
-    share = {}
-    for order in ("in-place", "end"):
-        tensors = replace(model, order=order).tensors
-        values = np.concatenate([tensors[name].read() for name in ("ln1w", "ln2w")])
-        share[order] = float(np.mean((values >= 1e-3) & (values <= 100)))
-    for order, other in (("in-place", "end"), ("end", "in-place")):
-        if share[order] >= 0.9 and share[other] <= 0.75:
-            return order
-    words = "has two tensor orders, and its layernorms do not tell which; give a file of version 3 or 5"
-    raise FormatError(f"{model.path}: version 2 {words}")
 
 
 def warnings_of(flat: np.ndarray, config: ModelShape) -> tuple[str, ...]:

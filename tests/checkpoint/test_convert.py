@@ -14,7 +14,7 @@ import pytest
 
 from llmc_jax.checkpoint import conversion, reading, store
 from llmc_jax.checkpoint.convert import main, tensor_stats
-from llmc_jax.checkpoint.llmc import read_header, write_model
+from llmc_jax.checkpoint.llmc import open_model, write_model
 from llmc_jax.checkpoint.source import Source
 from llmc_jax.checkpoint.sources import flat_parameters, open_source
 from llmc_jax.config.model import ModelConfig
@@ -78,7 +78,7 @@ def test_a_file_is_replaced_with_force_alone_and_a_folder_never(
     assert capsys.readouterr().err == f"convert_checkpoint.py: {model}: exists already; --force replaces it\n"
     assert model.read_bytes() == before
     assert main(["convert", str(model), str(model), "--dtype", "bf16", "--force"]) == 0
-    assert read_header(model).version == 5
+    assert open_model(model).version == 5
     assert main(["convert", str(model), str(folder), "--to", "hf", "--force"]) == 2
     assert "hf: exists already; remove it" in capsys.readouterr().err
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == listing

@@ -24,7 +24,7 @@ import pytest
 
 from llmc_jax.base.errors import InputError
 from llmc_jax.checkpoint import store
-from llmc_jax.checkpoint.llmc import read_header, write_model
+from llmc_jax.checkpoint.llmc import open_model, write_model
 from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.data.corpora import Corpus
@@ -182,7 +182,7 @@ def test_samples_and_models_are_those_of_their_step(full_run: Result) -> None:
     assert [each.metadata.counters.val_loss for each in opened if each.metadata.counters] == [at_2, at_6]
     assert np.isfinite(six).all()
     assert 0 < np.linalg.norm(six - three) < np.linalg.norm(six - initial())
-    assert read_header(full_run.folder / "model_00000006.bin").config == parse_descriptor(TINY)
+    assert open_model(full_run.folder / "model_00000006.bin").config == parse_descriptor(TINY)
 
 
 def test_configuration_and_picture(full_run: Result, tokens: Any) -> None:
@@ -677,7 +677,7 @@ def test_a_bf16_run_writes_what_a_run_can_start_from(train: Train) -> None:
     assert (run.code, run.err) == (0, "")
     assert run.losses[-1] < run.losses[0] and run.values("train", "loss_scale", None) == [None] * 3
     path = run.folder / "model_00000003.bin"
-    assert read_header(path).version == 5
+    assert open_model(path).version == 5
     assert path.stat().st_size == 1024 + 2 * initial().size
     values, state = run.exported(3), run.state(3)
     assert not (values.view(np.uint32) & 0xFFFF).any()  # all of them bf16 numbers
@@ -700,7 +700,7 @@ def test_an_fp16_run_logs_its_loss_scale(train: Train) -> None:
     run = train("--dtype", "fp16", "--loss-scale", 64, "--loss-scale-steps", 2, "-x", 5, "--export-llmc")
     assert run.code == 0 and run.values("train", "loss_scale") == [64, 64, 128, 128, 256]
     assert run.values("train", "skipped") == [False] * 5
-    assert read_header(run.folder / "model_00000005.bin").version == 3  # the master weights
+    assert open_model(run.folder / "model_00000005.bin").version == 3  # the master weights
     state = run.state(5)
     assert run.exported(5).tobytes() == run.model(5).tobytes()
     assert (state["loss_scale/scale"], state["loss_scale/clean"]) == (256, 1)

@@ -19,7 +19,7 @@ from benchmarks.gpu import resume
 from llmc_jax.base.errors import InputError
 from llmc_jax.checkpoint import store
 from llmc_jax.checkpoint.contents import Counters, Identity, Metadata
-from llmc_jax.checkpoint.llmc import read_header
+from llmc_jax.checkpoint.llmc import open_model
 from llmc_jax.checkpoint.sources import flat_parameters, open_source
 from llmc_jax.checkpoint.state import small_arrays
 from llmc_jax.config.model import parse_descriptor
@@ -172,7 +172,7 @@ def test_the_bits_are_those_of_the_time_of_the_save(
     assert pointers(advanced(state)) == before
     assert (saved.step, saved.path, saved.problem) == (3, tmp_path / "state_00000003", None)
     assert 0 < saved.waited <= saved.seconds
-    assert before_done == [in_model] and read_header(path).version == version
+    assert before_done == [in_model] and open_model(path).version == version
     assert stored(tmp_path, 3) == expected
     assert store.open_checkpoint(saved.path).stored == metadata(3).to_json()
     assert healthy(tmp_path) == [3]
