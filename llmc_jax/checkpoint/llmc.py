@@ -27,7 +27,6 @@ from llmc_jax.checkpoint.reading import (
     Summed,
     check_size,
     chunks,
-    fp16_to_fp32,
     not_finite,
     read_header_ints,
 )
@@ -108,11 +107,10 @@ def bf16_to_fp32(bits: np.ndarray) -> np.ndarray:
 
 
 def widened(values: np.ndarray) -> np.ndarray:
-    """Return a float32, bfloat16 or float16 array as float32, exactly and on the bits; float32 as it is."""
-    if values.dtype == np.float32:
-        return values
-    bits = np.ascontiguousarray(values).view(np.uint16)
-    return fp16_to_fp32(bits) if values.dtype == np.float16 else bf16_to_fp32(bits)
+    """Return a float32, bfloat16 or float16 array as float32, exactly, bfloat16 on the bits; float32 as it is."""
+    if values.dtype in (np.float32, np.float16):
+        return values.astype(np.float32, copy=False)
+    return bf16_to_fp32(np.ascontiguousarray(values).view(np.uint16))
 
 
 def fp32_to_bf16(values: np.ndarray) -> np.ndarray:

@@ -33,19 +33,14 @@ NAME = re.compile(r"hf:(\w[\w.-]*/\w[\w.-]*)(?:@(\w[\w./-]*))?", re.ASCII)
 
 
 class Published(NamedTuple):
-    """A model. repository: OWNER/NAME. revision: a commit, branch or tag. files: what is known of them beforehand."""
+    """A model. repository: OWNER/NAME. revision: a commit, branch or tag. files: what is known of them beforehand.
+
+    LISTED holds one too, with the commit and the files that the server has named.
+    """
 
     repository: str
     revision: str
     files: tuple[File, ...] = ()
-
-
-class Listing(NamedTuple):
-    """The server's list of a model's files, and their commit."""
-
-    repository: str
-    revision: str
-    files: tuple[File, ...]
 
 
 def _row(name: str, revision: str, *facts: tuple[int | None, str]) -> Published:
@@ -159,9 +154,9 @@ def _files(model: Published, listed: Path, advice: str) -> tuple[str, list[File]
         files = _chosen(model, hub.list_files(model.repository, commit, "", advice))
         advice = "set LLMC_JAX_CACHE to a folder that can"
         with refusing(f"{listed}: cannot be written", advice), made_folder(listed.parent):
-            write_bytes(listed, json_text(to_json(Listing(model.repository, commit, tuple(files)))).encode())
+            write_bytes(listed, json_text(to_json(Published(model.repository, commit, tuple(files)))).encode())
     try:
-        kept: Listing = from_json(Listing, read_json_object(listed, LARGEST_CONFIG))
+        kept: Published = from_json(Published, read_json_object(listed, LARGEST_CONFIG))
     except ValueError:
         raise FormatError(f"{listed}: is no list of files; remove it") from None
     return kept.revision, list(kept.files)

@@ -39,7 +39,7 @@ def fill(file: Any, path: Path, array: np.ndarray) -> None:
 def read_float32(file: BinaryIO, path: Path, offset: int, dtype: str, out: np.ndarray) -> None:
     """Fill out (float32, 1-D) from the values of a dtype ("fp32", "bf16", "fp16") stored at a byte offset.
 
-    Exact, NaN payloads included. Raises FormatError if the file ends before them.
+    Exact; of fp32 and bf16 NaN payloads too. Raises FormatError if the file ends before them.
     """
     file.seek(offset)
     bits = out.view(np.uint32)  # integers: a move through floats may quieten a signalling NaN
@@ -48,7 +48,7 @@ def read_float32(file: BinaryIO, path: Path, offset: int, dtype: str, out: np.nd
         stored = part.view("<u4") if dtype == "fp32" else np.empty(part.size, "<u2")
         fill(file, path, stored)
         if dtype == "fp16":
-            part[...] = fp16_to_fp32(stored).view(np.uint32)
+            out[start : start + CHUNK] = stored.view("<f2")
         elif stored.dtype != part.dtype:  # or its bytes stand in another order than this machine's
             part[...] = stored
         if dtype == "bf16":
@@ -64,19 +64,6 @@ def chunks(values: np.ndarray) -> Iterator[np.ndarray]:
 def not_finite(values: np.ndarray) -> int:
     """Return how many values are NaN or infinite."""
     return int(values.size - np.count_nonzero(np.isfinite(values)))
-
-
-def fp16_to_fp32(bits: np.ndarray) -> np.ndarray:
-    """Return float32 values of IEEE half precision bit patterns (uint16, any shape). Exact, NaN payloads included."""
-    bits = np.asarray(bits, np.uint16)
-    with np.errstate(invalid="ignore"):  # signalling NaNs
-        wide = bits.view(np.float16).astype(np.float32).view(np.uint32)
-    is_nan = (bits & np.uint16(0x7FFF)) > np.uint16(0x7C00)
-    if is_nan.any():  # the conversion sets the quiet bit on some machines
-        b = bits[is_nan].astype(np.uint32)
-        sign, payload = (b & np.uint32(0x8000)) << np.uint32(16), (b & np.uint32(0x03FF)) << np.uint32(13)
-        wide[is_nan] = sign | np.uint32(0x7F800000) | payload
-    return wide.view(np.float32)
 
 
 def read_at(file: BinaryIO, path: Path, offset: int, count: int) -> bytes:

@@ -40,8 +40,8 @@ class Source(NamedTuple):
     ours have beyond that: an llmc.ModelFile, an llmc_state.LlmcState or a store.Checkpoint.
 
     read(group, tensor, layer) gives float32: one layer of a tensor, in the tensor's shape without its first axis, or
-    the whole of one without layers (wte with Vp rows, wpe, lnfw, lnfb; layer 0). 16-bit values are widened exactly, on
-    the bits. It raises FormatError if the file changed since it was opened.
+    the whole of one without layers (wte with Vp rows, wpe, lnfw, lnfb; layer 0). 16-bit values are widened exactly. It
+    raises FormatError if the file changed since it was opened.
     """
 
     path: Path
