@@ -57,10 +57,21 @@ def member_of(config: TrainConfig, environ: Environ, hostname: str) -> Member | 
     if rank < 0:
         raise InputError(f"-pn {size}: write -pr too, the number of this process, from 0 to {size - 1}")
     if config.init_method == "fs":
-        return _by_folder(config, rank, size, told.place.job if told else "")
+        if not config.fs_path:
+            raise InputError("-pi fs: write -pf DIR too, a folder that all processes share")
+        return Member(rank, size, "", 0, "-pi fs", told.place.job if told else "", Path(config.fs_path))
+    address = parse_address(config.server_ip)
     if told is None or config.init_method == "tcp":
-        return _by_address(config, rank, size, told.place.job if told else "")
-    return _by_launcher(config, told, size)
+        if address is None:
+            raise InputError("-pi tcp: write -ps ADDRESS too, the host of process 0")
+        return Member(rank, size, address[0], address[1] or PORT, "-pi tcp", told.place.job if told else "")
+    host, job, port, why = told.place
+    port = port or (port_of(job) if job else PORT)
+    if address:
+        host, port = address[0], address[1] or port
+    if not host:
+        raise InputError(f"{told.launcher}: {why}; write -ps ADDRESS, the host of process 0")
+    return Member(rank, size, host, port, told.launcher, job)
 
 
 def host_name(environ: Environ) -> str:
@@ -69,33 +80,6 @@ def host_name(environ: Environ) -> str:
     Not elsewhere, since asking for a domain can take long where nothing answers.
     """
     return socket.getfqdn() if KUBERNETES.rank in environ else socket.gethostname()
-
-
-# ----- flags ----------------------------------------------------------------------------------------------------------
-
-
-def _by_folder(config: TrainConfig, rank: int, size: int, job: str) -> Member:
-    if not config.fs_path:
-        raise InputError("-pi fs: write -pf DIR too, a folder that all processes share")
-    return Member(rank, size, "", 0, "-pi fs", job, Path(config.fs_path))
-
-
-def _by_address(config: TrainConfig, rank: int, size: int, job: str) -> Member:
-    address = parse_address(config.server_ip)
-    if address is None:
-        raise InputError("-pi tcp: write -ps ADDRESS too, the host of process 0")
-    host, port = address
-    return Member(rank, size, host, port or PORT, "-pi tcp", job)
-
-
-def _by_launcher(config: TrainConfig, told: "LaunchInfo", size: int) -> Member:
-    host, job, port, why = told.place
-    port = port or (port_of(job) if job else PORT)
-    if address := parse_address(config.server_ip):
-        host, port = address[0], address[1] or port
-    if not host:
-        raise InputError(f"{told.launcher}: {why}; write -ps ADDRESS, the host of process 0")
-    return Member(told.rank, size, host, port, told.launcher, job)
 
 
 def port_of(job: str) -> int:

@@ -4,7 +4,6 @@ Each process makes its `Facts`, all of them meet, and every process comes to the
 meet, and what only the processes' devices tell once they are connected.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
@@ -70,7 +69,7 @@ def differences(everybody: Sequence[Facts], hosts: Sequence[str]) -> list[str]:
     found = list[str]()
     for name, advice in dict.fromkeys(key for table in tables for key in table):
         values = [table.get((name, advice)) for table in tables]
-        if len(set(map(_key, values))) > 1:
+        if any(value != values[0] for value in values):
             found.append(f"{name}: {_who_has_what(values, hosts)}; {advice}")
     return found + _wrong_with_devices(everybody, hosts)
 
@@ -113,24 +112,15 @@ def _who_has_what(values: Sequence[Any], hosts: Sequence[str]) -> str:
     """Return each value and the ranks that have it: `ranks 0-6 (host a) have 8, rank 7 (host b) has 4`."""
     ranks_of: dict[str, list[int]] = {}
     for rank, value in enumerate(values):
-        ranks_of.setdefault(_key(value), []).append(rank)
+        ranks_of.setdefault("none" if value is None else show_value(value), []).append(rank)
     # the most common one first, as what is most likely meant
-    groups = sorted(ranks_of.values(), key=len, reverse=True)
-    words = [f"{ranks_on_hosts(ranks, hosts)} {_have(ranks)} {_shown(values[ranks[0]])}" for ranks in groups[:MOST]]
-    rest = sum(map(len, groups[MOST:]))
+    groups = sorted(ranks_of.items(), key=lambda group: len(group[1]), reverse=True)
+    words = [
+        f"{ranks_on_hosts(ranks, hosts)} {'has' if len(ranks) == 1 else 'have'} {value}"
+        for value, ranks in groups[:MOST]
+    ]
+    rest = sum(len(ranks) for _, ranks in groups[MOST:])
     return ", ".join(words) + (f", {rest} more {'have others' if rest > 1 else 'has another'}" if rest else "")
-
-
-def _key(value: Any) -> str:
-    return json.dumps(value, sort_keys=True)
-
-
-def _have(ranks: Sequence[int]) -> str:
-    return "has" if len(ranks) == 1 else "have"
-
-
-def _shown(value: Any) -> str:
-    return "none" if value is None else show_value(value)
 
 
 def ranks_on_hosts(ranks: Sequence[int], hosts: Sequence[str]) -> str:
