@@ -48,8 +48,8 @@ class Outcome(NamedTuple):
 class Passage:
     """The weights on their way from a source to an output of a precision, and what was seen of them.
 
-    dtype: "fp32" or "bf16". After every slice was taken: digests of what the output must hold, how many values of each
-    tensor are not finite, how many padding rows of wte are not zero.
+    dtype: "fp32" or "bf16". After every slice was taken: digests of what the output must hold, and by tensor how many
+    values are not finite.
     """
 
     source: Source
@@ -57,7 +57,6 @@ class Passage:
     digests: dict[tuple[str, int], bytes] = field(default_factory=dict)
     padding: bytes = b""
     nonfinite: dict[str, int] = field(default_factory=dict)
-    dirty_rows: int = 0
 
     @property
     def group(self) -> str:
@@ -72,18 +71,15 @@ class Passage:
             values = rounded(values)
         self.nonfinite[piece.tensor] = self.nonfinite.get(piece.tensor, 0) + not_finite(values)
         if piece.tensor == "wte":
-            extra = values[self.source.config.vocab_size :]
-            self.dirty_rows = llmc.dirty_rows(extra)
-            self.padding = digest_of(extra)
+            self.padding = digest_of(values[self.source.config.vocab_size :])
             self.digests["wte", 0] = digest_of(values[: self.source.config.vocab_size])
         else:
             self.digests[piece.tensor, piece.layer] = digest_of(values)
         return values
 
-    def warnings(self, drops_padding: bool = False) -> tuple[str, ...]:
+    def warnings(self) -> tuple[str, ...]:
         """Return what is allowed in a checkpoint, but never there in a sound one."""
-        more = ", and dropped" if drops_padding else ""
-        return llmc.oddities(self.source.config, self.nonfinite, self.dirty_rows, more)
+        return llmc.oddities(self.source.config, self.nonfinite)
 
     @property
     def digest(self) -> str:
@@ -95,10 +91,10 @@ class Passage:
         parts = (self.digests[piece.tensor, piece.layer] for piece in slices(self.source.config))
         return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
 
-    def outcome(self, out: Path, what: str, drops_padding: bool = False) -> Outcome:
+    def outcome(self, out: Path, what: str) -> Outcome:
         """Return what was done, once it was read back and found right."""
         wrote = f"{out}: {what} ({self.dtype}), {size_of(out):,} bytes"
-        return Outcome(wrote, self.warnings(drops_padding), self.digest)
+        return Outcome(wrote, self.warnings(), self.digest)
 
 
 def passed(source: Source) -> Passage:
@@ -177,7 +173,7 @@ def to_hugging_face(source: Source, out: Path, dtype: str, tokenizer: TokenizerF
         for name, content in tokenizer.files.items():
             (temporary / name).write_bytes(content)
         check_written(passage, open_source(temporary), out, padding=False)
-    return passage.outcome(out, "Hugging Face GPT-2", drops_padding=True)
+    return passage.outcome(out, "Hugging Face GPT-2")
 
 
 def to_orbax(source: Source, out: Path, dtype: str) -> Outcome:

@@ -1,12 +1,12 @@
-"""llm.c's debug states (magic 20240327): read in versions 1 and 2, made of any model and batch in version 2.
+"""llm.c's debug states (magic 20240327) of version 2: read, and made of any model and batch.
 
 Leaves out comparing them with anything.
 
-    B batch, T sequence length, V vocabulary, Vp padded vocabulary, N parameters
+    B batch, T sequence length, V vocabulary, N parameters
 
 A header of 256 int32 (magic, version, B, T), then x and y (B, T) int32, logits (B, T, V) float32, the mean loss, and
-the gradients of the 16 tensors, float32 in the order of the model file: in version 2 with Vp rows of wte, those from V
-on zero, in version 1 with V. Neither V nor the model's shape is in the file, so it is read beside a model.
+the gradients of the 16 tensors, float32 in the order of the model file, the rows of wte from V on zero. Neither V nor
+the model's shape is in the file, so it is read beside a model.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ from llmc_jax.data.tokenfile import open_token_file
 from llmc_jax.models.layout import num_parameters, views
 
 WHAT = "a debug state of llm.c"
-VERSIONS = (1, 2)
+VERSION = 2
 SEED = 1337  # of the tokens of a debug state that was given none
 
 
@@ -38,7 +38,6 @@ class DebugState:
 
     path: Path
     config: ModelConfig
-    version: int
     x: np.ndarray  # (B, T) int32
     y: np.ndarray  # (B, T) int32
     loss: float
@@ -53,12 +52,7 @@ class DebugState:
     @cached_property
     def gradient(self) -> np.ndarray:
         """Read it: (N,) float32, in the order of Params. Raises FormatError if the file has changed."""
-        stored = self.stored_gradient.read()
-        if self.version == 2:
-            return stored
-        end = self.config.vocab_size * self.config.channels
-        wte = llmc.with_padding(stored[:end].reshape(-1, self.config.channels), self.config)
-        return np.concatenate([wte.reshape(-1), stored[end:]])
+        return self.stored_gradient.read()
 
 
 def read_debug_state(path: str | Path, config: ModelConfig) -> DebugState:
@@ -72,10 +66,9 @@ def read_debug_state(path: str | Path, config: ModelConfig) -> DebugState:
         _, version, B, T = read_header_ints(file, path, magics.DEBUG_STATE, WHAT)[:4].tolist()
         _check_header(path, version, B, T, config)
         stamp, V = stamp_of(file), config.vocab_size
-        left_out = 0 if version == 2 else (config.padded_vocab_size - V) * config.channels
         logits = Stored(path, stamp, "logits", "fp32", (B, T, V), HEADER_BYTES + 8 * B * T)
-        gradient = Stored(path, stamp, "gradients", "fp32", (num_parameters(config) - left_out,), logits.end + 4)
-        words = f"a debug state of version {version} with B={B} T={T} for a model with {llmc.shape_words(config)}"
+        gradient = Stored(path, stamp, "gradients", "fp32", (num_parameters(config),), logits.end + 4)
+        words = f"a debug state with B={B} T={T} for a model with {llmc.shape_words(config)}"
         check_size(path, stamp.size, gradient.end, words, "of another model")
         tokens = np.frombuffer(read_at(file, path, HEADER_BYTES, 8 * B * T), "<i4").astype(np.int32)
         loss = float(np.frombuffer(read_at(file, path, logits.end, 4), "<f4")[0])
@@ -84,12 +77,14 @@ def read_debug_state(path: str | Path, config: ModelConfig) -> DebugState:
         if ids.min() < 0 or ids.max() >= config.vocab_size:
             known = f"the model knows 0 to {V - 1}; it is damaged, or of another model"
             raise FormatError(f"{path}: {name} holds tokens from {ids.min()} to {ids.max()}, but {known}")
-    return DebugState(path, config, version, x, y, loss, logits, gradient)
+    return DebugState(path, config, x, y, loss, logits, gradient)
 
 
 def _check_header(path: Path, version: int, B: int, T: int, config: ModelConfig) -> None:
-    if version not in VERSIONS:
-        raise FormatError(f"{path}: version {version} (header int 1) is unknown; llm.c's debug states have 1 and 2")
+    if version != VERSION:
+        raise FormatError(
+            f"{path}: version {version} (header int 1) cannot be read; expected {VERSION}, as llm.c writes"
+        )
     if B < 1 or T < 1:
         raise FormatError(f"{path}: B={B}, T={T} (header ints 2 and 3); both must be at least 1")
     if config.max_seq_len < T:
@@ -138,7 +133,7 @@ def make_debug_state(
     ids = _batch(tokens, V, B * T + 1)
     x, y = ids[:-1].reshape(B, T), ids[1:].reshape(B, T)
     header = np.zeros(HEADER_INTS, np.int32)
-    header[:4] = (magics.DEBUG_STATE, 2, B, T)
+    header[:4] = (magics.DEBUG_STATE, VERSION, B, T)
     with llmc.new_file(out) as temporary:  # first: whether it can be written should be known before the work
         temporary.touch()
         logits, loss, gradient = _in_fp32(config, flat_parameters(source), x, y)

@@ -32,7 +32,7 @@ from llmc_jax.checkpoint.reading import (
 )
 from llmc_jax.config.model import ModelConfig, ModelShape, pad_vocab
 from llmc_jax.models.gpt2.tensors import BY_NAME
-from llmc_jax.models.layout import head_spec, num_parameters, tensor_specs, views
+from llmc_jax.models.layout import num_parameters, tensor_specs, views
 
 SHAPE_FIELDS = ("max_seq_len", "vocab_size", "num_layers", "num_heads", "channels")  # header ints 2..6
 INT32_MAX = 2**31 - 1
@@ -156,24 +156,16 @@ def open_model(path: str | Path) -> ModelFile:
 
 def warnings_of(flat: np.ndarray, config: ModelShape) -> tuple[str, ...]:
     """Return what the N weights of a flat buffer hold that a sound model never does; see `oddities`."""
-    tensors = views(flat, config)
-    bad = {name: sum(map(not_finite, chunks(values.reshape(-1)))) for name, values in tensors._asdict().items()}
-    return oddities(config, bad, dirty_rows(tensors[0][config.vocab_size :]))
+    tensors = views(flat, config)._asdict()
+    return oddities(config, {name: sum(map(not_finite, chunks(each.reshape(-1)))) for name, each in tensors.items()})
 
 
-def dirty_rows(rows: np.ndarray) -> int:
-    """Return how many rows hold anything but zeros."""
-    return int(np.count_nonzero((rows != 0).any(axis=1)))
-
-
-def oddities(config: ModelShape, bad: Mapping[str, int], dirty: int, more: str = "") -> tuple[str, ...]:
-    """Say what a sound model never holds: values that are not finite, by tensor, and padding rows that are not zero."""
+def oddities(config: ModelShape, bad: Mapping[str, int]) -> tuple[str, ...]:
+    """Return a warning for each tensor with values that are not finite. bad: how many each has."""
     sizes = {spec.name: spec.size for spec in tensor_specs(config)}
-    found = [f"{name}: {count:,} of {sizes[name]:,} values are NaN or infinite" for name, count in bad.items() if count]
-    V, Vp = config.vocab_size, head_spec(config).shape[0]
-    if dirty:
-        found.append(f"wte: {dirty:,} of the {Vp - V:,} padding rows (V={V} to Vp-1={Vp - 1}) are not zero{more}")
-    return tuple(found)
+    return tuple(
+        f"{name}: {count:,} of {sizes[name]:,} values are NaN or infinite" for name, count in bad.items() if count
+    )
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from llmc_jax.base.errors import InputError
-from llmc_jax.checkpoint.llmc import dirty_rows, oddities
+from llmc_jax.checkpoint.llmc import oddities
 from llmc_jax.checkpoint.reading import not_finite
 from llmc_jax.checkpoint.source import Source, slices_of
 from llmc_jax.checkpoint.sources import open_source
@@ -112,21 +112,17 @@ def read_weights(source: Source, dtype: str) -> tuple[Any, tuple[str, ...]]:
     """
     group = "copy" if dtype == source.dtype != "fp32" and "copy" in source.groups else "params"
     bad: dict[str, int] = {}
-    dirty = 0
 
     def read(tensor: str, layer: int) -> jax.Array:
-        nonlocal dirty
         values = source.read(group, tensor, layer)
         bad[tensor] = bad.get(tensor, 0) + not_finite(values)
-        if tensor == "wte":
-            dirty = dirty_rows(values[source.config.vocab_size :])
         return jnp.array(values, DTYPES[dtype])
 
     tensors: dict[str, Any] = {}
     for spec in tensor_specs(source.config):
         layers = [read(piece.tensor, piece.layer) for piece in slices_of(spec)]
         tensors[spec.name] = tuple(layers) if spec.tensor.layered else layers[0]
-    return params_type(source.config)(**tensors), oddities(source.config, bad, dirty)
+    return params_type(source.config)(**tensors), oddities(source.config, bad)
 
 
 @partial(jax.jit, static_argnames="config")

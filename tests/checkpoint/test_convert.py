@@ -253,17 +253,14 @@ def test_a_full_disk_leaves_nothing(
         assert sorted(tmp_path.iterdir()) == before
 
 
-def test_padding_rows_that_are_not_zero(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Kept in llm.c's files, dropped in Hugging Face's, and said both times."""
+def test_padding_rows_that_are_not_zero(model: Path, tmp_path: Path) -> None:
+    """Kept in llm.c's files, dropped in Hugging Face's."""
     flat = flat_parameters(open_source(model))
     flat[60 * CONFIG.channels] = 3
     write_model(model, CONFIG, flat)
-    words = "warning: wte: 1 of the 78 padding rows (V=50 to Vp-1=127) are not zero"
     assert main(["convert", str(model), str(tmp_path / "again.bin")]) == 0
-    assert capsys.readouterr().err == words + "\n"
     assert (tmp_path / "again.bin").read_bytes()[1024:] == model.read_bytes()[1024:]
     assert main(["convert", str(model), str(tmp_path / "hf"), "--to", "hf"]) == 0
-    assert f"{words}, and dropped" in capsys.readouterr().err.splitlines()
     assert not open_source(tmp_path / "hf").read("params", "wte", 0)[50:].any()
 
 
