@@ -19,8 +19,7 @@ from urllib.parse import quote
 from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.base.files import cache_folder, json_text, made_folder, read_json_object, refusing, write_bytes
 from llmc_jax.base.plain import from_json, to_json
-from llmc_jax.checkpoint.hugging_face import INDEX, LARGEST_CONFIG, WEIGHTS, read_config
-from llmc_jax.checkpoint.safetensors import files_of_index
+from llmc_jax.checkpoint.hugging_face import INDEX, LARGEST_CONFIG, WEIGHTS, files_of_tensors, read_config
 from llmc_jax.data import hub
 from llmc_jax.data.download import Remote, fetch, shown
 from llmc_jax.data.hf_tokenizer import FILES as TOKENIZER_FILES
@@ -115,7 +114,7 @@ def _snapshot(model: Published) -> Path | None:
 
 def _is_whole(folder: Path) -> bool:
     try:
-        weights = files_of_index(folder / INDEX) if (folder / INDEX).is_file() else {WEIGHTS}
+        weights = set(files_of_tensors(folder / INDEX).values()) if (folder / INDEX).is_file() else {WEIGHTS}
     except FormatError:
         return False
     return all((folder / name).is_file() for name in (CONFIG, *weights))

@@ -17,8 +17,7 @@ from safetensors.numpy import load_file, save_file
 
 from llmc_jax.base.errors import FormatError
 from llmc_jax.checkpoint import conversion
-from llmc_jax.checkpoint.hugging_face import write_folder
-from llmc_jax.checkpoint.safetensors import read_archive
+from llmc_jax.checkpoint.hugging_face import read_archive, write_folder
 from llmc_jax.checkpoint.source import Slice, Source, SpecialTokens, slices
 from llmc_jax.checkpoint.sources import flat_parameters, open_source
 from llmc_jax.config.model import ModelConfig

@@ -10,7 +10,7 @@ import pytest
 import safetensors.numpy
 
 from llmc_jax.base.errors import FormatError
-from llmc_jax.checkpoint.safetensors import read_archive, read_index, write_archive
+from llmc_jax.checkpoint.hugging_face import read_archive, read_index, write_archive
 from tests.checkpoint.damage import random_bits, refused
 
 
