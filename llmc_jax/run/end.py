@@ -13,8 +13,7 @@ from llmc_jax.config.model import foresees
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.logs.files import CURVES, REPORT
 from llmc_jax.run import find_lr
-from llmc_jax.run.batches import Batches
-from llmc_jax.run.due import poll_saves, save, tell_removed
+from llmc_jax.run.due import Batches, poll_saves, save, tell_removed
 from llmc_jax.run.state import Outcome, Progress, Run, diverged
 from llmc_jax.run.trackers import ended_trackers
 

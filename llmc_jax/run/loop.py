@@ -33,9 +33,8 @@ from llmc_jax.plan.fits import DoesNotFit, check_program, refusal
 from llmc_jax.plan.memory import computed
 from llmc_jax.plan.plan import step_numbers
 from llmc_jax.plan.search import limit_of
-from llmc_jax.run.batches import Batches, training_batches
 from llmc_jax.run.begin import lock_of, opened
-from llmc_jax.run.due import pauses_after, poll_saves, run_due
+from llmc_jax.run.due import Batches, pauses_after, poll_saves, run_due, training_batches
 from llmc_jax.run.end import exit_code, finish, last_save
 from llmc_jax.run.figures import StepFigures
 from llmc_jax.run.fitting import step_bytes

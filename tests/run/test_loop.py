@@ -39,7 +39,7 @@ from llmc_jax.machine.nvml import GpuReading
 from llmc_jax.models.gpt2.init import random_parameters
 from llmc_jax.models.layout import num_parameters, padded
 from llmc_jax.plan.plan import Plan
-from llmc_jax.run import batches, begin, due, inputs, loop
+from llmc_jax.run import begin, due, inputs, loop
 from llmc_jax.run.beside import Beside
 from llmc_jax.run.command import main
 from llmc_jax.run.state import Progress
@@ -534,7 +534,7 @@ def test_an_option_that_xla_does_not_know_is_one_line(train: Train, monkeypatch:
 
 
 def test_a_signal_during_validation_ends_it(train: Train, main_thread: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, calls = batches.evaluate_loss, []
+    real, calls = due.evaluate_loss, []
 
     def evaluate(*arguments: Any) -> Any:
         calls.append(1)
@@ -542,7 +542,7 @@ def test_a_signal_during_validation_ends_it(train: Train, main_thread: None, mon
             os.kill(os.getpid(), signal.SIGINT)
         return real(*arguments)
 
-    monkeypatch.setattr(batches, "evaluate_loss", evaluate)
+    monkeypatch.setattr(due, "evaluate_loss", evaluate)
     run = train("-v", 2, "-m", 5, "-s", 2, "-g", 4, "-n", 2, "-x", 10)
     assert (run.code, len(calls)) == (130, 5 + 3)
     assert run.values("val", "step") == [0]  # no half validation is logged
@@ -658,7 +658,7 @@ def test_waiting_for_data_is_part_of_a_step() -> None:
         yield np.zeros(1), np.zeros(1)
 
     pipeline = loop.Pipeline()
-    batch = batches.Batches(slow(), lambda: None)
+    batch = due.Batches(slow(), lambda: None)
     pipeline.submit(lambda state, *_: (state, metrics()), 0, batch)  # type: ignore[arg-type]
     assert list(pipeline.results(pending=1)) == []
     (result,) = pipeline.results(pending=0)
