@@ -20,7 +20,7 @@ AND = (
     "compare/command.py", "compare/logs.py", "evaluate/command.py",
     "generate/command.py", "generate/flags.py", "machine/device.py", "machine/jax_setup.py", "models/command.py",
     "plan/command.py", "profile/command.py", "run/command.py", "run/beside.py",
-    "run/console.py", "run/folder.py", "run/place.py", "run/trackers.py", "trials/command.py",
+    "run/console.py", "run/folder.py", "run/trackers.py", "trials/command.py",
 )  # fmt: skip
 
 

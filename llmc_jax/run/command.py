@@ -1,23 +1,30 @@
-"""The command line: words to a checked TrainConfig, `--help` and docs/flags.md, and the exit status of a run.
+"""The command line: words to a checked TrainConfig, `--help` and docs/flags.md; and how a run begins and ends by its
+place among processes: as the only one, as the parent of a worker, or as a worker.
 
-Options are defined in config/train.py, presets in config/presets.py. What a run does is in run/loop.py, which is
-imported only when the options are sound.
+Options are defined in config/train.py, presets in config/presets.py. What a run does is in run/loop.py, what a parent
+does in cluster/parent.py; they are imported only when the options are sound.
 """
 
 import os
 import shlex
 import textwrap
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
+from typing import NoReturn
 
-from llmc_jax.base.commands import COMMAND, in_environment, typed
-from llmc_jax.base.errors import EXIT_MEANINGS, InputError
+from llmc_jax import cluster
+from llmc_jax.base.commands import COMMAND, in_environment, program_name, typed
+from llmc_jax.base.errors import EXIT_MEANINGS, ExitCode, InputError
 from llmc_jax.base.files import read_json_object
-from llmc_jax.base.kit import WIDTH, command_line, examples, option_lines, two_columns
+from llmc_jax.base.kit import WIDTH, command_line, examples, exit_status, option_lines, two_columns
 from llmc_jax.base.options import Option, show_value
+from llmc_jax.cluster.agreement import Agreed
+from llmc_jax.cluster.launchers import Member, host_name, member_of
+from llmc_jax.cluster.worker import joined
 from llmc_jax.config.checks import validate
 from llmc_jax.config.flags import SHOW_ALONE, Given, given_options
 from llmc_jax.config.presets import PRESETS
@@ -46,10 +53,6 @@ def main(words: Sequence[str], others: Sequence[tuple[str, str]] = ()) -> int | 
     if shown:
         print(texts[shown]())
         return None
-    # here, because --help does without them
-    from llmc_jax.cluster.launchers import host_name, member_of
-    from llmc_jax.run.place import begin
-
     config, notes = continued(given_options(words))
     try:
         notes += validate(config)
@@ -92,6 +95,66 @@ def continued(given: Given) -> tuple[TrainConfig, list[str]]:
     left_out = f", without {unknown}, which this version does not have" if unknown else ""
     notes.append(f"-y 1: options as in {place}{left_out}" + (f", changed by flags: {changed}" if changed else ""))
     return merged, notes
+
+
+# ----- its place among processes --------------------------------------------------------------------------------------
+
+
+def begin(config: TrainConfig, notes: list[str], member: Member | None) -> int:
+    """Train, or have a worker train; return the exit status. member: which of several processes this is."""
+    group = joined(os.environ)
+    if group is not None:
+        cluster.enter(group)
+        in_group(lambda: _trained(config, notes))
+    if member is not None:
+        from llmc_jax.cluster.parent import supervise  # here, because a run of one process does without asyncio
+
+        return supervise(member, config.peer_timeout)
+    return _trained(config, notes)
+
+
+def _trained(config: TrainConfig, notes: list[str]) -> int:
+    from llmc_jax.run.loop import run  # here, because it imports JAX, which takes a second
+
+    return run(config, notes)
+
+
+def in_group(work: Callable[[], int]) -> NoReturn:
+    """Do the work of one of several processes, and end this one with words for the others on how it went.
+
+    What all have found alike, the first one alone shows. An exchange that broke is nothing to show here: another
+    process is lost, and the one that started this one says which.
+    """
+    group, failed = cluster.here(), list[BaseException]()
+
+    def tried() -> int:
+        try:
+            return work()
+        except BaseException as error:
+            failed.append(error)
+            if _is_broken(error) or (isinstance(error, Agreed) and group.rank):
+                return ExitCode.BAD_INPUT
+            raise
+
+    try:
+        status = exit_status(program_name("train"), tried)
+    except BaseException:  # a mistake of ours
+        traceback.print_exc()
+        status = 1
+    if not failed or isinstance(failed[0], Agreed):
+        group.leave(status)
+    words = str(failed[0]) or type(failed[0]).__name__
+    if isinstance(failed[0], KeyboardInterrupt):
+        words = "stopped by Ctrl-C before anything could be saved"
+    group.leave(status, words, "broken" if _is_broken(failed[0]) else "failed")
+
+
+def _is_broken(error: BaseException) -> bool:
+    """Return whether an error is of JAX's runtime: of an exchange between processes, most likely."""
+    return type(error).__name__ == "JaxRuntimeError"
+
+
+# ----- what --help prints ---------------------------------------------------------------------------------------------
 
 
 def help_text(others: Sequence[tuple[str, str]] = ()) -> str:
