@@ -27,7 +27,6 @@ def table(setup: Setup, folder: Path) -> list[list[tuple[str, Any]]]:
         *device_rows(plan),
         ("precision", precision_text(plan)),
         *kernel_rows(plan.choices),
-        *repeat_rows(plan),
         *option_rows(plan),
     ]
     model = [
@@ -69,7 +68,6 @@ def _settings(setup: Setup, folder: Path) -> list[tuple[str, Any]]:
         ("sequence length T", config.sequence_length),
         ("total batch size", config.tokens_per_step),
         ("grad_accum_steps", config.grad_accumulation),
-        *batch_order_rows(setup),
         *rate_rows(config),
         ("weight decay", f"{config.weight_decay:e}"),
         ("decay", config.decay),
@@ -112,14 +110,6 @@ def batch_text(setup: Setup) -> str:
     return f"{size} (auto: {gib(fitted.bytes)} of {gib(fitted.limit)})"
 
 
-def batch_order_rows(setup: Setup) -> list[tuple[str, str]]:
-    """Return whose order the batches are read in, where that is not the one of a single process of llm.c."""
-    processes = 1 if setup.data.train is None else setup.data.train.num_processes
-    if processes == 1:
-        return [("batch order", "global")] if setup.config.devices > 1 else []
-    return [("batch order", f"of {processes} processes of llm.c")]
-
-
 def process_rows(setup: Setup) -> list[tuple[str, str]]:
     """Return which process has what, host by host; nothing of one process."""
     group, each = cluster.here(), setup.plan.parallel.devices // cluster.here().size
@@ -160,12 +150,6 @@ def kernel_rows(choices: tuple[kernels.Choice, ...]) -> list[tuple[str, str]]:
         ((by, why),) = told
         return [("kernels", f"{by} ({why})")]
     return [(choice.operation, f"{choice.implementation} ({choice.why})") for choice in choices]
-
-
-def repeat_rows(plan: Plan) -> list[tuple[str, str]]:
-    """Return where the kernels were taken from; on a CPU, which has one way to compute, only if asked for."""
-    shown = plan.repeat is not None and (plan.machine.platform != "cpu" or plan.config.kernels_from)
-    return [("kernels as in", str(plan.repeat.place))] if plan.repeat is not None and shown else []
 
 
 def option_rows(plan: Plan) -> list[tuple[str, str]]:
