@@ -156,21 +156,14 @@ def _header_of(source: Source) -> np.ndarray | None:
 # ----- Hugging Face's folders ---------------------------------------------------------------------------------------
 
 
-class TokenizerFiles(NamedTuple):
-    """What a folder of Hugging Face's holds of a tokenizer: its files, the ids for config.json, more settings there."""
-
-    files: Mapping[str, bytes]
-    special: SpecialTokens
-    settings: dict[str, Any]
-
-
-def to_hugging_face(source: Source, out: Path, dtype: str, tokenizer: TokenizerFiles | None) -> Outcome:
-    """Write a folder as transformers does it. tokenizer: None: no files of one, and the ids that the source has."""
-    tokenizer = tokenizer or TokenizerFiles({}, special_tokens(source, None), {})
+def to_hugging_face(
+    source: Source, out: Path, dtype: str, files: Mapping[str, bytes], special: SpecialTokens, settings: dict[str, Any]
+) -> Outcome:
+    """Write a folder as transformers does it. files: of a tokenizer. special, settings: for config.json."""
     passage, config = Passage(source, dtype), gpt2_shape(source.config, "Hugging Face's folders of GPT-2")
     with new_folder(out) as temporary:
-        hugging_face.write_folder(temporary, config, dtype, passage.take, tokenizer.special, tokenizer.settings)
-        for name, content in tokenizer.files.items():
+        hugging_face.write_folder(temporary, config, dtype, passage.take, special, settings)
+        for name, content in files.items():
             (temporary / name).write_bytes(content)
         check_written(passage, open_source(temporary), out, padding=False)
     return passage.outcome(out, "Hugging Face GPT-2")

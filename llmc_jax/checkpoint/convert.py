@@ -238,8 +238,7 @@ def _write(source: Source, target: str, dtype: str, args: argparse.Namespace) ->
         kept = source.kind == "hugging-face" and args.tokenizer is None
         config = read_json_object(folder_of(source) / "config.json", LARGEST_CONFIG) if kept else {}
         settings = {name: config[name] for name in ("tokenizer_class",) if name in config}
-        out = conversion.TokenizerFiles(files, special, settings)
-        return conversion.to_hugging_face(source, args.out, dtype, out)
+        return conversion.to_hugging_face(source, args.out, dtype, files, special, settings)
     if args.tokenizer is not None:
         raise InputError(f"--tokenizer {args.tokenizer}: only what --to hf writes holds a tokenizer")
     if target == "llmc":

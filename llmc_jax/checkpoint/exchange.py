@@ -8,7 +8,6 @@ a device, which a run must not have yet when it opens its model. Leaves out our 
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import MISSING as MISSING_DEFAULT
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -66,7 +65,7 @@ def open_folder(folder: Path) -> Source:
     with naming_copy(folder):
         config = shape_of(about.get("model"))
     if config is None:
-        names = ", ".join(each.name for each in fields(ModelConfig) if each.default is MISSING_DEFAULT)
+        names = ", ".join(each.name for each in fields(ModelConfig)[:6])
         raise FormatError(f"{folder}: does not say the model's shape; its custom_metadata must have model: {names}")
     dtypes = {str(_opened(folder, said, spec.name, spec.shape).dtype.name) for spec in tensor_specs(config)}
     if len(dtypes) > 1:

@@ -16,7 +16,7 @@ from llmc_jax.base import magics
 from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.base.files import opened, reason
 from llmc_jax.checkpoint import exchange, store
-from llmc_jax.checkpoint.llmc import ModelFile, open_model
+from llmc_jax.checkpoint.llmc import open_model
 from llmc_jax.checkpoint.llmc_state import open_llmc_state
 from llmc_jax.checkpoint.source import Source, read_by_tensor, slices, stored_special
 from llmc_jax.config.model import ModelShape
@@ -101,7 +101,12 @@ def _open_file(path: Path) -> Source:
     if magic != magics.MODEL and int.from_bytes(start[:4], "big") != magics.MODEL and magic not in magics.MEANINGS:
         found = f"it begins with {start[:8]!r}" if start else "it is empty"
         raise FormatError(f"{path}: not a checkpoint that is known here: {found}; known are {FILES}")
-    return _model_source(open_model(path))
+    model = open_model(path)
+
+    def read(_group: str, tensor: str, layer: int) -> np.ndarray:
+        return model.read(tensor, layer)
+
+    return Source(path, "llmc-model", model.config, model.dtype, None, ("params",), read, (), opened=model)
 
 
 def _random_source(path: Path, config: ModelShape) -> Source:
@@ -196,11 +201,3 @@ def _state_source(folder: Path, warnings: tuple[str, ...] = ()) -> Source:
     read = read_by_tensor(config, lambda group, tensor: checkpoint.read(f"{group}/{tensor}"))
     special = stored_special(metadata.origin)
     return Source(folder, "state", config, dtype, metadata.step, groups, read, warnings, special, checkpoint)
-
-
-def _model_source(model: ModelFile) -> Source:
-    def read(group: str, tensor: str, layer: int) -> np.ndarray:
-        assert group == "params", group
-        return model.read(tensor, layer)
-
-    return Source(model.path, "llmc-model", model.config, model.dtype, None, ("params",), read, (), opened=model)

@@ -128,22 +128,17 @@ class Hub:
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Hear one connection from its hello to its end, or to that of the run."""
         link = Link(reader, writer, messages.LONGEST_HELLO)
-        with contextlib.suppress(asyncio.CancelledError):  # asyncio would print a traceback for each
-            await self._serve(link)
-        link.close()
-
-    async def _serve(self, link: Link) -> None:
-        hello = None
-        with contextlib.suppress(TimeoutError, NotAMessage):
+        # asyncio would print a traceback for each that is cancelled
+        with contextlib.suppress(asyncio.CancelledError, TimeoutError):
             async with asyncio.timeout(min(SECONDS_TO_SAY_WHO, self.timeout)):
-                first = await link.receive()
-            hello = first if isinstance(first, Hello) else None
-        if hello and self._admit(hello, link):
-            with contextlib.suppress(NotAMessage):
-                while message := await link.receive():
-                    self._heard(self.peers[hello.rank], message)
-            if self.links[hello.rank] is link:
-                self._leave(hello.rank)
+                hello = await link.receive()
+            if isinstance(hello, Hello) and self._admit(hello, link):
+                with contextlib.suppress(NotAMessage):
+                    while message := await link.receive():
+                        self._heard(self.peers[hello.rank], message)
+                if self.links[hello.rank] is link:
+                    self._leave(hello.rank)
+        link.close()
 
     def _admit(self, hello: Hello, link: Link) -> bool:
         """Take a process in, or say why not."""

@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from llmc_jax.base.errors import ExitCode, InputError
@@ -322,17 +321,10 @@ class Parent:
         if not (worker and worker.ended and worker.ended.kind == "failed"):  # which has said it itself
             print_error(f"train.py: rank {self.member.rank}: {line_of(verdict, worker.folder if worker else '')}")
         if worker and worker.log:
-            append_event(Path(worker.log), {"event": "lost", **verdict.fields, "time": round(time.time(), 3)})
-
-
-def append_event(file: Path, event: dict[str, Any]) -> None:
-    """Append an event to a file of events, if it is there and can be written."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(file, os.O_WRONLY | os.O_APPEND)
-        try:
-            os.write(descriptor, json.dumps(event).encode() + b"\n")
-        finally:
-            os.close(descriptor)
+            event = {"event": "lost", **verdict.fields, "time": round(time.time(), 3)}
+            with contextlib.suppress(OSError), open(worker.log, "r+b", buffering=0) as file:  # if it is there
+                file.seek(0, os.SEEK_END)
+                file.write(json.dumps(event).encode() + b"\n")
 
 
 class Worker:

@@ -111,8 +111,6 @@ def of_first_folder(setup: Setup, held: LockedFolder | None) -> tuple[Path, list
     def folder() -> str:
         if held is not None:
             held.check()
-        elif config.reuse and config.output_dir and os.path.isdir(config.output_dir):
-            raise InputError(f"-o {config.output_dir}: another process made this folder just now; start again")
         reuse = config.reuse and held is not None
         found, new = create_run_folder(config.output_dir, setup.name, reuse=reuse)
         made.extend(new)

@@ -201,8 +201,7 @@ class Console:
         self._live = self._new_live() if takes_control_sequences else None
 
     def _new_live(self) -> Live:
-        colorless = bool(os.environ.get("NO_COLOR"))  # no-color.org: takes the colours away, not the bar
-        screen = RichConsole(file=self.file, force_terminal=True, no_color=colorless, highlight=False, soft_wrap=True)
+        screen = RichConsole(file=self.file, force_terminal=True, highlight=False, soft_wrap=True)
         render = partial(self._render, screen)
         return Live(get_renderable=render, console=screen, refresh_per_second=4, transient=True)
 

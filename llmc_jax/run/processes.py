@@ -84,19 +84,14 @@ def own_facts(config: TrainConfig) -> Facts:
     """Return what this process tells the others. Raises InputError where a data file or the model's is not there."""
     card = find_card()
     questions = config.hellaswag_file if config.hellaswag and config.val_every else ""
-    kernels = config.kernels_from and next(filter(Path.is_file, _choices(config.kernels_from)), "")
+    kernels = Path(config.kernels_from) / KERNELS if Path(config.kernels_from).is_dir() else config.kernels_from
     others = {"-e": config.model, "--init-from": config.init_from, "--hellaswag-file": questions}
-    others["--kernels-from"] = str(kernels)
+    others["--kernels-from"] = str(config.kernels_from and kernels)
     files = {flag: _fingerprint(name, flag) for flag, name in data_files(config).items()}
     files |= {flag: fingerprint([Path(name)]) for flag, name in others.items() if Path(name).is_file()}
     files |= {"--model": chosen(config.model_file).source} if config.model_file else {}
     device = "cpu" if card is None else f"{card.name} (gpu)"
     return facts(config, cluster.here().size, device, seen_gpus() if card is not None else (), files)
-
-
-def _choices(name: str) -> tuple[Path, Path]:
-    """Return where --kernels-from may mean a choice of kernels to be."""
-    return Path(name), Path(name) / KERNELS
 
 
 def data_files(config: TrainConfig) -> dict[str, str]:

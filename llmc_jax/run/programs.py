@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -36,7 +35,6 @@ SEAL = "PROGRAMS.json"  # the digest of every file
 FOLDER = "xla_cache"  # in a run's folder
 STEP = ".step"  # what the name of a lowered step ends with, after its combination
 MOST = 32  # combinations that are kept for new runs: the latest used
-UNFINISHED = 24 * 3600  # seconds after which a copy that nobody finished goes
 PACKAGES = [Path(__file__).resolve().parents[2] / name for name in ("llmc_jax", "pallas_kernels")]
 
 
@@ -143,11 +141,9 @@ def _share(own: Path, shared: Path, digests: dict[str, str]) -> None:
         with suppress(FileNotFoundError):
             shared.rename(old)
         copy.rename(shared)
-    for other in sorted(shared.parent.glob("[!.]*"), key=lambda path: path.stat().st_mtime)[:-MOST]:
+    # what a process that was killed left unfinished too
+    for other in sorted(shared.parent.iterdir(), key=lambda path: path.stat().st_mtime)[:-MOST]:
         shutil.rmtree(other, ignore_errors=True)
-    for left in shared.parent.glob(".*"):  # by a process that was killed
-        if left.stat().st_mtime < time.time() - UNFINISHED:
-            shutil.rmtree(left, ignore_errors=True)
 
 
 # ----- what programs depend on ----------------------------------------------------------------------------------------

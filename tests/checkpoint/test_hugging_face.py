@@ -207,7 +207,7 @@ def test_the_ids_that_begin_and_end_a_text_come_back(folder: Path, tmp_path: Pat
     set_config(folder, bos_token_id=special.bos, eos_token_id=special.eos)
     assert open_source(folder).special == special
     out = tmp_path / "out"
-    conversion.to_hugging_face(open_source(folder), out, "bf16", None)
+    conversion.to_hugging_face(open_source(folder), out, "bf16", {}, special, {})
     config = json.loads((out / "config.json").read_text())
     assert SpecialTokens(config["bos_token_id"], config["eos_token_id"]) == special
     generation = json.loads((out / "generation_config.json").read_text())
@@ -220,7 +220,7 @@ def test_ids_that_llmc_has_no_place_for(folder: Path, tmp_path: Path) -> None:
     conversion.to_model(open_source(folder), tmp_path / "a.bin", "fp32", force=False)
     model = open_source(tmp_path / "a.bin")
     assert model.special is None
-    conversion.to_hugging_face(model, tmp_path / "back", "fp32", None)
+    conversion.to_hugging_face(model, tmp_path / "back", "fp32", {}, conversion.special_tokens(model, None), {})
     assert open_source(tmp_path / "back").special == NO_IDS
     tokenizer = table_tokenizer("some", Table(tuple(b"x%d" % token for token in range(61)), 5), "")
     assert conversion.special_tokens(model, tokenizer) == (5, 5)
