@@ -1,6 +1,7 @@
 """What a checkpoint contains beside its arrays: typed metadata, made from JSON and turned into it here alone.
 
-Leaves out the arrays (state.py), how both are stored (store.py), and whether a checkpoint fits a run (run/resume.py).
+Leaves out the arrays (run/saver.py, run/weights.py), how both are stored (store.py), and whether a checkpoint fits a
+run (run/resume.py).
 """
 
 import hashlib

@@ -1,6 +1,6 @@
 """Continuing a run: which checkpoint, which choice of kernels is repeated, whether it fits the run, and what changed.
 
-Leaves out what a checkpoint contains (checkpoint/contents.py), the state out of it (checkpoint/state.py), and when one
+Leaves out what a checkpoint contains (checkpoint/contents.py), the state out of it (weights.py), and when one
 is made (saver.py, loop.py).
 """
 

@@ -30,11 +30,10 @@ from llmc_jax.checkpoint import store
 from llmc_jax.checkpoint.contents import Metadata
 from llmc_jax.checkpoint.llmc import FILES, write_model
 from llmc_jax.checkpoint.source import gpt2_shape
-from llmc_jax.checkpoint.state import flat_buffers, small_arrays
 from llmc_jax.cluster.agreement import of_all, of_first
 from llmc_jax.config.model import ModelShape
 from llmc_jax.machine.device import full_memory
-from llmc_jax.models.layout import num_parameters
+from llmc_jax.models.layout import flat_size, num_parameters
 from llmc_jax.models.tensors import BLOCKS
 from llmc_jax.training.parallel.placement import Placement
 from llmc_jax.training.state import TrainState
@@ -52,6 +51,20 @@ def room_for_copy(state_bytes: int, step_bytes: int, free: int | None) -> bool:
     if state_bytes <= ALWAYS_ROOM:
         return True
     return state_bytes <= (SHARE * step_bytes if free is None else GPU_SHARE * free)
+
+
+def flat_buffers(state: TrainState, model: ModelShape) -> dict[str, tuple[int, str]]:
+    """Return elements and dtype of each flat buffer by name: `params`, `m`, …"""
+    return {name: (flat_size(model), buffer.dtype.name) for name, buffer in state.flat.items()}
+
+
+def small_arrays(state: TrainState) -> dict[str, np.ndarray]:
+    """Return the arrays by name that are no flat buffers: `step`, `updates`, … Every device has them."""
+    arrays = {"step": np.asarray(state.step), "updates": np.asarray(state.updates)}
+    for group in ("loss_scale", "outliers"):
+        if (values := getattr(state, group)) is not None:
+            arrays |= {f"{group}/{name}": np.asarray(value) for name, value in values._asdict().items()}
+    return arrays
 
 
 class Given(NamedTuple):

@@ -21,12 +21,11 @@ from llmc_jax.checkpoint import store
 from llmc_jax.checkpoint.contents import Counters, Identity, Metadata
 from llmc_jax.checkpoint.llmc import open_model
 from llmc_jax.checkpoint.sources import flat_parameters, open_source
-from llmc_jax.checkpoint.state import small_arrays
 from llmc_jax.config.model import parse_descriptor
 from llmc_jax.models.gpt2.init import random_parameters
 from llmc_jax.models.layout import num_parameters
 from llmc_jax.run.folder import RunLog
-from llmc_jax.run.saver import ALWAYS_ROOM, GPU_SHARE, SHARE, Saved, Saver, room_for_copy
+from llmc_jax.run.saver import ALWAYS_ROOM, GPU_SHARE, SHARE, Saved, Saver, room_for_copy, small_arrays
 from llmc_jax.training.state import TrainState, initial_state
 from tests.run.test_resume import flip_a_bit
 from tests.same_run import arrays, healthy
