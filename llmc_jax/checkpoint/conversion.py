@@ -9,7 +9,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from llmc_jax.base.errors import InputError
-from llmc_jax.base.files import reason, refuse_existing, sync
+from llmc_jax.base.files import made_folder, refuse_existing, refusing, sync
 from llmc_jax.checkpoint import exchange, hugging_face, llmc, llmc_state, store
 from llmc_jax.checkpoint.llmc import bf16_to_fp32, fp32_to_bf16
 from llmc_jax.checkpoint.llmc_state import OurState
@@ -209,7 +209,7 @@ def new_folder(out: Path) -> Iterator[Path]:
     if not out.parent.is_dir():
         raise InputError(f"{out}: cannot be written: there is no folder {out.parent}; make it first")
     temporary = out.with_name(f".{out.name}.{secrets.token_hex(4)}.tmp")
-    try:
+    with refusing(f"{out}: cannot be written", "free space, or give another name"):
         temporary.mkdir()
         try:
             yield temporary
@@ -219,8 +219,6 @@ def new_folder(out: Path) -> Iterator[Path]:
             sync(out.parent)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-    except OSError as error:
-        raise InputError(f"{out}: cannot be written: {reason(error)}") from error
 
 
 # ----- training states ----------------------------------------------------------------------------------------------
@@ -239,27 +237,17 @@ def to_state(source: Source, run: Path, force: bool) -> Outcome:
     found = state_of(source)
     step = found.metadata.step
     refuse_existing(store.state_folder(run, step), force)
-    is_new = not os.path.lexists(run)
-    if not is_new and not run.is_dir():
-        raise InputError(f"{run}: is not a folder; give the folder of a run, new or not")
-    try:
-        run.mkdir(exist_ok=True)
+    with refusing(f"{run}: cannot be written", "free space, or give the folder of a run, new or not"), made_folder(run):
         small = {"step": np.array(step, np.int32), "updates": np.array(found.updates, np.int32)}
         buffers = {group: (flat_size(source.config), stored_as(source, group)) for group in source.groups}
         writing = store.begin(run, step, small, found.metadata.to_json(), buffers)
         try:
             digests = {group: write_buffer(writing.folder, group, source) for group in buffers}
-            entry = store.seal(writing, digests=[digests])
+            folder = store.seal(writing, digests=[digests])
         finally:
             store.abandon(writing)
-    except OSError as error:
-        raise InputError(f"{run}: cannot be written: {reason(error)}") from error
-    finally:
-        if is_new:
-            with suppress(OSError):  # it holds something
-                run.rmdir()
-    final = passed(open_source(entry.folder))
-    wrote = f"{entry.folder}: training state of llmc-jax, step {step} ({source.dtype}), {entry.bytes:,} bytes"
+    final = passed(open_source(folder))
+    wrote = f"{folder}: training state of llmc-jax, step {step} ({source.dtype}), {size_of(folder):,} bytes"
     return Outcome(wrote, found.warnings + final.warnings(), final.digest)
 
 

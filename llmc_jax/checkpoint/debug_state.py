@@ -125,6 +125,10 @@ def make_debug_state(
     Raises InputError if an input cannot be read or does not fit, or if `out` is there already (without force) or cannot
     be written.
     """
+    import jax
+
+    from llmc_jax.models.execution import PLAIN
+
     config = gpt2_shape(source.config, "debug states")
     V, C = config.vocab_size, config.channels
     if B < 1 or not 1 <= T <= config.max_seq_len:
@@ -136,7 +140,9 @@ def make_debug_state(
     header[:4] = (magics.DEBUG_STATE, VERSION, B, T)
     with llmc.new_file(out) as temporary:  # first: whether it can be written should be known before the work
         temporary.touch()
-        logits, loss, gradient = _in_fp32(config, flat_parameters(source), x, y)
+        with jax.default_matmul_precision("highest"):  # no TF32
+            logits, loss, gradient = computed(flat_parameters(source), x, y, config, PLAIN)
+        gradient = gradient.copy()  # that can be written
         gradient[V * C : config.padded_vocab_size * C] = 0
         with temporary.open("wb") as file:
             summed = Summed(file)
@@ -148,15 +154,6 @@ def make_debug_state(
         made = read_debug_state(temporary, config)
         odd = () if np.isfinite(made.loss) else (f"loss: {made.loss}",)
         return made.loss, (*made.stored_logits.warnings(), *made.stored_gradient.warnings(), *odd)
-
-
-def _in_fp32(config: ModelConfig, flat: np.ndarray, x: np.ndarray, y: np.ndarray) -> list[np.ndarray]:
-    import jax
-
-    from llmc_jax.models.execution import PLAIN
-
-    with jax.default_matmul_precision("highest"):  # no TF32
-        return [each.copy() for each in computed(flat, x, y, config, PLAIN)]
 
 
 def _batch(tokens: Path | None, V: int, count: int) -> np.ndarray:

@@ -25,7 +25,8 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -97,7 +98,6 @@ class Writing(NamedTuple):
     step: int
     folder: Path
     tensors: dict[str, Tensor]
-    val_loss: float | None
     files: dict[str, File]  # the metadata, and what says how the arrays are stored, as they were written
 
 
@@ -154,10 +154,12 @@ def begin(
     Raises InputError if it cannot be written, or if there is no room for all of it; the hidden folder is removed then.
     """
     assert metadata["format"] == FORMAT and metadata["step"] == step >= 0, (metadata["format"], metadata["step"], step)
-    run, arrays, words = Path(run), _checked(arrays), dump(metadata)
+    run, words = Path(run), dump(metadata)
+    for name, array in arrays.items():
+        assert NAME.fullmatch(name) and array.size and array.dtype.name in DTYPES, (name, array.shape, array.dtype)
     tensors = {name: _buffer(name, size, dtype, parts) for name, (size, dtype) in (buffers or {}).items()}
     tensors |= {name: describe(array) for name, array in arrays.items()}
-    writing = Writing(run, step, _hidden(run, step, "tmp"), tensors, val_loss_of(metadata), {})
+    writing = Writing(run, step, _hidden(run, step, "tmp"), tensors, {})
     folder = writing.folder
     with _attempt(writing):
         _check_room(run, sum(tensor.parts * file_size(tensor) for tensor in tensors.values()))
@@ -177,16 +179,6 @@ def _buffer(name: str, size: int, dtype: str, parts: int, digests: Mapping[int, 
     """Return what the manifest says of a flat buffer. digests: of its blocks, "" where one is not known here."""
     assert NAME.fullmatch(name) and dtype in DTYPES and size > 0 == size % FLAT_MULTIPLE, (name, size, dtype)
     return Tensor((size,), dtype, tuple((digests or {}).get(k, "") for k in range(BLOCKS)), parts)
-
-
-def _checked(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the arrays, which must be such as a checkpoint holds."""
-    arrays = {name: np.asarray(array) for name, array in arrays.items()}
-    for name, array in arrays.items():
-        assert NAME.fullmatch(name), name
-        assert array.size and array.dtype.name in DTYPES, (name, array.shape, array.dtype)
-        assert array.dtype == dtype_of(array.dtype.name), f"{name}: not in this machine's byte order"
-    return arrays
 
 
 def _check_room(run: Path, size: int) -> None:
@@ -270,8 +262,10 @@ def _differs(what: str) -> InputError:
     return InputError(f"{what} reads back differently from what was written; is the disk sound?")
 
 
-def seal(writing: Writing, model: Path | None = None, digests: Iterable[Mapping[str, Mapping[Any, str]]] = ()) -> Entry:
+def seal(writing: Writing, model: Path | None = None, digests: Sequence[Mapping[str, Mapping[Any, str]]] = ()) -> Path:
     """Make a checkpoint of what was written: read it back, compare, write the manifest, sync, give it its name.
+
+    Returns its folder.
 
     model: an exported model, under the name that `hidden_model` gave; it gets its own beside the checkpoint.
     digests: from each process what `write_blocks` gave it, by buffer; each has then read back its own blocks, and here
@@ -296,29 +290,22 @@ def seal(writing: Writing, model: Path | None = None, digests: Iterable[Mapping[
         folder.joinpath(MANIFEST).write_bytes(dump_manifest(manifest))
         sync(folder / MANIFEST)
         _sync_folders(folder)
-        size = sum(sizes_in(folder).values())
         _put_in_place(writing, model)
-    return Entry(writing.step, state_folder(writing.run, writing.step), size, writing.val_loss, None)
+    return state_folder(writing.run, writing.step)
 
 
 def _with_digests(
-    tensors: Mapping[str, Tensor], digests: Iterable[Mapping[str, Mapping[Any, str]]]
+    tensors: Mapping[str, Tensor], digests: Sequence[Mapping[str, Mapping[Any, str]]]
 ) -> dict[str, Tensor]:
     """Return the arrays with the digests of their blocks. Raises InputError if a block has none, or several."""
-    told: dict[tuple[str, int], list[str]] = {
-        (name, k): [] for name, tensor in tensors.items() if "" in tensor.sha256 for k in range(BLOCKS)
-    }
-    for process in digests:
-        for name, blocks in process.items():
-            for k, digest in blocks.items():
-                told[name, int(k)].append(digest)
-    for (name, k), found in told.items():
-        if len(found) != 1:
-            raise InputError(f"block {k} of {name} was written by {len(found) or 'no'} processes; expected one")
-    return {
-        name: tensor._replace(sha256=tuple(told[name, k][0] for k in range(BLOCKS))) if "" in tensor.sha256 else tensor
-        for name, tensor in tensors.items()
-    }
+    found = dict(tensors)
+    for name in (name for name, tensor in tensors.items() if "" in tensor.sha256):
+        told = sorted((int(k), digest) for process in digests for k, digest in process.get(name, {}).items())
+        counts = Counter(k for k, _ in told)
+        for k in (k for k in range(BLOCKS) if counts[k] != 1):
+            raise InputError(f"block {k} of {name} was written by {counts[k] or 'no'} processes; expected one")
+        found[name] = tensors[name]._replace(sha256=tuple(digest for _, digest in told))
+    return found
 
 
 def _put_in_place(writing: Writing, model: Path | None) -> None:

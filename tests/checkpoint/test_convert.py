@@ -249,7 +249,7 @@ def test_a_full_disk_leaves_nothing(
     monkeypatch.setattr(conversion.store, "write_blocks", full)
     for target in ("hf", "state"):
         assert main(["convert", str(tmp_path / "llmc"), str(tmp_path / "out"), "--to", target]) == 2
-        assert "out: cannot be written: No space left on device" in capsys.readouterr().err
+        assert "out: cannot be written (No space left on device)" in capsys.readouterr().err
         assert sorted(tmp_path.iterdir()) == before
 
 

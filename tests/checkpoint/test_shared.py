@@ -70,13 +70,13 @@ def save_shared(run: Path, order: Sequence[int]) -> Path:
     """order: of the processes."""
     writing = begin(run)
     said = [write(writing.folder, process, len(order)) for process in order]
-    return store.seal(writing, digests=json.loads(json.dumps(said))).folder
+    return store.seal(writing, digests=json.loads(json.dumps(said)))
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The state folder that one process writes; not to be changed."""
-    return store.seal(store.begin(tmp_path_factory.mktemp("alone"), 7, ARRAYS, METADATA)).folder
+    return store.seal(store.begin(tmp_path_factory.mktemp("alone"), 7, ARRAYS, METADATA))
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +187,7 @@ def test_blocks_of_one_file_make_the_same_checkpoint(alone: Path, tmp_path: Path
         for half in (range(32), range(32, 64))[::order]:
             digests[name] |= store.write_blocks(writing.folder, name, blocks_of(name, half[::order]))
         store.read_back(writing.folder, name, BUFFERS[name], digests[name])
-    folder = store.seal(writing, digests=[digests]).folder
+    folder = store.seal(writing, digests=[digests])
     sizes = manifest.sizes_in(alone)
     assert manifest.sizes_in(folder) == sizes and store.check(folder) is None
     assert all((folder / path).read_bytes() == (alone / path).read_bytes() for path in sizes)

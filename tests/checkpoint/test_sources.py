@@ -46,7 +46,7 @@ def save(
 ) -> Path:
     run.mkdir(exist_ok=True)
     stored = Metadata(step, Identity(config, dtype, True)).to_json() | metadata
-    return store.seal(store.begin(run, step, joined(arrays, config), stored)).folder
+    return store.seal(store.begin(run, step, joined(arrays, config), stored))
 
 
 def assert_holds(path: Path, arrays: Arrays, groups: tuple[str, ...] = ("params", "m", "v")) -> None:

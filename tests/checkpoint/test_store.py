@@ -69,7 +69,7 @@ def digests_of(arrays: dict[str, np.ndarray]) -> dict[str, list[str]]:
     return found
 
 
-def save(run: Path, step: int, arrays: dict[str, np.ndarray], val_loss: Any = 3.5) -> store.Entry:
+def save(run: Path, step: int, arrays: dict[str, np.ndarray], val_loss: Any = 3.5) -> Path:
     return store.seal(store.begin(run, step, arrays, facts_of(step, val_loss)))
 
 
@@ -110,9 +110,9 @@ def test_every_dtype_and_shape_comes_back_bit_for_bit(tmp_path: Path, monkeypatc
     writing = store.begin(Path("..", tmp_path.name), 7, arrays, facts_of(7))  # as -o ../run
     for module in ("orbax", "orbax.checkpoint"):  # reading, back or later, needs none of it
         monkeypatch.setitem(sys.modules, module, None)
-    entry = store.seal(writing)
-    assert store.check(entry.folder) is None
-    checkpoint = store.open_checkpoint(entry.folder)
+    folder = store.seal(writing)
+    assert store.check(folder) is None
+    checkpoint = store.open_checkpoint(folder)
     assert checkpoint.stored == facts_of(7)
     assert list(checkpoint.manifest.tensors) == list(arrays)
     for name, array in arrays.items():
@@ -256,7 +256,7 @@ def test_everything_is_synced_before_it_counts(tmp_path: Path, monkeypatch: pyte
     writing = store.begin(tmp_path, 5, two_arrays(5), facts_of(5))
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(os, "rename", renamed)
-    folder, hidden = store.seal(writing).folder, writing.folder.name
+    folder, hidden = store.seal(writing), writing.folder.name
     at = events.index(f"{hidden} -> {folder.name}")
     assert set(events[:at]) == {f"{hidden}/{path.relative_to(folder)}" for path in folder.rglob("*")} | {hidden}
     kind, hidden_done, last = events[at + 1 :]

@@ -190,13 +190,13 @@ def test_one_save_at_a_time_in_order(tmp_path: Path, way: str, monkeypatch: pyte
     running, order = list[int](), list[int]()
     seal = store.seal
 
-    def watched(writing: store.Writing, *rest: Any) -> store.Entry:
+    def watched(writing: store.Writing, *rest: Any) -> Path:
         running.append(writing.step)
         assert len(running) == 1
         time.sleep(0.05)
-        entry = seal(writing, *rest)
+        folder = seal(writing, *rest)
         order.append(running.pop())
-        return entry
+        return folder
 
     monkeypatch.setattr(store, "seal", watched)
     saver = Saver(tmp_path, MODEL, *ALL)
