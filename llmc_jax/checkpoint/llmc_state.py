@@ -45,7 +45,7 @@ import numpy as np
 
 from llmc_jax.base import magics
 from llmc_jax.base.errors import FormatError, InputError
-from llmc_jax.base.files import opened, reason, refuse_existing, stamp_of, write_problem
+from llmc_jax.base.files import opened, refuse_existing, stamp_of, write_problem
 from llmc_jax.base.numbers import plural
 from llmc_jax.base.rng import MT_WORDS, seed_words, skip_u32
 from llmc_jax.checkpoint import llmc
@@ -254,10 +254,7 @@ class LlmcState(NamedTuple):
 
 def finished_steps(folder: Path) -> list[int]:
     """Return the steps of a folder of llm.c that have a DONE_ file and a state of rank 0, ascending."""
-    try:
-        names = {entry.name for entry in folder.iterdir()}
-    except OSError as error:
-        raise FormatError(f"{folder}: cannot be read: {reason(error)}") from None
+    names = {entry.name for entry in folder.iterdir()}
     steps = {int(match[1]) for name in names if (match := re.fullmatch(r"DONE_([0-9]{8,10})", name))}
     return sorted(step for step in steps if STATE_NAME.format(step, 0) in names)
 

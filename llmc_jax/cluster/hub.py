@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import json
 import os
-import resource
 import socket
 from collections.abc import Collection
 from pathlib import Path
@@ -24,7 +23,6 @@ from llmc_jax.cluster.messages import Clock, Ended, Hello, Link, Message, NotAMe
 ADDRESS_FILE = "rank_0_address.json"  # in the folder of -pf, until all have come
 SECONDS_TO_SAY_WHO = 10.0  # for whoever connects: it is said at once
 STRANGERS = 256  # that may be connected at a time and have not said who they are
-SPARE_FILES = STRANGERS + 64  # that the hub may have open beside a connection of each process
 SECRET = "LLMC_JAX_SECRET"  # environment variable: without its value no process takes a rank's place
 MOST_MEETINGS = 16  # of a rank that are open at a time: it has one for each thread that waits
 SECONDS_TO_PART = 5.0  # for which the hub stays until the others have heard the last word
@@ -73,14 +71,6 @@ def listening_socket(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def allow_files(count: int) -> None:
-    """Raise this process's limit of open files to so many, if it is lower and as far as the system lets it."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < count:
-        most = count if hard == resource.RLIM_INFINITY else min(count, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-
-
 class Hub:
     """Where all parents meet: `open` it, let it `tick`, and `part`. Each connection is served by itself.
 
@@ -104,7 +94,6 @@ class Hub:
 
     async def open(self) -> None:
         """Listen, and tell where if there is a folder for it. Raises InputError."""
-        allow_files(self.member.size + SPARE_FILES)
         listener = listening_socket(self.member.host, self.member.port)
         self._server = await asyncio.start_server(self._connected, sock=listener)
         if self.member.folder:

@@ -8,11 +8,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any, TextIO, cast
 
 from llmc_jax import cluster
 from llmc_jax.base.errors import InputError
-from llmc_jax.base.files import refusing, write_atomic
+from llmc_jax.base.files import refusing, sync, write_atomic
 from llmc_jax.base.streams import Output
 from llmc_jax.base.text import wrapped
 from llmc_jax.cluster.agreement import of_all, of_first
@@ -127,7 +128,9 @@ def check_shared(folder: Path, held: LockedFolder | None, made: list[Path]) -> N
         mine = ""
         if held is not None:
             probing.enter_context(leaving_nothing(held, made))
-            mine = probing.enter_context(held.probe())
+            file = probing.enter_context(NamedTemporaryFile(dir=held.folder, prefix=".probe.", suffix=".tmp"))
+            sync(held.folder)
+            mine = Path(file.name).name
         name = of_first("probe", lambda: mine)
 
         def see() -> None:

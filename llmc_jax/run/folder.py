@@ -107,13 +107,6 @@ class LockedFolder(NamedTuple):
                 f"{self.folder}: is no longer the folder that this run started in, so nothing more is written to it"
             )
 
-    @contextmanager
-    def probe(self) -> Iterator[str]:
-        """Write a file within the block, and yield its name: who sees it, sees this folder."""
-        with tempfile.NamedTemporaryFile(dir=self.folder, prefix=".probe.", suffix=".tmp") as file:
-            sync(self.folder)
-            yield Path(file.name).name
-
 
 @contextmanager
 def locked(folder: Path) -> Iterator[LockedFolder]:

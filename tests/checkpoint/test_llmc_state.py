@@ -413,8 +413,6 @@ def test_the_newest_complete_step_is_taken(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_not_complete(tmp_path: Path) -> None:
-    with pytest.raises(FormatError, match="cannot be read"):
-        read_folder(tmp_path / "none")
     make_folder(tmp_path, Kind("bf16", 4, zero=True))
     for name, words in (
         ("state_00000007_00002.bin", "state_00000007_00002.bin is missing: the run had 4 processes"),

@@ -3,8 +3,6 @@
 import asyncio
 import json
 import socket
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -203,17 +201,3 @@ def test_a_file_that_holds_no_address(content: bytes) -> None:
 def test_own_addresses_are_not_this_machine_s_alone() -> None:
     assert own_addresses()[0] == socket.gethostname()
     assert not any(address.startswith("127.") for address in own_addresses())
-
-
-def test_the_hub_may_have_a_connection_open_for_each_process() -> None:
-    program = (
-        "import resource, sys\n"
-        "from llmc_jax.cluster.hub import allow_files\n"
-        "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
-        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 200))\n"
-        "for count in (32, 128, 4096):\n"
-        "    allow_files(count)\n"
-        "    print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["64", "128", "200"]
