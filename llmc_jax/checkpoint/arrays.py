@@ -53,10 +53,8 @@ def _index(nbytes: int) -> bytes:
 
 
 def _no_array(path: str, tensor: Tensor) -> FormatError:
-    what = "an array" if tensor.parts == 1 else f"a part, 1 of {tensor.parts}, of an array"
-    return FormatError(
-        f"{path}: does not hold {what} of shape {tensor.shape} and {file_size(tensor) - INDEX_SIZE:,} bytes"
-    )
+    what = f"{file_size(tensor) - INDEX_SIZE:,} bytes of an array of shape {tensor.shape}"
+    return FormatError(f"{path}: does not hold {what}")
 
 
 def check_sizes(folder: Path, name: str, tensor: Tensor, start: int, stop: int) -> None:

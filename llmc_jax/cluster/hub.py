@@ -82,7 +82,6 @@ class Hub:
         self.token = os.urandom(16).hex() if member.folder else os.environ.get(SECRET, "")
         self.clock = Clock(beat_interval(timeout))
         self.peers: dict[int, Peer] = {}
-        self.left: dict[int, Peer] = {}  # had come, and went before all were there
         self.links: dict[int, Link] = {}
         self.meetings: dict[str, tuple[float, dict[int, Any]]] = {}
         self.complete = False  # all have come
@@ -153,7 +152,6 @@ class Hub:
         now = self.clock.now()
         self.peers[hello.rank] = Peer(hello.rank, hello.host, hello.pid, heard=now, beat=now, since=now)
         self.links[hello.rank] = link
-        self.left.pop(hello.rank, None)
         link.send(Note("accepted"))
         if len(self.peers) == self.member.size:
             self._begin(now)
@@ -197,7 +195,7 @@ class Hub:
         """Note that a connection has ended, with a goodbye where all is over."""
         del self.links[rank]
         if not self.complete:
-            self.left[rank] = self.peers.pop(rank)
+            del self.peers[rank]
         elif not (self.closed or self.verdict):
             self.peers[rank].gone = True
             self._judge()
@@ -209,8 +207,7 @@ class Hub:
         if not self.complete:
             early = [peer for peer in peers if peer.ended]  # told to stop before the run began
             verdict = judge(early, [], now, float("inf")) if early else None
-            left = [*self.left.values()]
-            verdict = verdict or judge_start(peers, left, self.member.size, now - self._began, self.timeout)
+            verdict = verdict or judge_start(peers, self.member.size, now - self._began, self.timeout)
         elif all(peer.ended and peer.ended.kind == "end" for peer in peers):
             self.closed = True
             self._send_all(Note("close"))

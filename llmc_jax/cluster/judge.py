@@ -81,24 +81,15 @@ def judge_hub(peer: Peer, now: float, timeout: float) -> Verdict | None:
     return _unheard([peer], now, timeout)
 
 
-def judge_start(
-    come: Collection[Peer], left: Collection[Peer], size: int, waited: float, timeout: float
-) -> Verdict | None:
-    """Return who has not arrived at the start in time. left: those that had come, and went again."""
-    ranks = {peer.rank: f"rank {peer.rank} ({_place(peer)})" for peer in sorted(come, key=lambda peer: peer.rank)}
-    missing = [rank for rank in range(size) if rank not in ranks]
+def judge_start(come: Collection[Peer], size: int, waited: float, timeout: float) -> Verdict | None:
+    """Return who has not arrived at the start in time, or has come and left again."""
+    there = sorted(come, key=lambda peer: peer.rank)
+    missing = sorted(set(range(size)) - {peer.rank for peer in there})
     if not missing or waited < timeout:
         return None
-    again = {peer.rank: peer for peer in left}
-    first = again.get(missing[0], Peer(missing[0], "", 0))
-    words = f"within {timeout:g} s (--peer-timeout), but {', '.join(ranks.values()) or 'nobody'} did"
-    if back := [f"rank {rank} ({_place(again[rank])})" for rank in missing if rank in again]:
-        words += f"; {', '.join(back)} had come, and left again"
-    return Verdict(first.rank, first.host, first.pid, "missing", words=words, also=tuple(missing[1:]))
-
-
-def _place(peer: Peer) -> str:
-    return f"{peer.host}, process {peer.pid}"
+    who = ", ".join(f"rank {peer.rank} ({peer.host}, process {peer.pid})" for peer in there) or "nobody"
+    words = f"within {timeout:g} s (--peer-timeout), but {who} did"
+    return Verdict(missing[0], "", 0, "missing", words=words, also=tuple(missing[1:]))
 
 
 def _verdict(peer: Peer, cause: str, words: str = "", also: Iterable[int] = (), parent: bool = False) -> Verdict:

@@ -28,7 +28,6 @@ from llmc_jax.logs.files import KERNELS, LARGEST, MAIN_LOG, METRICS, config_file
 from llmc_jax.logs.state import read_state
 from llmc_jax.machine.device import Device, git_state, versions
 from llmc_jax.plan.plan import Plan, Repeat, parallel_of
-from llmc_jax.training.parallel.stage import Parallel
 
 # ----- which checkpoint -----------------------------------------------------------------------------------------------
 
@@ -251,23 +250,18 @@ def changes(earlier: Checkpoint, plan: Plan, now: Metadata) -> list[str]:
     other = [
         f"{name} {then.get(name)} -> {here.get(name)}" for name in {**then, **here} if then.get(name) != here.get(name)
     ]
-    before = _choice_in(earlier)
-    if before is not None:
-        other += record.differences(before.resolved, plan.resolved)
+    choice = _choice_in(earlier)
+    if choice is not None:
+        other += record.differences(choice.resolved, plan.resolved)
     if not plan.config.kernels_from:  # of which another note tells
         other += plan.problems
-    spread = _spread_otherwise(parallel_of(theirs), plan.parallel)
-    if plan.parallel.fixed and theirs.reduction == plan.config.reduction:
-        notes += [f"{words}: the same bits, by --reduction fixed" for words in spread]
+    before, after = parallel_of(theirs), plan.parallel
+    pairs = (("devices", before.devices, after.devices), ("ZeRO stage", before.stage, after.stage))
+    spread = [f"{name} {one} -> {another}" for name, one, another in pairs if one != another]
+    if spread and after.fixed and theirs.reduction == plan.config.reduction:
+        notes.append(f"{', '.join(spread)}: the same bits, by --reduction fixed")
     else:
         other += spread
     if other:
         notes.append(f"not bit-exact from here: {', '.join(other)}")
     return notes
-
-
-def _spread_otherwise(then: Parallel, now: Parallel) -> list[str]:
-    """Return how a run is spread over devices otherwise than before, in words."""
-    pairs = (("devices", then.devices, now.devices), ("ZeRO stage", then.stage, now.stage))
-    moved = [f"{name} {before} -> {here}" for name, before, here in pairs if before != here]
-    return [", ".join(moved)] if moved else []

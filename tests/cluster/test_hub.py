@@ -61,7 +61,7 @@ def test_whatever_a_stranger_sends_changes_nothing(data: list[bytes]) -> None:
             link.send_bytes(part)
         link.close()
         await serving
-        assert not (hub.peers or hub.links or hub.left or hub.meetings or hub.verdict)
+        assert not (hub.peers or hub.links or hub.meetings or hub.verdict)
         assert await answer(hub) == Note("accepted")
 
     asyncio.run(sent())

@@ -159,7 +159,7 @@ def test_rank_0_is_named_by_the_others() -> None:
 
 @given(st.sets(VICTIMS), st.floats(0, 2 * TIMEOUT))
 def test_who_has_not_come_is_named(come: set[int], waited: float) -> None:
-    verdict = judge_start([peer(rank) for rank in come], [], SIZE, waited, TIMEOUT)
+    verdict = judge_start([peer(rank) for rank in come], SIZE, waited, TIMEOUT)
     missing = sorted(set(range(SIZE)) - come)
     assert (verdict is None) == (waited < TIMEOUT or not missing)
     if verdict:

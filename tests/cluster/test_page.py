@@ -52,7 +52,7 @@ def lines() -> dict[str, str]:
         "silent": said(judge(peers(beat=late), [], NOW, TIMEOUT)),
         "gone": said(judge(peers(gone=True), [], NOW, TIMEOUT)),
         "unheard": said(judge(peers(heard=late, beat=late), [], NOW, TIMEOUT)),
-        "missing": said(judge_start(peers()[:1], [], 2, TIMEOUT, TIMEOUT), END),
+        "missing": said(judge_start(peers()[:1], 2, TIMEOUT, TIMEOUT), END),
         "twice": refused(1, 2),
         "size": refused(1, 3),
         "hung": said(judge(hung, [], NOW, TIMEOUT)),
