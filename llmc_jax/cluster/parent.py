@@ -322,8 +322,8 @@ class Parent:
             print_error(f"train.py: rank {self.member.rank}: {line_of(verdict, worker.folder if worker else '')}")
         if worker and worker.log:
             event = {"event": "lost", **verdict.fields, "time": round(time.time(), 3)}
-            with contextlib.suppress(OSError), open(worker.log, "r+b", buffering=0) as file:  # if it is there
-                file.seek(0, os.SEEK_END)
+            flags = os.O_WRONLY | os.O_APPEND  # if it is there
+            with contextlib.suppress(OSError), open(os.open(worker.log, flags), "ab", buffering=0) as file:
                 file.write(json.dumps(event).encode() + b"\n")
 
 
