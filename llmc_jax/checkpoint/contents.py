@@ -6,8 +6,7 @@ run (run/resume.py).
 
 import hashlib
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -115,8 +114,7 @@ class Metadata:
         objects = ("options", "environment", "origin", "loader", "kernels", "range_test")
         rest = {name: stored[name] for name in (*objects, "total_steps", "val_data") if stored.get(name) is not None}
         step, dtype = stored.get("step"), stored.get("dtype")
-        with naming_copy(folder):
-            model = shape_of(stored.get("model"))
+        model = shape_of(stored.get("model"), folder)
         sound = all(isinstance(stored.get(name) or {}, Mapping) for name in (*objects, "progress", "tokenizer"))
         if model is None or type(step) is not int or dtype not in DTYPES or not sound:
             raise FormatError(f"{folder}: its run.json is not that of a training state of llmc-jax")
@@ -129,23 +127,19 @@ class Metadata:
         return Metadata(step, identity, counters=Counters(**known) if known else None, tokenizer=tokenizer, **rest)
 
 
-@contextmanager
-def naming_copy(folder: Path) -> Iterator[None]:
-    """Name the copy of the model's file that the run of a checkpoint keeps, in an error about its family."""
+def shape_of(found: Any, folder: Path) -> Any:
+    """Return a model's shape that stands in JSON; None where none does.
+
+    folder: of the checkpoint. Raises InputError where its family is not known, with the copy that the run keeps of it.
+    """
     try:
-        yield
+        return shape_from_json(found)
     except UnknownFamily as error:
         copy = folder.parent / kept_copy(error.source)
         words = f"give the run's copy: --model {quoted(copy)}" if copy.is_file() else "give it: --model FILE.py"
         if loaded := [family for family in loaded_families() if family.name == error.name]:
             words = f"{loaded[0].path} has changed since: {words}; or train with --model-changed"
         raise InputError(f"{folder}: {UnknownFamily(error.name, error.source, words)}") from None
-
-
-def shape_of(found: Any) -> Any:
-    """Return a model's shape that stands in JSON; None where none does. Raises InputError as `family_of`."""
-    try:
-        return shape_from_json(found)
     except InputError:
         raise
     except ValueError:

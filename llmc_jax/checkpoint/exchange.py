@@ -17,7 +17,7 @@ import numpy as np
 from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.base.files import read_json_object
 from llmc_jax.checkpoint.arrays import TENSORS, describe_arrays, write_array
-from llmc_jax.checkpoint.contents import naming_copy, shape_of
+from llmc_jax.checkpoint.contents import shape_of
 from llmc_jax.checkpoint.llmc import fp32_to_bf16
 from llmc_jax.checkpoint.manifest import Tensor, dtype_of
 from llmc_jax.checkpoint.source import Slice, Source, read_by_tensor, slices_of, stored_special
@@ -62,8 +62,7 @@ def open_folder(folder: Path) -> Source:
     said = read_json_object(folder / METADATA, LARGEST)
     about = said.get("custom_metadata")
     about = about if isinstance(about, Mapping) else {}
-    with naming_copy(folder):
-        config = shape_of(about.get("model"))
+    config = shape_of(about.get("model"), folder)
     if config is None:
         names = ", ".join(each.name for each in fields(ModelConfig)[:6])
         raise FormatError(f"{folder}: does not say the model's shape; its custom_metadata must have model: {names}")

@@ -219,9 +219,6 @@ class Console:
             self._live.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def table(self, sections: Iterable[Sequence[tuple[str, Any]]]) -> None:
         """Show the start-up table: sections of (name, value) rows."""
         self._print(format_table(sections, TABLE_WIDTH if self._live is None else self._live.console.width))
@@ -275,10 +272,12 @@ class Console:
         """Show a sample, between llm.c's rules."""
         self._print(f"generating:\n---\n{escaped(text, keep=LINES, instead='')}\n---")
 
-    def close(self) -> None:
+    def close(self, *_: object) -> None:
         """Take the bar away and give the terminal back. May be called twice."""
         if self._live is not None:
             self._live.stop()
+
+    __exit__ = close
 
     def _print(self, text: str, style: str = "") -> None:
         if self._live is not None:

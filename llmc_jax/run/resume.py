@@ -188,9 +188,10 @@ def _differences(earlier: Checkpoint, config: TrainConfig, ours: Identity) -> It
             if then != now:
                 counts = parallel_of(options).devices, parallel_of(config).devices
                 there, here = (f", on {n} devices" if len(set(counts)) > 1 else "" for n in counts)
-                advice = f"; give -d {then}" if name == "tokens_per_step" else ""
                 found = f"{show_value(then)} there{there}, {show_value(now)} here{here}"
-                yield f"batch and order: {_flag(name)} is {found}{advice}"
+                # tokens_per_step is what -d resolves to
+                flag, advice = (BY_NAME[name].flags[0], "") if name in BY_NAME else ("-d", f"; give -d {then}")
+                yield f"batch and order: {flag} is {found}{advice}"
     if None not in (theirs.data, ours.data) and theirs.data != ours.data:
         yield "data: the training files (-i) are not those of the checkpoint"
 
@@ -199,10 +200,6 @@ def _known(options: Mapping[str, Any]) -> TrainConfig | None:
     """Return the options of a checkpoint; None where it has none. Those this version does not know are left out."""
     known = {name: value for name, value in options.items() if name in BY_NAME}
     return TrainConfig.from_json(known) if known else None
-
-
-def _flag(name: str) -> str:
-    return BY_NAME[name].flags[0] if name in BY_NAME else "-d"  # tokens_per_step is what -d resolves to
 
 
 # ----- what changed ---------------------------------------------------------------------------------------------------
@@ -217,14 +214,10 @@ def environment(device: Device, implementations: Mapping[str, str]) -> dict[str,
     if device.platform == "cpu":
         place["threads"] = os.environ.get("NPROC", str(device.cpu_cores))  # XLA splits sums among them
     else:
-        packages |= _gpu_packages()
+        # what computes on a GPU, CUDA's libraries among it
+        found = ((dist.metadata["Name"] or "", dist.version) for dist in importlib.metadata.distributions())
+        packages |= {name: version for name, version in sorted(found) if re.match(r"nvidia-|jax-cuda|triton", name)}
     return {**packages, **place, **{f"kernel of {name}": words for name, words in implementations.items()}}
-
-
-def _gpu_packages() -> dict[str, str]:
-    """Return the installed packages that compute on a GPU, CUDA's libraries among them, and their versions."""
-    found = ((dist.metadata["Name"] or "", dist.version) for dist in importlib.metadata.distributions())
-    return {name: version for name, version in sorted(found) if re.match(r"nvidia-|jax-cuda|triton", name)}
 
 
 def changes(earlier: Checkpoint, plan: Plan, now: Metadata) -> list[str]:
