@@ -346,21 +346,6 @@ def test_the_built_in_corpus_with_any_model_and_validation(
 # ---- the folder again
 
 
-def test_a_folder_that_another_process_makes_meanwhile_is_its_own(
-    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    right = loop.prepare
-
-    def slow(*given: Any) -> Any:
-        found = right(*given)
-        (tmp_path / "new").mkdir()
-        return found
-
-    monkeypatch.setattr(loop, "prepare", slow)
-    run = train("-y", 1, "-x", 1, folder="new")
-    assert run.code == 2 and "another process" in run.err and list((tmp_path / "new").iterdir()) == []
-
-
 def test_resuming_over_models_without_a_state_is_refused(train: Train, full_run: Result, tmp_path: Path) -> None:
     folder = shutil.copytree(full_run.folder, tmp_path / "run", ignore=shutil.ignore_patterns("state_*", "DONE_*"))
     before = {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in folder.iterdir()}
