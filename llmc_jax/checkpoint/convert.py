@@ -100,7 +100,11 @@ def _headline(source: Source) -> str:
 
 
 def _tensors(source: Source, passage: Passage) -> Iterator[tuple[str, str, dict[str, Any], Stats]]:
-    """Yield group, name, shape and dtype, and figures of each tensor. The weights go through the passage."""
+    """Yield group, name, shape, dtype and place in llm.c's file, and figures of each tensor.
+
+    The weights go through the passage.
+    """
+    in_file = source.opened.tensors if source.kind == "llmc-model" else {}
 
     def read(group: str, piece: Slice) -> np.ndarray:
         return passage.take(piece) if group == "params" else source.read(group, piece.tensor, piece.layer)
@@ -108,6 +112,7 @@ def _tensors(source: Source, passage: Passage) -> Iterator[tuple[str, str, dict[
     for group in source.groups:
         for spec in tensor_specs(source.config):
             about = {"shape": spec.shape, "type": source.stored_dtype(group)}
+            about |= {"byte": in_file[spec.name].offset} if in_file else {}
             yield group, spec.name, about, tensor_stats(read(group, piece) for piece in slices_of(spec))
 
 
@@ -126,14 +131,16 @@ def inspect(path: Path, step: int | None, as_json: bool, model_file: str = "") -
         + "".join(f", {name} {sizes[letter]}" for letter, name in SIZES.items() if letter in sizes)
         + (f", {spec.words}" if (spec := attention_of(c)) != CAUSAL else "")
     )
+    place = f"{'byte':>14} " if source.kind == "llmc-model" else ""
     head = "".join(f"{name:>11} " for name in Stats._fields[:4]) + f"{'NaN':>7} {'inf':>7}"
     before = ""
     for group, name, about, stats in found:
         if group != before:
-            print(f"\n{WORDS[group]}\n{'tensor':<9} {'shape':<18} type {head}")
+            print(f"\n{WORDS[group]}\n{'tensor':<9} {'shape':<18} type {place}{head}")
             before = group
         numbers = "".join(f"{value:>11.4g} " for value in stats[:4])
-        line = f"{name:<9} {about['shape']!s:<18} {about['type']} {numbers}{stats.nan:>7,} {stats.inf:>7,}"
+        byte = f"{about['byte']:>14,} " if place else ""
+        line = f"{name:<9} {about['shape']!s:<18} {about['type']} {byte}{numbers}{stats.nan:>7,} {stats.inf:>7,}"
         print(line, flush=True)
     print()
     _print_warnings((*source.warnings, *passage.warnings()), sys.stdout)

@@ -26,7 +26,7 @@ def of_first(name: str, action: Callable[[], Any]) -> Any:
     group = cluster.here()
     if group.size == 1:
         return action()
-    found = group.meet(name, _tried(action) if group.rank == 0 else None)[0]
+    (found, *_) = _checked(group.meet(name, _tried(action) if group.rank == 0 else None)[:1])
     if "problem" in found:
         raise Agreed(found["problem"])
     return found["value"]
@@ -41,7 +41,7 @@ def of_all(name: str, action: Callable[[], Any]) -> list[Any]:
     group = cluster.here()
     if group.size == 1:
         return [action()]
-    found = group.meet(name, _tried(action))
+    found = _checked(group.meet(name, _tried(action)))
     _raise_agreed([each.get("problem") for each in found])
     return [each["value"] for each in found]
 
@@ -64,8 +64,17 @@ def alike(name: str) -> Iterator[None]:
     _raise_agreed(group.meet(name, problem))
 
 
+def _checked(answers: list[Any]) -> list[dict[str, Any]]:
+    """Return answers, all as `_tried` gives them. Raises Agreed for another: a stranger may stand in a rank's place."""
+    for rank, each in enumerate(answers):
+        if not isinstance(each, dict) or each.keys() not in ({"value"}, {"problem"}):
+            raise Agreed(f"{who(rank)}: answers as no process of a run does; what else uses the port of -ps?")
+    return answers
+
+
 def _raise_agreed(problems: Sequence[str | None]) -> None:
     """Raise Agreed with what is wrong, by rank: once, where it is the same for all."""
+    problems = [words if words is None else str(words) for words in problems]
     if problems[0] is not None and len(set(problems)) == 1:
         raise Agreed(problems[0])
     found = [f"{who(rank)}: {words}" for rank, words in enumerate(problems) if words is not None]

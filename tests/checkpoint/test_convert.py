@@ -49,7 +49,7 @@ def test_inspect(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "vocab_size 50 (padded 128)" in out
     rows = {line.split()[0]: line for line in out.splitlines() if line}
     for spec in tensor_specs(CONFIG):
-        assert str(spec.shape) in rows[spec.name]
+        assert str(spec.shape) in rows[spec.name] and f"{1024 + 4 * spec.offset:,}" in rows[spec.name]
     assert rows["lnfw"].split()[-6:] == ["1", "1", "1", "0", "0", "0"]
     assert "warning" not in out
 

@@ -86,6 +86,26 @@ def test_all_go_the_same_way(problems: list[str | None]) -> None:
         assert named == [rank for rank, problem in enumerate(problems) if problem]
 
 
+@pytest.mark.parametrize("answer", [{}, None, 3, [], {"value": 1, "problem": "x"}, {"other": 1}])
+@pytest.mark.parametrize("of", [of_all, of_first])
+def test_an_answer_that_is_none_is_named(of: Callable[..., Any], answer: Any) -> None:
+    def work(group: Group) -> Any:
+        return group.meet("x", answer) and None if group.rank == 0 else of("x", found_by(None))
+
+    _, (kind, words) = together(2, work)
+    assert kind is Agreed and "rank 0 (host0)" in words
+
+
+def test_a_problem_of_another_type_is_told() -> None:
+    def work(group: Group) -> Any:
+        if group.rank == 0:
+            return group.meet("x", [3]) and None
+        with alike("x"):
+            pass
+
+    assert together(2, work)[1] == (Agreed, "rank 0 (host0): [3]")
+
+
 @given(problem=st.sampled_from([None, "no such file"]), size=st.integers(2, 4))
 def test_what_the_first_one_finds_all_have(problem: str | None, size: int) -> None:
     ends = together(size, lambda group: of_first("x", found_by(problem if group.rank == 0 else "never asked")))
