@@ -47,7 +47,7 @@ def help_text() -> str:
             ("--preset gpt2-1558M --gpu h100 --devices 8 --quick", "llm.c's launch, in two seconds"),
             ("-e d12 --gpu a100 --sweep devices=1,2,4,8", "how it scales"),
             ("-e d48 -b 4 --sweep gpu=rtx4090,a100,h200", "where it would fit"),
-            ("-e d12 -b 4 -t 64", "the device at hand; a CPU is measured first, for some twelve seconds"),
+            ("-e d12 -b 4 -t 64", "the device at hand; a CPU is measured first, for some four seconds"),
         ),
     )
 

@@ -35,7 +35,7 @@ from llmc_jax.models.work import (
     step_work,
     tables_of,
 )
-from llmc_jax.plan.cpu import KEPT, Calibration, calibration, parts_of, seconds_of
+from llmc_jax.plan.cpu import FRESH, WEIGHTS, Calibration, calibration
 from llmc_jax.plan.efficiency import (
     ATTENTION,
     ATTENTION_BACKWARD,
@@ -134,8 +134,7 @@ def step_time(plan: Plan, hardware: Hardware | Calibration | None = None, networ
     if plan.machine.platform == "cpu":
         here = hardware if isinstance(hardware, Calibration) else calibration(plan.dtype)
         operations = tuple(together(_times_on_cpu(plan, here)))
-        seconds = total([certain(here.program), *(each.seconds for each in operations)])
-        return StepTime(here.device, operations, seconds, tokens, flops)
+        return StepTime(here.device, operations, total(each.seconds for each in operations), tokens, flops)
     card = hardware if isinstance(hardware, Hardware) else gpu(plan.machine.kind, plan.product_precision)
     times = list(times_of(plan, card))
     operations = tuple(together(each for _, each in times))
@@ -157,14 +156,10 @@ def _times_on_cpu(plan: Plan, here: Calibration) -> Iterator[OperationTime]:
 
     Several devices that a CPU pretends to have share it.
     """
-    roof, model, shape, devices = here.roof, plan.model, plan.shape, plan.parallel.devices
-    _, needed = largest_moment(plan)
-    fresh = needed.total() if needed.total() > KEPT else 0
-    taken = Work("forward", FRESH, None, 0, 0), True
-    for work, forward in (taken, *works_of(plan)):
-        seconds = sum((seconds_of(part, here) for part in parts_of(work, forward, model, shape)), 0.0)
-        seconds += fresh * here.fresh if work.operation == FRESH else 0.0
-        floor, bound = roofline(work, roof)
+    devices, (_, needed) = plan.parallel.devices, largest_moment(plan)
+    taken = Work("forward", FRESH, None, 0, needed.total() if needed.total() > KEPT else 0)
+    for work in (taken, *(each for each, _ in works_of(plan))):
+        seconds, (floor, bound) = here.seconds(work), roofline(work, here.roof)
         share = min(1.0, floor / seconds) if seconds else 1.0
         yield OperationTime(
             work.phase, work.operation, work.times, 0, work.flops, work.bytes, devices * floor, bound or "memory",
@@ -174,7 +169,7 @@ def _times_on_cpu(plan: Plan, here: Calibration) -> Iterator[OperationTime]:
 
 # ----- one operation --------------------------------------------------------------------------------------------------
 
-WEIGHTS, FRESH = "weights", "fresh memory"  # what a program does beside the model's operations: it slices, it takes
+KEPT = 32 * 2**20  # bytes up to which glibc keeps memory that has been given back (mallopt(3), M_MMAP_THRESHOLD)
 SLICES = 8  # kernels that cut the weights of a layer out of the flat buffer
 # Kernels that write the gradient where it lies: for each layer those of its matrices, and the rest.
 MATRICES, PIECES = 4, 7
@@ -206,11 +201,11 @@ def works_of(plan: Plan) -> Iterator[tuple[Work, bool]]:
     work = step_work(model, shape)
     once = {(each.operation, each.layer): each.flops for each in work if each.phase == "forward"}
     # A Hopper GPU's program copies the weights of a product whose bias cuBLASLt adds out of the flat buffer, and other
-    # cards' are taken to; a CPU's does so once, and cpu.py knows what that takes.
-    times = 0 if plan.machine.platform == "cpu" else shape.micro_batches
+    # cards' are taken to; a CPU's does so once.
+    times = 1 if plan.machine.platform == "cpu" else shape.micro_batches
     copied = times * matrix_elements(model) * shape.element
     if num_layers(model):
-        yield Work("forward", WEIGHTS, None, 0, 2 * copied, max(times, 1)), True
+        yield Work("forward", WEIGHTS, None, 0, 2 * copied, times), True
     for each in work:
         again = each.phase == "backward" and each.flops == once.get((each.operation, each.layer), -1) > 0
         yield (
