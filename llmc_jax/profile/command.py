@@ -41,10 +41,6 @@ def main(words: list[str]) -> int:
     if "--help" in words:
         print(help_text())
         return ExitCode.DONE
-    if words[:1] == ["--worker"]:
-        from llmc_jax.profile.compare import serve
-
-        return serve(words[1:])
     asked, rest = take_own(words, OWN)
     from llmc_jax.profile import modes  # here, because --help does without JAX
 

@@ -1,25 +1,25 @@
 """Several versions of a step in turns: another implementation or precision.
 
-Each runs in a process of its own, which compiles its step and then waits to be asked for steps, so that all see the
-same machine; a figure is the median of the ratios of neighbouring blocks. Leaves out what a step is made of.
+Each runs in a process of its own (trials/children.py), which compiles its step and then waits to be asked for steps, so
+that all see the same machine; a figure is the median of the ratios of neighbouring blocks. Leaves out what a step is
+made of.
 """
 
-import contextlib
-import json
+import os
 import statistics
-import subprocess
-import sys
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from functools import cache
 from typing import Any, NamedTuple
 
-from llmc_jax.base.commands import ROOT
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.text import table
 from llmc_jax.config.flags import step_config
 from llmc_jax.config.train import OPTIONS
-from llmc_jax.machine.jax_setup import child_environment
+from llmc_jax.machine import jax_setup
+from llmc_jax.trials.children import Children, NotMeasured, Task
+
+LONGEST = 86400.0  # seconds that compiling may take, and then so many steps
 
 
 class Variant(NamedTuple):
@@ -46,54 +46,34 @@ def parse_variant(text: str, words: Sequence[str]) -> Variant:
 # ----- one process per variant --------------------------------------------------------------------------------------
 
 
-@contextmanager
-def running(variant: Variant) -> Iterator[Callable[[str], dict[str, Any]]]:
-    """Start a process that makes steps of a variant; yield what hands it a line and returns its answer.
+def measure(words: tuple[str, ...], steps: int) -> tuple[int, float]:
+    """Return the tokens of a step that train.py's words describe, and the median seconds of some after one more.
 
-    It answers without a line once its step is compiled. Where it cannot continue, InputError has what it says.
+    A task of trials/children.py, whose process compiles the step once.
     """
-    environment = child_environment() | {"PYTHONPATH": str(ROOT), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    with tempfile.TemporaryFile("w+") as errors, subprocess.Popen(
-        [sys.executable, "-P", "-m", "llmc_jax", "profile", "--worker", *variant.words],  # here: paths may be relative
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment,
-    ) as process:  # fmt: skip
-        given, said = process.stdin, process.stdout
-        assert given is not None and said is not None
-
-        def answer(line: str) -> dict[str, Any]:
-            with contextlib.suppress(OSError):  # it has ended: then there is no answer either
-                given.write(line)
-                given.flush()
-            text = said.readline()
-            if text.startswith("{"):
-                found: dict[str, Any] = json.loads(text)
-                return found
-            process.wait()
-            errors.seek(0)
-            last = errors.read().strip().splitlines() or [f"its process ended with status {process.returncode}"]
-            raise InputError(f"{variant.label}: {last[-1]}")
-
-        try:
-            yield answer
-        finally:
-            process.terminate()
-            with contextlib.suppress(OSError):  # a line that it did not live to read
-                given.close()
+    try:
+        bench = _bench(words)
+    except InputError as error:
+        raise NotMeasured(str(error)) from error
+    return bench.tokens, statistics.median(bench.steps(steps, 1))
 
 
-def serve(words: Sequence[str]) -> int:
-    """Be the other side: prepare the step that the words describe, then make as many as each line of input says."""
+@cache
+def _bench(words: tuple[str, ...]) -> Any:
     config, _ = step_config(words)
-    from llmc_jax.machine import jax_setup
-
     jax_setup.configure(tf32=config.tf32)
-    from llmc_jax.profile.measure import prepared
+    from llmc_jax.profile.measure import prepared  # here, because the process that compares does without
 
-    bench = prepared(config)
-    print(json.dumps({"tokens": bench.tokens}), flush=True)
-    for line in sys.stdin:
-        print(json.dumps({"seconds": bench.steps(int(line), 1)}), flush=True)
-    return 0
+    return prepared(config)
+
+
+def _measured(variant: Variant, worker: Children, steps: int) -> tuple[int, float]:
+    """Return what `measure` does of a variant, in a process of its own. Raises InputError for what it cannot do."""
+    outcome = worker.measure(Task(variant.label, __name__, {"words": variant.words, "steps": steps}, LONGEST))
+    if outcome.kind != "DONE":
+        raise InputError(f"{variant.label}: {outcome.content}")
+    found: tuple[int, float] = outcome.content
+    return found
 
 
 # ----- in turns -----------------------------------------------------------------------------------------------------
@@ -120,15 +100,13 @@ def ratios(first: Sequence[float], other: Sequence[float]) -> tuple[float, float
 
 def compare(variants: Sequence[Variant], rounds: int, steps: int) -> list[Result]:
     """Run the variants in turns: in each round a block of steps of each; the first is what the others are held to."""
-    with contextlib.ExitStack() as stack:
-        workers, tokens = [], []
-        for variant in variants:
-            workers.append(stack.enter_context(running(variant)))  # after the last: compilations disturb each other
-            tokens.append(workers[-1]("")["tokens"])
-        blocks: list[list[float]] = [[] for _ in workers]
-        for _ in range(rounds):
-            for worker, found in zip(workers, blocks, strict=True):
-                found.append(statistics.median(worker(f"{steps}\n")["seconds"]))
+    environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    with ExitStack() as stack:
+        workers = [stack.enter_context(closing(Children(environment, None))) for _ in variants]
+        pairs = list(zip(variants, workers, strict=True))
+        tokens = [_measured(*pair, steps)[0] for pair in pairs]  # first, since compilations disturb each other
+        turns = [[_measured(*pair, steps)[1] for pair in pairs] for _ in range(rounds)]
+    blocks = list(zip(*turns, strict=True))
     return [
         Result(variant.label, statistics.median(found), min(found), max(found), *ratios(blocks[0], found), count)
         for variant, found, count in zip(variants, blocks, tokens, strict=True)

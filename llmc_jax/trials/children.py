@@ -79,10 +79,10 @@ class Stuck(Exception):
 class Children:
     """One child at a time, begun when a task needs it; `close` ends the last one.
 
-    A child ends by itself where its connection does: when the parent is gone too.
+    A child ends by itself where its connection does: when the parent is gone too. folder: as of a `Child`.
     """
 
-    def __init__(self, environment: Mapping[str, str], folder: Path = ROOT) -> None:
+    def __init__(self, environment: Mapping[str, str], folder: Path | None = ROOT) -> None:
         self.environment = child_environment(environment)
         self.folder = folder
         self.stuck: int | None = None  # the id of a process that cannot be ended
