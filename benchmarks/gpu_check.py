@@ -49,7 +49,7 @@ from llmc_jax.trials.children import Children, Outcome, Stuck, Task
 MARGIN = 0.02  # of a card's memory, for the contexts of processes that share it
 LEAST_SECONDS = 5  # that are not worth beginning an item for
 DESCRIBE_SECONDS = 120
-STATUS = {"DONE": DONE, "SKIPPED": SKIPPED, "FAILED": FAILED, "SPOILT": FAILED, "UNJUDGED": UNJUDGED}
+STATUS = {"DONE": DONE, "SKIPPED": SKIPPED, "FAILED": FAILED, "UNJUDGED": UNJUDGED}
 
 
 class Check:

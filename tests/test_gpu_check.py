@@ -406,7 +406,7 @@ class Card:
         limit = begin + task.seconds
         done = begin + takes if takes is not None else float("inf")
         self.now = max(begin, min(done, limit, until))
-        kind = "DONE" if self.now == done else "SPOILT" if self.now == limit else "TIME"
+        kind = "DONE" if self.now == done else "FAILED" if self.now == limit else "TIME"
         if kind == "TIME":
             self.now += END_SECONDS  # to end the process
         self.measured.append(task.name)
@@ -637,7 +637,7 @@ def test_sides_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         def measure(self, task: Task, _: float) -> Outcome:
             done.append(self.name)
             if self.name == "other" and not (self.alone or memory["both"]):
-                return Outcome("SPOILT", "RESOURCE_EXHAUSTED: 7 GiB", 1.0)
+                return Outcome("FAILED", "RESOURCE_EXHAUSTED: 7 GiB", 1.0)
             ms = {"this": 100.0, "other": 90.0 + len(done)}[self.name]
             return Outcome("DONE", {"ms": ms, "loss": 4.5}, 1.0)
 
@@ -680,7 +680,7 @@ def test_a_patch_beside_this_checkout(tmp_path: Path) -> None:
 def test_what_is_not_timed_shares_the_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many at once as there are processes; a crash costs one item; what is alone has the card and its memory."""
     together, begun = threading.Barrier(SIDE_BY_SIDE), []
-    failures = {"3": "SPOILT", "fresh": "UNJUDGED"}
+    failures = {"3": "FAILED", "fresh": "UNJUDGED"}
 
     def measure(task: Task, _: float) -> Outcome:
         if task.name.isdigit():

@@ -31,7 +31,7 @@ from llmc_jax.training.state import DTYPES, initial_state
 from llmc_jax.training.step import StepNumbers, StepOptions, train_step
 from llmc_jax.trials import candidates, numerics, problems
 from llmc_jax.trials.candidates import Case
-from llmc_jax.trials.children import Tried, running
+from llmc_jax.trials.children import NotMeasured, Tried, running
 
 MATRIX_BYTES = 2e9  # of attention's T x T matrix in one layer, beyond which XLA's step does without it, and has no time
 BETA1 = 0.9
@@ -40,20 +40,23 @@ Rows = tuple[tuple[str, str], ...]  # operations, and the names of the rows that
 WHOLE_IN_FP64 = 2**28  # elements of AdamW's buffers; beyond that they are compared in float32
 
 
-def measure(what: str, case: Case, **arguments: Any) -> kernels.Machine | Finding | Tried:
+def measure(what: str, case: Case, **arguments: Any) -> Tried:
     """Try one implementation (what: kernel) or a whole step (what: step), as the run would compute it.
 
-    what: device: return what this process computes on.
+    what: device: raise NotMeasured if this process computes on another one than the run.
     """
     if not case.tf32:
         jax.config.update("jax_default_matmul_precision", "highest")
     if what == "device":
-        return kernels.this_machine()
+        found = kernels.this_machine()
+        if (found.platform, found.capability) != ("gpu", case.machine.capability):
+            raise NotMeasured(f"JAX computes on {found.kind} there")
+        return Tried()
     return measure_kernel(case, **arguments) if what == "kernel" else measure_step(case, **arguments)
 
 
-def measure_kernel(case: Case, finding: Finding) -> Finding:
-    """Return a finding with what is wrong with its functions."""
+def measure_kernel(case: Case, finding: Finding) -> Tried:
+    """Return what is wrong with an implementation's functions."""
     row = implementations(finding.operation)[finding.implementation]
     by_name, wrong = row.functions(case.setting), []
     for function, sizes in candidates.parts(case, finding.operation).items():
@@ -68,7 +71,7 @@ def measure_kernel(case: Case, finding: Finding) -> Finding:
         )
         wrong += [f"{function}, {each}" for each in found]
         del given, run
-    return finding._replace(problem="; ".join(wrong))
+    return Tried("; ".join(wrong))
 
 
 # ----- a whole step -------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Processes that measure for a parent, and that may crash or hang without it: each failure costs one task.
 
-A child stays for one task after the other. One that ended, that ran out of time, or that says that its GPU context may
-be spoilt is killed, and the next task begins a new one. The child's side is worker.py. Imports no JAX.
+A child stays for one task after the other. Where one fails or runs out of time, its GPU context may be spoilt: it is
+killed, and the next task begins a new one. The child's side is worker.py. Imports no JAX.
 """
 
 import re
@@ -33,10 +33,11 @@ def running() -> Iterator[None]:
 
 
 class Tried(NamedTuple):
-    """A whole step."""
+    """A kernel, or a whole step."""
 
-    problem: str  # what is wrong with it; empty: nothing
-    seconds: float = 0.0  # 0: not known
+    problem: str = ""  # what is wrong with it; empty: nothing
+    seconds: float = 0.0  # of a step; 0: not known
+    unjudged: str = ""  # why nobody knows whether it is right
 
 
 class NotMeasured(Exception):
@@ -64,8 +65,8 @@ class Task(NamedTuple):
 class Outcome(NamedTuple):
     """What came of a task."""
 
-    # DONE, SKIPPED, FAILED, SPOILT (its process had to be ended), UNJUDGED (the machine failed, or compiling took too
-    # long: that says nothing of what was measured); TIME: `until` came before its own time
+    # DONE, SKIPPED, FAILED, UNJUDGED (the machine failed, or compiling took too long: that says nothing of what was
+    # measured); TIME: `until` came before its own time
     kind: str
     content: Any  # the figures; of the others why there are none, of TIME None
     seconds: float
@@ -96,6 +97,8 @@ class Children:
         if self.stuck is not None:
             raise Stuck(f"process {self.stuck} cannot be ended")
         began, limit = time.monotonic(), time.monotonic() + task.seconds
+        if began >= until:
+            return Outcome("TIME", None, 0.0)
         if self._child is None:
             self._child, limit = self._begun(), limit + START_SECONDS
         kind, content = self.ask(task, min(limit, until))
@@ -106,8 +109,8 @@ class Children:
             kind, content = self.ask(None, min(limit, until))
         if kind == "TIME" and limit <= until:
             told = f"not done after {task.seconds:g} s"
-            kind, content = ("SPOILT", told) if since else ("UNJUDGED", f"{told}, compilation included")
-        if kind in ("SPOILT", "UNJUDGED", "TIME"):
+            kind, content = ("FAILED", told) if since else ("UNJUDGED", f"{told}, compilation included")
+        if kind in ("FAILED", "UNJUDGED", "TIME"):
             self.close()
         now = time.monotonic()
         return Outcome(kind, content, now - began, now - since if since else 0.0)
@@ -122,7 +125,7 @@ class Children:
     def ask(self, task: Task | None, within: float) -> tuple[str, Any]:
         """Return kind and content of the child's next answer, to a task if given; TIME: it ran out.
 
-        Of one that has ended: UNJUDGED if the system has killed it, else SPOILT; and its last words.
+        Of one that has ended: UNJUDGED if the system has killed it, else FAILED; and its last words.
         """
         assert self._child is not None
         process, connection = self._child
@@ -135,7 +138,7 @@ class Children:
             status = process.status(END_SECONDS)
             words = f"the process ended with status {'unknown' if status is None else status}: {process.last_words(2)}"
             by_the_system = status in (-signal.SIGKILL, -signal.SIGTERM) or OF_THE_MACHINE.search(words)
-            return "UNJUDGED" if by_the_system else "SPOILT", words
+            return "UNJUDGED" if by_the_system else "FAILED", words
         return "TIME", None
 
     def close(self) -> None:

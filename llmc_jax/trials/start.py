@@ -1,7 +1,7 @@
 """The kernels of a run, tried before it begins: known from an earlier start, or found out now, by other processes.
 
 They run before this one has a GPU context, so that a card that only one process may use serves them and then the run.
-Nothing here touches a machine without an NVIDIA GPU.
+Nothing here touches a machine without an NVIDIA GPU. Leaves out what follows from a try (search.py).
 """
 
 import os
@@ -13,10 +13,11 @@ from pathlib import Path
 
 from llmc_jax.base.streams import print_error
 from llmc_jax.kernels import Findings
-from llmc_jax.trials import candidates, card, known, search
+from llmc_jax.trials import candidates, card, known
 from llmc_jax.trials.candidates import Case
 from llmc_jax.trials.card import Card
-from llmc_jax.trials.children import Children, Outcome, Stuck
+from llmc_jax.trials.children import Children, Stuck
+from llmc_jax.trials.search import Search, search, task
 
 SECONDS = 110.0  # for all of it, so that two minutes are not exceeded
 LOOKS, PAUSE = 6, 0.5  # at a card that is in use, seconds between them: a process that was killed takes a while to go
@@ -78,28 +79,19 @@ def _in_use(here: Card) -> str:
 
 def _searched(case: Case, seconds: float, say: Callable[[str], None]) -> Findings:
     """Return what a search finds, in processes of its own."""
+    until = time.monotonic() + seconds
     try:
         with tempfile.TemporaryDirectory() as folder, closing(Children(child_environment(), Path(folder))) as running:
-            if not case.interpret:
-                task = search.task("device", search.KERNEL_SECONDS, "device", case)
-                _check_device(case, running.measure(task, time.monotonic() + seconds))
-            found = search.search(search.Search(case, running.measure, time.monotonic, say), seconds)
+            if not case.interpret:  # what fails on another device than the run's is no kernel's fault
+                outcome = running.measure(task("device", case), until)
+                if outcome.kind not in ("DONE", "TIME"):
+                    raise NotChecked(f"the processes that check them cannot get the card ({outcome.content})")
+            found = search(Search(case, lambda task: running.measure(task, until), say))
         if running.stuck is not None:
             raise Stuck(f"process {running.stuck} cannot be ended")
         return found
     except Stuck as stuck:
         raise NotChecked(f"{stuck}, and occupies the card") from None
-
-
-def _check_device(case: Case, outcome: Outcome) -> None:
-    """Raise NotChecked if JAX found another device than the run's: what fails there is no kernel's fault."""
-    if outcome.kind == "TIME":
-        return  # nothing is tried then
-    found = outcome.content
-    if outcome.kind == "DONE" and (found.platform, found.capability) == ("gpu", case.machine.capability):
-        return
-    why = f"JAX computes on {found.kind} there" if outcome.kind == "DONE" else found
-    raise NotChecked(f"the processes that check them cannot get the card ({why})")
 
 
 def child_environment() -> dict[str, str]:

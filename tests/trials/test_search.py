@@ -12,7 +12,7 @@ from llmc_jax.trials.search import NO_FUSION, Search
 from tests.kernels.test_choice import choose
 from tests.trials.test_check import D12
 
-CRASH = Outcome("SPOILT", "the process ended with status -6", 0.0)
+CRASH = Outcome("FAILED", "the process ended with status -6", 0.0)
 
 
 class Card:
@@ -24,22 +24,24 @@ class Card:
         self.said: list[str] = []
         self.bad = bad  # by operation; of attention by implementation
 
-    def attempt(self, task: Task, until: float) -> Outcome:
+    def attempt(self, task: Task) -> Outcome:
         self.now += 1.0
-        if self.now > until:
+        if self.now > self.until:
             return Outcome("TIME", None, 1.0)
-        self.tried.append(task.name)
         if task.arguments["what"] == "step":
+            self.tried.append("step")
             found = self.step(dict(task.arguments["chosen"]), task.arguments["options"])
             if isinstance(found, Outcome):
                 return found
             return Outcome("DONE", Tried("", found) if found else Tried("x", 1.0), 1.0)
         finding = task.arguments["finding"]
+        self.tried.append(finding.label)
         name = finding.implementation if finding.operation == "attention" else finding.operation
-        return self.bad.get(name, Outcome("DONE", finding, 1.0))
+        return self.bad.get(name, Outcome("DONE", Tried(), 1.0))
 
     def search(self, case: Case = D12, seconds: float = 1e6) -> Findings:
-        return search.search(Search(case, self.attempt, lambda: self.now, self.said.append), seconds)
+        self.until = seconds
+        return search.search(Search(case, self.attempt, self.said.append))
 
 
 BY_XLA = {"xla", "naive, xla"}
@@ -77,7 +79,7 @@ def test_the_fastest_step_decides(seconds: tuple[float, float, float], attention
 def test_what_is_wrong_costs_itself() -> None:
     """Wrong, crashed, hung, refused by the compiler; out of memory is not wrong."""
     bad = {
-        "classifier": Outcome("DONE", Finding("classifier", "pallas", problem="output 1: error 0.3"), 1.0),
+        "classifier": Outcome("DONE", Tried("output 1: error 0.3"), 1.0),
         "flash, pallas": CRASH,
         "adamw": Outcome("TIME", None, 60.0, ran=search.HANGS),
         "gelu": Outcome("FAILED", "ValueError: Mosaic", 1.0),
@@ -110,7 +112,7 @@ def test_a_wrong_step_is_tried_again() -> None:
     assert [each.key for each in found.found if each.problem] == [("attention", "flash, pallas")]
     assert len(found.notes) == 3 and [name for name, _ in found.steps] == ["xla", "the kernels, attention by cudnn"]
     found = Card(lambda chosen, _: CRASH if chosen else 0.2).search()
-    assert set(dict(found.fastest).values()) == BY_XLA and len(found.notes) == 5
+    assert set(dict(found.fastest).values()) == BY_XLA and len(found.notes) == 4
     assert all(choice.by == "xla" for choice in choose(Preferences(), D12.machine, "bf16", 64, found).choices)
     asked = choose(Preferences(kernels="pallas"), D12.machine, "bf16", 64, found).choices
     assert all(choice.by == "xla" for choice in asked if choice.operation not in ("attention", "global norm"))
@@ -161,8 +163,8 @@ def test_time_is_kept(seconds: float) -> None:
     card = Card(gelu=CRASH)
     found = card.search(seconds=seconds)
     assert (
-        card.now == seconds + 1 and [each.key for each in found.found] == [each.key for each in listed][: int(seconds)]
+        card.now <= seconds + 2 and [each.key for each in found.found] == [each.key for each in listed][: int(seconds)]
     )
     assert found.problem("gelu", "pallas") and not found.fastest
     (note,) = found.notes
-    assert f"{len(found.found)} of {len(listed)}" in note and "--measure" in note and card.said[-1] == note
+    assert "--measure" in note and card.said[-1] == note

@@ -27,17 +27,17 @@ FOUND = Findings(found=(Finding("gelu", "pallas"),), notes=("a note",))
 # Stands for check.py: all is right, or there is no card, or every implementation ends its process.
 FAKE = """
 import os
-from llmc_jax.machine.gpus import Machine
-from llmc_jax.trials.children import Tried
+from llmc_jax.trials.children import NotMeasured, Tried
 def measure(what, case, finding=None, chosen=None, options=()):
     if what == "device":
-        there = os.environ.get("BAD") != "no card"
-        return Machine("gpu", "x", "9.0") if there else Machine("cpu", "cpu")
+        if os.environ.get("BAD") == "no card":
+            raise NotMeasured("JAX computes on cpu there")
+        return Tried()
     if what == "step":
         return Tried("", 0.1 if chosen else 0.2)
     if os.environ["BAD"] == "all":
         os.abort()
-    return finding
+    return Tried()
 """
 
 
@@ -61,7 +61,7 @@ def find_out(
     monkeypatch.setenv("LLMC_JAX_CACHE", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(module))
     monkeypatch.setattr(search, "MODULE", "fake_check")
-    monkeypatch.setattr(search, "KERNEL_SECONDS", 1.0)
+    monkeypatch.setitem(search.SECONDS, "kernel", 1.0)
     monkeypatch.setattr(children, "START_SECONDS", 10.0)
     monkeypatch.setattr(card, "jax_has_begun", lambda: False)
     monkeypatch.setattr(card, "busy", lambda _: "")
