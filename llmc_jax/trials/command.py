@@ -1,6 +1,5 @@
 """What is known of this machine's kernels, shown and measured again: llmc-jax kernels --help."""
 
-import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -54,22 +53,8 @@ def main(words: list[str]) -> None:
     elif everything := known.all_known():
         print("\n\n".join(map(shown, everything)))
     else:
-        nothing = f"Nothing is known about this machine's kernels: {known.folder()} is empty. train.py measures them "
-        print(textwrap.fill(nothing + "on a GPU, and so does --measure.", 100))
-
-
-def heading(each: "Known") -> str:
-    """Return a combination in one line."""
-    from llmc_jax.trials.known import sources_digest
-
-    facts, case = each.facts, each.facts["case"]
-    model = case["model"]
-    shape = f"L{model['num_layers']}-NH{model['num_heads']}-C{model['channels']}-V{model['vocab_size']}"
-    batch = f"B={case['batch_size']} T={case['sequence_length']} -r {case['recompute']}"
-    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
-    other = "" if facts["sources"] == sources_digest() else " (other kernels than these)"
-    card = f"{facts['card']}, driver {facts['driver'] or 'unknown'}"
-    return f"{shape}, {batch}, {case['dtype']}: {card}; {versions}; {each.date}{other}"
+        nothing = f"Nothing is known about this machine's kernels: {known.folder()} is empty"
+        print(f"{nothing}; train.py measures them on a GPU, and so does --measure")
 
 
 def rows(found: "Findings") -> list[list[str]]:
@@ -81,18 +66,21 @@ def rows(found: "Findings") -> list[list[str]]:
     return [[*key, judged.get(key, ""), "runs" if key in found.fastest else ""] for key in keys]
 
 
-def rest_of(found: "Findings") -> list[str]:
-    """Return what is not in the table: whole steps, options of XLA, what a user should know."""
-    steps = [f"{name} {1e3 * seconds:.2f} ms" for name, seconds in found.steps if seconds]
-    lines = [f"whole steps: {', '.join(steps)}"] if steps else []
-    return [*lines, *(f"compiled with {name}={str(value).lower()}" for name, value in found.options), *found.notes]
-
-
 def shown(each: "Known") -> str:
-    """Return a combination as text."""
-    width = text.screen_width()
-    body = text.table(HEADINGS, rows(each.found), left=HEADINGS, width=width)
-    return "\n".join([text.wrapped(heading(each), width), "", body, *rest_of(each.found)])
+    """Return a combination as text: what it consists of, what was tried, and what else was found."""
+    from llmc_jax.trials.known import sources_digest
+
+    facts, case, found, width = each.facts, each.facts["case"], each.found, text.screen_width()
+    model = ", ".join(f"{name} {value}" for name, value in case["model"].items() if isinstance(value, int))
+    batch = f"B={case['batch_size']} T={case['sequence_length']} -r {case['recompute']}"
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    card = f"{facts['card']}, driver {facts['driver'] or 'unknown'}"
+    other = "" if facts["sources"] == sources_digest() else " (other kernels than these)"
+    heading = f"{model}; {batch}, {case['dtype']}: {card}; {versions}; {each.date}{other}"
+    body = text.table(HEADINGS, rows(found), left=HEADINGS, width=width)
+    steps = [f"a whole step on {name}: {1e3 * seconds:.2f} ms" for name, seconds in found.steps if seconds]
+    options = [f"compiled with {name}={str(value).lower()}" for name, value in found.options]
+    return "\n".join([text.wrapped(heading, width), "", body, *steps, *options, *found.notes])
 
 
 def measure(words: Sequence[str], seconds: float) -> str:

@@ -78,14 +78,13 @@ def read(facts: Mapping[str, Any], say: Callable[[str], None]) -> Findings | Non
     """Return what is known of a combination; None where nothing is. A damaged file counts as none, and that is said."""
     path = file_of(facts)
     try:
-        known = _parsed(path)
+        return _parsed(path).found
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         why = reason(error) if isinstance(error, OSError) else "it is damaged"
         say(f"{path}: cannot be used ({why}); what it held is measured again")
         return None
-    return known.found if known.facts == facts else None
 
 
 def write(facts: Mapping[str, Any], found: Findings, say: Callable[[str], None]) -> None:

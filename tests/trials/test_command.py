@@ -6,6 +6,7 @@ import pytest
 
 from llmc_jax.kernels import Finding, Findings
 from llmc_jax.trials import command, known, start
+from tests.families import TOY, shape_of
 from tests.kernels.test_findings import FINDINGS
 from tests.trials.test_check import D12
 from tests.trials.test_start import H200
@@ -29,10 +30,18 @@ def test_what_is_known(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "NVIDIA H200, driver 580.1" in shown and "B=64 T=1024" in shown
     runs = [line.split()[0] for line in shown.splitlines() if line.endswith("runs")]
     assert runs == ["attention", "layernorm"]
-    assert "output 1: error 0.5" in shown and "dynamic_slice_fusion=false" in shown and "the kernels 100.00 ms" in shown
+    assert (
+        "output 1: error 0.5" in shown and "dynamic_slice_fusion=false" in shown and "the kernels: 100.00 ms" in shown
+    )
     assert "jax " in shown and H200.uuid not in shown and str(cache) not in shown
     assert command.main(["--clear"]) == 0
     assert "1 combinations" in capsys.readouterr().out and not list(cache.glob("kernels/*.json"))
+
+
+def test_what_is_known_of_a_users_model(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    known.write(known.facts_of(D12._replace(model=shape_of("toy-V61-C8-T16", TOY)), H200), FINDINGS, print)
+    assert command.main([]) == 0
+    assert "vocab_size 61" in capsys.readouterr().out
 
 
 def test_nothing_is_known(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
