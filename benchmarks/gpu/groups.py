@@ -35,30 +35,33 @@ class Groups(NamedTuple):
 # ----- from a trace -------------------------------------------------------------------------------------------------
 
 
-def write(trace: Path, words: str, device: str, path: Path) -> None:
-    """Write what `read` reads. trace: a folder of the profiler's; device: as the driver names it."""
-    path.write_text(json.dumps(of_trace(trace, words, device)._asdict(), indent=1) + "\n")
+def write(trace: Path, words: str, profiled: dict[str, Any], path: Path) -> None:
+    """Write what `read` reads. trace: a folder of the profiler's; profiled: what its --json wrote."""
+    path.write_text(json.dumps(of_trace(trace, words, profiled)._asdict(), indent=1) + "\n")
 
 
-def of_trace(folder: Path, words: str, device: str) -> Groups:
+def of_trace(folder: Path, words: str, profiled: dict[str, Any]) -> Groups:
     """Return the groups of the step in a trace folder. Raises InputError if it is none."""
     from benchmarks import step_table
     from llmc_jax.machine.hlo import CONTAINERS
-    from llmc_jax.profile.trace import kept_step, newest_trace, read_trace, shared_time
+    from llmc_jax.models.work import Shape
+    from llmc_jax.plan.asked import asked_config, model_of
+    from llmc_jax.plan.program import Program
+    from llmc_jax.profile.trace import PROGRAM, newest_trace, read_trace, shared_time
 
-    traced = kept_step(folder)
-    program, rows = traced.program, traced.shape.rows
+    program, shape = Program((folder / PROGRAM).read_text()), Shape(**profiled["shape"])
+    model = model_of(asked_config(words).model)
     trace = read_trace(newest_trace(folder), program.name, program.whole)
     containers = {name for name, each in program.by_name.items() if each.opcode in CONTAINERS}
     steps, seconds, calls = max(1, len(trace.steps)), defaultdict[str, float](float), defaultdict[str, int](int)
     for name, use in shared_time(trace.spans, containers).items():
         instruction, group = program.by_name.get(name), "other"
         if instruction is not None and name not in containers:
-            group = step_table.group_of(program, instruction, rows, traced.model)
+            group = step_table.group_of(program, instruction, shape.rows, model)
         seconds[group] += use.seconds / steps
         calls[group] += use.calls
     step = sum(end - start for start, end in trace.steps) * 1e-9 / steps if trace.steps else sum(seconds.values())
-    estimates, source = estimated(folder, traced, words, device)
+    estimates, source = estimated(folder, shape, words, profiled["device"]["kind"])
     groups = [
         Group(name, round(calls[name] / steps), estimates.get(name), 1e3 * seconds[name])
         for name in step_table.GROUPS
@@ -68,7 +71,10 @@ def of_trace(folder: Path, words: str, device: str) -> Groups:
 
 
 def estimated(folder: Path, traced: Any, words: str, device: str) -> tuple[dict[str, float], str]:
-    """Return the milliseconds of each group: as they were committed, else of the very program; and which of these."""
+    """Return the milliseconds of each group: as they were committed, else of the very program; and which of these.
+
+    traced: the shape of the step; device: as the driver names it.
+    """
     from benchmarks import step_table
     from llmc_jax.machine import gpus
     from llmc_jax.profile.trace import PROGRAM
@@ -83,8 +89,8 @@ def estimated(folder: Path, traced: Any, words: str, device: str) -> tuple[dict[
         _, other, _ = step_table.case_of(name, flags)
         if name == gpu and shape == (other.model, other.batch_size, other.sequence_length, other.recompute):
             return _milliseconds(table), "results/step_table.md"
-    rates = step_table.rates_of(gpu, traced.shape.dtype)
-    table = step_table.make_table(words, "", (folder / PROGRAM).read_text(), gpu, model, traced.shape, rates)
+    rates = step_table.rates_of(gpu, traced.dtype)
+    table = step_table.make_table(words, "", (folder / PROGRAM).read_text(), gpu, model, traced, rates)
     return _milliseconds(table), "step_table.py of this very program"
 
 

@@ -140,10 +140,10 @@ def profile(words: str) -> Figures:
         raise RuntimeError(f"{shlex.join(command)} ended with status {done.returncode}: {done.stderr[-300:]}")
     text_file.write_text(f"$ llmc-jax profile {words}\n\n{done.stdout}")
     found: Figures = {"table": text_file.name, "JSON": json_file.name, "trace": str(scratch / "trace"), "flags": words}
-    if not json.loads(json_file.read_text())["operations"] or not list((scratch / "trace").glob("step.json")):
+    profiled = json.loads(json_file.read_text())
+    if not profiled["operations"]:
         return found | {"groups": "none: the trace has no instructions"}
-    device = json.loads(json_file.read_text())["device"]["kind"]
-    groups.write(scratch / "trace", _step_flags(words), device, results / f"{name}_groups.json")
+    groups.write(scratch / "trace", _step_flags(words), profiled, results / f"{name}_groups.json")
     return found
 
 

@@ -27,7 +27,7 @@ from llmc_jax.plan.memory import computed
 from llmc_jax.plan.plan import Plan
 from llmc_jax.plan.program import Program
 from llmc_jax.profile import table
-from llmc_jax.profile.trace import keep_step, newest_trace, read_trace
+from llmc_jax.profile.trace import PROGRAM, newest_trace, read_trace
 from llmc_jax.run.console import format_table
 from llmc_jax.run.record import check_writable
 from llmc_jax.run.table import kernel_rows, option_rows, precision_text
@@ -147,10 +147,10 @@ def _summary(bench: Any, times: Any, used: Any, roof: Roof | None) -> str:
 
 
 def _traced(bench: Any, own: SimpleNamespace, folder: Path, roof: Roof | None) -> table.Report:
-    """Return the table of the trace that was recorded into a folder; what is kept with --trace says what it is of."""
+    """Return the table of the trace that was recorded into a folder."""
     text, work = bench.traced.as_text(), step_work(bench.model, bench.shape)
     if own.trace:
-        keep_step(folder, text, bench.model, bench.shape)
+        write_atomic(folder / PROGRAM, text.encode())
         print(f"trace: {own.trace}")
     if bench.traced is not bench.compiled:
         print("traced without CUDA graphs, which hide the names of kernels")

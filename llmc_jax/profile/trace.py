@@ -5,21 +5,15 @@ runs is an event with its name in the program; on a GPU each kernel is, and name
 Leaves out how steps are recorded (run/record.py) and what the instructions mean (plan/program.py).
 """
 
-import json
 from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from llmc_jax.base.errors import InputError
-from llmc_jax.base.files import write_atomic
-from llmc_jax.config.model import ModelShape
-from llmc_jax.models.family import shape_from_json, shape_to_json
-from llmc_jax.models.work import Shape
-from llmc_jax.plan.program import Program
 from llmc_jax.run.record import STEP
 
-PROGRAM, SHAPE = "program.hlo.txt", "step.json"  # kept in a trace's folder, to make the table of it later
+PROGRAM = "program.hlo.txt"  # `compiled.as_text()` of the step, kept in the folder of its trace
 
 
 class Span(NamedTuple):
@@ -220,28 +214,3 @@ def shared_time(spans: Sequence[Span], containers: Iterable[str] = ()) -> dict[s
         else:
             group.discard(index)
     return {name: Use(seconds[name] * 1e-9, count) for name, count in calls.items()}
-
-
-# ----- kept for later ----------------------------------------------------------------------------------------------
-
-
-class Saved(NamedTuple):
-    """A traced step."""
-
-    program: Program
-    model: ModelShape
-    shape: Shape
-
-
-def keep_step(folder: Path, text: str, model: ModelShape, shape: Shape) -> None:
-    """Write what `kept_step` reads into a trace folder. text: `compiled.as_text()` of the step that was traced."""
-    facts = {"model": shape_to_json(model), "shape": shape._asdict()}
-    write_atomic(folder / PROGRAM, text.encode())
-    write_atomic(folder / SHAPE, (json.dumps(facts, indent=1) + "\n").encode())
-
-
-def kept_step(folder: Path) -> Saved:
-    """Return what `keep_step` wrote."""
-    facts: dict[str, Any] = json.loads((folder / SHAPE).read_text())
-    text = (folder / PROGRAM).read_text()
-    return Saved(Program(text), shape_from_json(facts["model"]), Shape(**facts["shape"]))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from llmc_jax.plan.efficiency import Roof
+from llmc_jax.plan.program import Program
 from llmc_jax.profile import measure, modes, trace
 from llmc_jax.profile.command import OWN, main
 
@@ -102,8 +103,7 @@ def test_times_add_up_to_the_step(measured: Path) -> None:
 
 
 def test_a_trace_is_kept_with_what_it_is_of(measured: Path) -> None:
-    kept = trace.kept_step(measured / "trace")
-    assert (kept.model.channels, kept.shape.sequence) == (32, 16) and kept.program.name.startswith("jit_")
+    assert Program((measured / "trace" / trace.PROGRAM).read_text()).name.startswith("jit_")
     assert list((measured / "trace").glob("plugins/profile/*/*.trace.json.gz"))
 
 
