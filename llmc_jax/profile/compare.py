@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.text import table
 from llmc_jax.config.flags import step_config
-from llmc_jax.config.train import OPTIONS
 from llmc_jax.machine import jax_setup
 from llmc_jax.trials.children import Children, NotMeasured, Task
 
@@ -31,14 +30,10 @@ class Variant(NamedTuple):
 
 def parse_variant(text: str, words: Sequence[str]) -> Variant:
     """Return a variant from `NAME=VALUE`, a flag of train.py. Raises InputError for another."""
-    name, equals, value = text.partition("=")
-    flag = name.replace("_", "-")
-    if not equals or not value:
+    name, _, value = text.partition("=")
+    if not value:
         raise InputError(f"--vs {text}: must be NAME=VALUE, such as kernels=xla, dtype=bf16")
-    about = next((each for each in OPTIONS if flag in (each.long_flag[2:], *(f[1:] for f in each.flags))), None)
-    if about is None:
-        raise InputError(f"--vs {text}: there is no flag --{flag}; train.py --help lists them")
-    changed = (*words, f"{about.long_flag}={value}")
+    changed = (*words, f"--{name.replace('_', '-')}={value}")
     step_config(changed)
     return Variant(text, changed)
 

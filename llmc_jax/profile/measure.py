@@ -100,11 +100,6 @@ class Bench:
                 tick(number)
                 self.step(self.traced)
 
-    @property
-    def dtype(self) -> Any:
-        """Return the dtype of the parameters that the model computes with."""
-        return self._state.weights.dtype
-
 
 def prepared(config: TrainConfig) -> Bench:
     """Return the compiled step of a configuration. Raises InputError as train.py does for what cannot run here."""

@@ -53,19 +53,6 @@ def memory_rows(plan: Plan) -> list[tuple[str, Any]]:
     return [(kind, gib(size)) for kind, size in computed(plan).kinds.items() if size]
 
 
-def flops_rows(model: ModelShape, shape: Shape) -> list[tuple[str, Any]]:
-    """Return the FLOPs by the definitions in use."""
-    tokens = shape.rows * shape.micro_batches
-    exact = products_flops(model, shape)
-    llmc = flops_per_token(model, shape.sequence)
-    palm = flops_per_token(model, shape.sequence, definition="palm")
-    return [
-        ("FLOPs of the products", f"{exact / tokens:,.0f} per token, {exact:,} per step"),
-        ("FLOPs as llm.c counts", f"{llmc:,} per token (6N + 6LCT)"),
-        ("FLOPs as PaLM counts", f"{palm:,} per token (6N + 12LCT)"),
-    ]
-
-
 def _write_json(path: str, content: dict[str, Any]) -> None:
     write_atomic(Path(path), (json.dumps(to_json(content), indent=1) + "\n").encode())
 
@@ -113,12 +100,13 @@ def measure(config: TrainConfig, own: SimpleNamespace) -> int:
 def _summary(bench: Any, times: Any, used: Any, roof: Roof | None) -> str:
     """Return the box at the top: machine, model, step, memory."""
     plan, model, shape = bench.plan, bench.model, bench.shape
-    per_second = bench.tokens / times.median
+    per_second, products = bench.tokens / times.median, products_flops(model, shape)
     step = [
         ("lowering, compiling", f"{bench.lower_seconds:.2f} s, {bench.compile_seconds:.2f} s"),
         ("step", f"{1e3 * times.median:.2f} ms, quartiles {1e3 * times.low:.2f} and {1e3 * times.high:.2f}, "
                  f"least {1e3 * times.least:.2f}, of {times.runs}"),
         ("tok/s", f"{per_second:,.0f}"),
+        ("FLOPs of the products", f"{products / bench.tokens:,.0f} per token, {products:,} per step"),
     ]  # fmt: skip
     if roof is not None:
         on_gpu = bench.device.platform == "gpu"
@@ -142,7 +130,7 @@ def _summary(bench: Any, times: Any, used: Any, roof: Roof | None) -> str:
         *kernel_rows(plan.choices),
         *option_rows(plan),
     ]
-    sections = [machine, shape_rows(plan.config, model, shape), step, flops_rows(model, shape), memory]
+    sections = [machine, shape_rows(plan.config, model, shape), step, memory]
     return format_table(sections)
 
 
