@@ -4,14 +4,12 @@ import math
 import platform
 import subprocess
 from collections.abc import Callable
-from contextlib import suppress
 from importlib import metadata
 from typing import Any
 
 from benchmarks.gpu.clock import Timing, queued, timing
-from llmc_jax.base.errors import InputError
 from llmc_jax.machine.device import first_device
-from llmc_jax.machine.nvml import pci_bus_id
+from llmc_jax.machine.driver import seen_cards
 from llmc_jax.trials.children import Figures
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp8": "float8_e4m3fn"}
@@ -26,9 +24,8 @@ def describe() -> dict[str, str]:
         "capability": str(getattr(device, "compute_capability", "")) if device.platform == "gpu" else "",
         "python": platform.python_version(),
     }
-    if device.platform == "gpu":
-        with suppress(InputError):
-            found["pci"] = pci_bus_id(device.local_hardware_id)
+    if device.platform == "gpu" and device.local_hardware_id < len(cards := seen_cards()):
+        found["pci"] = cards[device.local_hardware_id].pci
     for package in ("jax", "jaxlib", "numpy", "torch", "triton", "jax-triton"):
         try:
             found[package] = metadata.version(package)

@@ -5,13 +5,13 @@ a monitor is opened. Leaves out what a model needs (device.py) and where its tim
 """
 
 import contextlib
-import ctypes
 import importlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from llmc_jax.base.errors import InputError
 from llmc_jax.machine.device import first_device, gib
+from llmc_jax.machine.driver import seen_cards
 
 # Bits of NVML's reasons for a clock below the highest one, grouped as llm.c does; the bits for an idle GPU and for
 # clocks that somebody has set are no cap.
@@ -75,9 +75,13 @@ def open_monitor(device: Any = None) -> GpuMonitor:
         raise InputError(
             "-lg: needs the package nvidia-ml-py: run `python -m pip install nvidia-ml-py`, or leave -lg out"
         ) from error
+    # JAX counts as CUDA does, NVML counts all cards of the machine, and in another order.
+    cards = seen_cards()
+    if device.local_hardware_id >= len(cards):
+        raise InputError("-lg: the CUDA driver does not say which GPU this is; leave -lg out")
     try:
         nvml.nvmlInit()
-        handle = nvml.nvmlDeviceGetHandleByPciBusId(pci_bus_id(device.local_hardware_id).encode())
+        handle = nvml.nvmlDeviceGetHandleByPciBusId(cards[device.local_hardware_id].pci.encode())
         read_gpu(nvml, handle)
     except nvml.NVMLError as error:
         raise InputError(
@@ -85,26 +89,6 @@ def open_monitor(device: Any = None) -> GpuMonitor:
             "nvidia-smi works, or leave -lg out"
         ) from error
     return GpuMonitor(nvml, handle)
-
-
-def pci_bus_id(ordinal: int, driver: Any = None) -> str:
-    """Return where a GPU sits, such as 0000:65:00.0, by its number among those that CUDA shows to this process.
-
-    JAX counts as CUDA does, NVML counts all cards of the machine, and in another order. Asking CUDA itself heeds
-    CUDA_VISIBLE_DEVICES, whether it has numbers or UUIDs, and CUDA_DEVICE_ORDER. For a slice of a card (MIG) it is the
-    whole card's. driver: libcuda, where a test has its own. Raises InputError if the driver does not answer.
-    """
-    number, name = ctypes.c_int(), ctypes.create_string_buffer(32)
-    try:
-        cuda = ctypes.CDLL("libcuda.so.1") if driver is None else driver
-        status = cuda.cuInit(0)
-        status = status or cuda.cuDeviceGet(ctypes.byref(number), ordinal)
-        status = status or cuda.cuDeviceGetPCIBusId(name, len(name), number)
-    except (OSError, AttributeError) as error:
-        raise InputError(f"-lg: the CUDA driver cannot be asked which GPU this is ({error}); leave -lg out") from error
-    if status:
-        raise InputError(f"-lg: the CUDA driver does not say which GPU this is (error {status}); leave -lg out")
-    return name.value.decode()
 
 
 def read_gpu(nvml: Any, handle: Any) -> GpuReading:

@@ -24,10 +24,10 @@ from llmc_jax.config.train import TrainConfig
 from llmc_jax.data.corpora import stdlib_corpus
 from llmc_jax.data.tokenfile import expand_pattern
 from llmc_jax.logs.files import KERNELS, config_file
+from llmc_jax.machine.driver import seen_cards
 from llmc_jax.models.family import chosen
 from llmc_jax.plan.plan import Plan
 from llmc_jax.training.parallel.placement import Placement
-from llmc_jax.trials.card import find_card, seen_gpus
 
 # ----- before JAX has a device ----------------------------------------------------------------------------------------
 
@@ -82,7 +82,7 @@ def check_earlier(config: TrainConfig) -> None:
 
 def own_facts(config: TrainConfig) -> Facts:
     """Return what this process tells the others. Raises InputError where a data file or the model's is not there."""
-    card = find_card()
+    cards = seen_cards()
     questions = config.hellaswag_file if config.hellaswag and config.val_every else ""
     kernels = Path(config.kernels_from) / KERNELS if Path(config.kernels_from).is_dir() else config.kernels_from
     others = {"-e": config.model, "--init-from": config.init_from, "--hellaswag-file": questions}
@@ -90,8 +90,8 @@ def own_facts(config: TrainConfig) -> Facts:
     files = {flag: _fingerprint(name, flag) for flag, name in data_files(config).items()}
     files |= {flag: fingerprint([Path(name)]) for flag, name in others.items() if Path(name).is_file()}
     files |= {"--model": chosen(config.model_file).source} if config.model_file else {}
-    device = "cpu" if card is None else f"{card.name} (gpu)"
-    return facts(config, cluster.here().size, device, seen_gpus() if card is not None else (), files)
+    device = f"{cards[0].name} (gpu)" if cards else "cpu"
+    return facts(config, cluster.here().size, device, tuple(card.uuid for card in cards), files)
 
 
 def data_files(config: TrainConfig) -> dict[str, str]:

@@ -25,10 +25,10 @@ from llmc_jax.base.plain import to_json
 from llmc_jax.config.model import ModelShape
 from llmc_jax.kernels import record
 from llmc_jax.machine.device import environment as variables
+from llmc_jax.machine.driver import driver_version
 from llmc_jax.models.family import shape_to_json
 from llmc_jax.plan.plan import Plan
 from llmc_jax.training.step import Metrics, StepOptions, train_step
-from llmc_jax.trials.card import driver_version
 from llmc_jax.trials.known import run_programs
 
 SEAL = "PROGRAMS.json"  # the digest of every file

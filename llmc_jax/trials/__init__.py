@@ -7,7 +7,6 @@ numerics.py   errors beside that answer, and whether the bits repeat
 candidates.py what is tried for a run, at its own shapes
 check.py      one of them tried, and a whole step on several beside XLA's
 search.py     what follows from it: which kernels are right, and with which of them the step is the fastest
-card.py       the GPU, before JAX has it
 known.py      what was found out before
 start.py      all of it before a run
 here.py       what this machine is, and what is known of its kernels: for a plan

@@ -89,11 +89,11 @@ def measure(words: Sequence[str], seconds: float) -> str:
     Raises InputError where there is no GPU for it.
     """
     from llmc_jax.machine.compiling import user_flags
+    from llmc_jax.machine.driver import find_card
     from llmc_jax.machine.jax_setup import settle
     from llmc_jax.plan.asked import model_of
     from llmc_jax.plan.plan import make_plan
     from llmc_jax.trials import candidates, known, start
-    from llmc_jax.trials.card import find_card
     from llmc_jax.trials.here import case_of
 
     config, _ = step_config(words)

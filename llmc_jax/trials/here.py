@@ -15,12 +15,12 @@ from llmc_jax.config.model import ModelShape
 from llmc_jax.config.train import AUTO_BATCH, TrainConfig
 from llmc_jax.machine import compiling
 from llmc_jax.machine.device import Device, describe_device
+from llmc_jax.machine.driver import find_card
 from llmc_jax.machine.jax_setup import MEMORY_SHARE
 from llmc_jax.plan.memory import computed
 from llmc_jax.plan.plan import Plan, Repeat, make_plan, triton_gemm_wish
 from llmc_jax.plan.search import limit_of, sizes_up_to
 from llmc_jax.trials import candidates, start
-from llmc_jax.trials.card import find_card
 
 
 class Facts(NamedTuple):

@@ -17,8 +17,8 @@ from llmc_jax.base.files import cache_folder, digest_of_files, reason, try_lock,
 from llmc_jax.base.plain import from_json, to_json
 from llmc_jax.kernels import Findings
 from llmc_jax.machine.device import installed
+from llmc_jax.machine.driver import Card
 from llmc_jax.trials.candidates import Case
-from llmc_jax.trials.card import Card
 
 PACKAGE = Path(__file__).resolve().parents[1]
 SOURCES = ("../pallas_kernels", "kernels", "kernels/triton", "ops", "training", "trials")  # folders, from llmc_jax/

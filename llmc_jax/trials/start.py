@@ -13,9 +13,10 @@ from pathlib import Path
 
 from llmc_jax.base.streams import print_error
 from llmc_jax.kernels import Findings
-from llmc_jax.trials import candidates, card, known
+from llmc_jax.machine import driver
+from llmc_jax.machine.driver import Card
+from llmc_jax.trials import candidates, known
 from llmc_jax.trials.candidates import Case
-from llmc_jax.trials.card import Card
 from llmc_jax.trials.children import Children, Stuck
 from llmc_jax.trials.search import Search, search, task
 
@@ -51,7 +52,7 @@ def find_out(
         return found
     try:
         with known.locked(here) as free:
-            if card.jax_has_begun():
+            if driver.jax_has_begun():
                 raise NotChecked("this process uses the GPU already")
             if not free:
                 raise NotChecked("another process is checking some on this card")
@@ -72,7 +73,7 @@ def _in_use(here: Card) -> str:
     """Return why nothing should be tried on a card now; empty where it is free, or soon becomes so."""
     for look in range(LOOKS):
         time.sleep(PAUSE if look else 0)
-        if not (problem := card.busy(here)):
+        if not (problem := driver.busy(here)):
             break
     return problem
 

@@ -1,6 +1,5 @@
 """-lg with a stand-in for NVML: which GPU is asked, what is shown and logged, and what happens where one is missing."""
 
-import ctypes
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +8,7 @@ import pytest
 
 from llmc_jax.base.errors import InputError
 from llmc_jax.machine import nvml as gpu_info
-from llmc_jax.machine.nvml import GpuReading, gpu_line, gpu_numbers, open_monitor, pci_bus_id
+from llmc_jax.machine.nvml import GpuReading, gpu_line, gpu_numbers, open_monitor
 
 GIB = 2**30
 NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND_FUNCTION, LOST, NO_LIBRARY = 3, 4, 13, 15, 12  # NVML's own numbers
@@ -73,7 +72,8 @@ def jax_device(ordinal: int = 0, platform: str = "gpu", version: str = "cuda 120
 def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
     fake = FakeNvml()
     monkeypatch.setitem(sys.modules, "pynvml", fake)  # type: ignore[arg-type]
-    monkeypatch.setattr(gpu_info, "pci_bus_id", lambda ordinal: f"0000:0{ordinal}:00.0")
+    cards = [SimpleNamespace(pci=f"0000:0{ordinal}:00.0") for ordinal in range(4)]
+    monkeypatch.setattr(gpu_info, "seen_cards", lambda: cards)
     return fake
 
 
@@ -145,42 +145,10 @@ def test_a_reading_that_fails_later_warns_once(nvml: FakeNvml) -> None:
     assert monitor.read(no_warning) == FULL
 
 
-# ----- which GPU ----------------------------------------------------------------------------------------------------
-
-
-class FakeCuda:
-    """libcuda on a machine whose GPUs CUDA shows in its own order."""
-
-    places = (b"0000:65:00.0", b"0000:17:00.0")
-
-    def __init__(self, failing: str = "") -> None:
-        self.failing = failing
-
-    def cuInit(self, flags: int) -> int:
-        return 100 if self.failing == "cuInit" else 0
-
-    def cuDeviceGet(self, device: Any, ordinal: int) -> int:
-        device._obj.value = 70 + ordinal  # a handle need not be the ordinal
-        return 101 if ordinal >= len(self.places) else 0
-
-    def cuDeviceGetPCIBusId(self, name: Any, size: int, device: ctypes.c_int) -> int:
-        assert size == 32
-        name.value = self.places[device.value - 70]
-        return 0
-
-
-def test_cuda_says_where_its_gpu_sits() -> None:
-    assert pci_bus_id(0, FakeCuda()) == "0000:65:00.0"
-    assert pci_bus_id(1, FakeCuda()) == "0000:17:00.0"
-
-
-def test_a_driver_that_does_not_answer() -> None:
-    with pytest.raises(InputError, match=r"-lg: .*error 101.*leave -lg out"):
-        pci_bus_id(2, FakeCuda())
-    with pytest.raises(InputError, match=r"-lg: .*error 100.*leave -lg out"):
-        pci_bus_id(0, FakeCuda("cuInit"))
-    with pytest.raises(InputError, match=r"-lg: the CUDA driver cannot be asked .*leave -lg out"):
-        pci_bus_id(0, SimpleNamespace())
+def test_a_driver_that_does_not_say_which_gpu_it_is(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_info, "seen_cards", list)
+    with pytest.raises(InputError, match=r"-lg: the CUDA driver does not say .*leave -lg out"):
+        open_monitor(jax_device())
 
 
 # ----- nothing to read ----------------------------------------------------------------------------------------------

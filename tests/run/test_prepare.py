@@ -19,13 +19,13 @@ from llmc_jax.config.flags import parse_args
 from llmc_jax.config.model import parse_descriptor
 from llmc_jax.config.train import AUTO_BATCH, TrainConfig
 from llmc_jax.kernels import Findings, Machine
+from llmc_jax.machine.driver import Card
 from llmc_jax.models.layout import num_parameters
 from llmc_jax.plan.plan import make_plan
 from llmc_jax.run.inputs import Data, resolve_model
 from llmc_jax.run.prepare import facts, prepare
 from llmc_jax.run.resume import repeated
 from llmc_jax.run.table import weights_text
-from llmc_jax.trials.card import Card
 from llmc_jax.trials.here import try_kernels
 
 HUGGING_FACE = Path(__file__).resolve().parents[1] / "golden" / "hugging_face"
@@ -68,7 +68,10 @@ def test_a_shape_beside_init_from_must_be_that_of_the_weights() -> None:
 
 # ----- the kernels ----------------------------------------------------------------------------------------------------
 
-H200, A100 = Card("NVIDIA H200", "0" * 32, "9.0", 141 << 30, "580"), Machine("gpu", "NVIDIA A100-SXM4-40GB", "8.0")
+H200, A100 = (
+    Card("NVIDIA H200", "0" * 32, "9.0", 141 << 30, "580", "0000:65:00.0"),
+    Machine("gpu", "NVIDIA A100-SXM4-40GB", "8.0"),
+)
 SHAPE = parse_descriptor("L1-NH1-C64-V257-T64")
 
 

@@ -15,12 +15,13 @@ import pytest
 
 from llmc_jax.kernels import Finding, Findings
 from llmc_jax.kernels.choice import implementations
-from llmc_jax.trials import candidates, card, children, known, search, start
-from llmc_jax.trials.card import Card
+from llmc_jax.machine import driver
+from llmc_jax.machine.driver import Card
+from llmc_jax.trials import candidates, children, known, search, start
 from tests.trials.test_check import D12, TINY
 
 ROOT = Path(__file__).resolve().parents[2]
-H200 = Card("NVIDIA H200", "0123456789abcdef0123456789abcdef", "9.0", 150_000_000_000, "580.1")
+H200 = Card("NVIDIA H200", "0123456789abcdef0123456789abcdef", "9.0", 150_000_000_000, "580.1", "0000:65:00.0")
 REAL_KILL = children.Child.kill
 FOUND = Findings(found=(Finding("gelu", "pallas"),), notes=("a note",))
 
@@ -63,8 +64,8 @@ def find_out(
     monkeypatch.setattr(search, "MODULE", "fake_check")
     monkeypatch.setitem(search.SECONDS, "kernel", 1.0)
     monkeypatch.setattr(children, "START_SECONDS", 10.0)
-    monkeypatch.setattr(card, "jax_has_begun", lambda: False)
-    monkeypatch.setattr(card, "busy", lambda _: "")
+    monkeypatch.setattr(driver, "jax_has_begun", lambda: False)
+    monkeypatch.setattr(driver, "busy", lambda _: "")
     monkeypatch.setattr(start, "PAUSE", 0.0)
 
     def run(bad: str = "", here: Card = H200, **more: Any) -> Findings:
@@ -99,8 +100,8 @@ def test_processes_that_do_not_get_the_card_say_nothing_of_kernels(find_out: Cal
 def test_with_kernels(tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """All of it with interpreted kernels: one that is right, one that there is not, and a whole step."""
     monkeypatch.setenv("LLMC_JAX_CACHE", str(tmp_path))
-    monkeypatch.setattr(card, "jax_has_begun", lambda: False)
-    monkeypatch.setattr(card, "busy", lambda _: "")
+    monkeypatch.setattr(driver, "jax_has_begun", lambda: False)
+    monkeypatch.setattr(driver, "busy", lambda _: "")
     rows = {name: list(implementations(name).values()) for name in ("gelu", "layernorm")}
     absent = rows["layernorm"][0]._replace(name="no such kernel")
     groups = {"gelu": rows["gelu"][:2], "layernorm": [absent, rows["layernorm"][1]]}
@@ -150,7 +151,7 @@ def test_neither_a_card_that_becomes_free_nor_a_lock_that_fails_keeps_from_a_che
         raise OSError(errno.EIO, "")
 
     looks = iter(["other processes use the card (17)"] * 2)
-    monkeypatch.setattr(card, "busy", lambda _: next(looks, ""))
+    monkeypatch.setattr(driver, "busy", lambda _: next(looks, ""))
     assert find_out() == FOUND
     monkeypatch.setattr(fcntl, "flock", fails)
     assert find_out(again=True) == FOUND
@@ -170,9 +171,9 @@ def test_what_means_the_shipped_table(
 ) -> None:
     lock = known.locked(H200) if what == "locked" else nullcontext()
     if what == "busy":
-        monkeypatch.setattr(card, "busy", lambda _: "other processes use the card (17)")
+        monkeypatch.setattr(driver, "busy", lambda _: "other processes use the card (17)")
     elif what == "begun":
-        monkeypatch.setattr(card, "jax_has_begun", lambda: True)
+        monkeypatch.setattr(driver, "jax_has_begun", lambda: True)
     elif what == "stuck":
         monkeypatch.setattr(children.Child, "kill", lambda self, _: not REAL_KILL(self))
     with lock:
@@ -239,7 +240,11 @@ class Driver:
         return 0
 
     def cuDeviceGet(self, device: Any, number: int) -> int:
-        device._obj.value = number
+        device._obj.value = 70 + number  # a handle need not be the number
+        return 0
+
+    def cuDeviceGetPCIBusId(self, name: Any, length: int, device: Any) -> int:
+        name.value = b"0000:65:00.0" if device.value == 70 else b"0000:17:00.0"
         return 0
 
     def cuDeviceGetName(self, name: Any, length: int, device: Any) -> int:
@@ -247,7 +252,7 @@ class Driver:
         return 0
 
     def cuDeviceGetUuid_v2(self, uuid: Any, device: Any) -> int:
-        uuid.raw = bytes([*bytes.fromhex(H200.uuid)[:-1], device.value]) if device.value else bytes.fromhex(H200.uuid)
+        uuid.raw = bytes([*bytes.fromhex(H200.uuid)[:-1], device.value - 70 + 0xEF])
         return 0
 
     def cuDeviceTotalMem_v2(self, memory: Any, device: Any) -> int:
@@ -255,36 +260,29 @@ class Driver:
         return 0
 
     def cuDeviceGetAttribute(self, number: Any, attribute: int, device: Any) -> int:
-        number._obj.value = {card.MAJOR: 9, card.MINOR: 0}[attribute]
+        number._obj.value = {driver.MAJOR: 9, driver.MINOR: 0}[attribute]
         return 0
 
 
 def test_the_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(card, "DRIVER_VERSION", tmp_path / "version")
+    monkeypatch.setattr(driver, "DRIVER_VERSION", tmp_path / "version")
     (tmp_path / "version").write_text("580.1\n")
-    assert card.find_card(Driver()) == H200
-    assert card.find_card(Driver(gpus=8)) == H200._replace(gpus=8)
+    assert driver.find_card(Driver()) == H200
+    assert driver.find_card(Driver(gpus=8)) == H200._replace(gpus=8)
     assert H200.machine.target == "sm_90"
-    assert card.find_card(Driver(status=100)) is None
-    assert card.find_card(object()) is None
-    assert card.seen_gpus(Driver(gpus=1)) == (H200.uuid,)
-    assert len(set(card.seen_gpus(Driver(gpus=8)))) == 8
-    assert card.seen_gpus(Driver(status=100)) == card.seen_gpus(object()) == ()
+    assert driver.find_card(Driver(status=100)) is None
+    assert driver.find_card(object()) is None
+    seen = driver.seen_cards(Driver(gpus=8))
+    assert len({each.uuid for each in seen}) == 8 and [each.pci[5:7] for each in seen[:2]] == ["65", "17"]
+    assert driver.seen_cards(Driver(status=100)) == driver.seen_cards(object()) == []
 
 
 def test_whether_others_use_it() -> None:
-    def smi(processes: str, memory: str) -> Callable[[Any], str]:
-        return lambda words: processes if "compute-apps" in words[2] else memory
-
-    assert card.busy(H200, smi("", "140000, 143000\n")) == ""
-    assert card.busy(H200, smi(f"{os.getpid()}\n", "140000, 143000\n")) == ""
-    assert "17, 18" in card.busy(H200, smi("17\n18\n", "140000, 143000\n"))
-    assert "9000 of 143000" in card.busy(H200, smi("", "9000, 143000\n"))
-    assert card.busy(H200, lambda _: "") == "" == card.busy(H200, smi("[N/A]", "[N/A], [N/A]"))
-    asked: list[Any] = []
-    card.busy(H200, lambda words: asked.append(words) or "")
-    assert asked[0][1] == "GPU-01234567-89ab-cdef-0123-456789abcdef"
-    assert card.busy(H200._replace(name="NVIDIA H200 MIG 1g.18gb"), smi("17", "1, 2")) == ""
+    assert driver.busy(H200, lambda *_: "140000, 143000\n") == ""
+    assert "9000 of 143000" in driver.busy(H200, lambda *_: "9000, 143000\n")
+    assert driver.busy(H200, lambda *_: "") == "" == driver.busy(H200, lambda *_: "[N/A], [N/A]")
+    assert driver.busy(H200, lambda *words: "" if words[1] == H200.pci else "1, 2") == ""
+    assert driver.busy(H200._replace(name="NVIDIA H200 MIG 1g.18gb"), lambda *_: "1, 2") == ""
 
 
 IN_ORDER = """
@@ -292,7 +290,8 @@ import sys
 from llmc_jax.run import prepare
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.kernels import Findings
-from llmc_jax.trials import candidates, card, here, start
+from llmc_jax.machine import driver as card
+from llmc_jax.trials import candidates, here, start
 shape = {"model": "L1-NH2-C64-V256-T32", "batch_size": 1, "sequence_length": 16}
 config = TrainConfig(**shape, max_steps=0, val_every=0, sample_every=0)
 assert card.find_card() is None and not card.jax_has_begun()
@@ -301,7 +300,7 @@ def find_out(case, here, **_):
     seen.append((case.machine.kind, card.jax_has_begun()))
     return Findings(notes=("said",))
 start.find_out = find_out
-here.find_card = lambda: card.Card("NVIDIA H200", "0" * 32, "9.0", 10**11, "580")
+here.find_card = lambda: card.Card("NVIDIA H200", "0" * 32, "9.0", 10**11, "580", "0000:65:00.0")
 made, _ = prepare.prepare(config, [])
 assert seen == [("NVIDIA H200", False)] and card.jax_has_begun(), seen
 assert "said" in made.notes

@@ -1,15 +1,14 @@
-"""The GPU that JAX is going to use, asked before JAX touches it: by the driver's library, which makes no context.
+"""The GPUs that JAX is going to use, asked before JAX touches them: by the driver's library, which makes no context.
 
-So that others can still use the card afterwards, where only one process at a time may (compute mode exclusive). Leaves
-out the figures that change while it works (llmc_jax/machine/nvml.py). Imports JAX only to ask for its settings.
+So that others can still use a card afterwards, where only one process at a time may (compute mode exclusive). Leaves
+out the figures that change while it works (nvml.py). Imports JAX only to ask for its settings.
 """
 
 import ctypes
 import importlib.util
 import os
 import sys
-import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +29,7 @@ class Card(NamedTuple):
     capability: str  # 9.0
     memory: int  # bytes
     driver: str  # its version; empty: it does not say
+    pci: str  # where it sits, such as 0000:65:00.0; of a slice, where the whole card does
     gpus: int = 1  # GPUs that CUDA shows this process, this one and others
 
     @property
@@ -43,16 +43,14 @@ def find_card(cuda: Any = None) -> Card | None:
 
     cuda: the driver's library, where a test has its own.
     """
-    return next(iter(_cards(cuda)), None)
+    return next(iter(seen_cards(cuda)), None)
 
 
-def seen_gpus(cuda: Any = None) -> tuple[str, ...]:
-    """Return the uuid of each GPU that CUDA shows this process, in its order. cuda: as in `find_card`."""
-    return tuple(card.uuid for card in _cards(cuda))
+def seen_cards(cuda: Any = None) -> list[Card]:
+    """Return the GPUs that CUDA shows this process, in its order, which is JAX's. cuda: as in `find_card`.
 
-
-def _cards(cuda: Any) -> list[Card]:
-    """Return the GPUs that CUDA shows this process; none where the driver does not describe each of them."""
+    None where the driver does not describe each of them.
+    """
     if cuda is None and not _jax_uses_cuda():
         return []
     count = ctypes.c_int()
@@ -68,10 +66,12 @@ def _cards(cuda: Any) -> list[Card]:
 def _described(cuda: Any, number: int, gpus: int) -> Card:
     """Return one of several GPUs. Raises OSError where the driver refuses a question."""
     device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
-    name, uuid, memory = ctypes.create_string_buffer(128), ctypes.create_string_buffer(16), ctypes.c_size_t()
+    name, pci, uuid = (ctypes.create_string_buffer(size) for size in (128, 32, 16))
+    memory = ctypes.c_size_t()
     calls: list[tuple[Callable[..., int], tuple[Any, ...]]] = [
         (cuda.cuDeviceGet, (ctypes.byref(device), number)),
         (cuda.cuDeviceGetName, (name, len(name), device)),
+        (cuda.cuDeviceGetPCIBusId, (pci, len(pci), device)),
         (cuda.cuDeviceGetUuid_v2, (uuid, device)),
         (cuda.cuDeviceTotalMem_v2, (ctypes.byref(memory), device)),
         (cuda.cuDeviceGetAttribute, (ctypes.byref(major), MAJOR, device)),
@@ -80,7 +80,7 @@ def _described(cuda: Any, number: int, gpus: int) -> Card:
     if any(call(*arguments) for call, arguments in calls):
         raise OSError
     words, capability = name.value.decode(errors="replace"), f"{major.value}.{minor.value}"
-    return Card(words, uuid.raw.hex(), capability, memory.value, driver_version(), gpus)
+    return Card(words, uuid.raw.hex(), capability, memory.value, driver_version(), pci.value.decode(), gpus)
 
 
 def driver_version() -> str:
@@ -108,24 +108,17 @@ def jax_has_begun() -> bool:
     return bool(xla_bridge.backends_are_initialized())
 
 
-def _nvidia_smi(arguments: Sequence[str]) -> str:
+def _nvidia_smi(*arguments: str) -> str:
     return output_of("nvidia-smi", *arguments, seconds=20)
 
 
-def busy(card: Card, ask: Callable[[Sequence[str]], str] = _nvidia_smi) -> str:
+def busy(card: Card, ask: Callable[..., str] = _nvidia_smi) -> str:
     """Return why nothing should be tried on a card now; empty where it is free, as far as is known.
 
     ask: what runs nvidia-smi with arguments and returns what it prints, nothing where it cannot.
     """
-    if "MIG" in card.name:  # of a slice nvidia-smi tells neither
+    if "MIG" in card.name:  # of a slice nvidia-smi does not tell
         return ""
-    gpu = f"GPU-{uuid.UUID(card.uuid)}"
-    memory = ask(["-i", gpu, "--query-gpu=memory.free,memory.total", "--format=csv,noheader,nounits"])
-    others = ask(["-i", gpu, "--query-compute-apps=pid", "--format=csv,noheader"])
-    numbers = [word.strip() for word in memory.split(",")]
-    processes = [word for word in others.split() if word.isdigit() and int(word) != os.getpid()]
-    if processes:
-        return f"other processes use the card ({', '.join(processes)})"
-    if len(numbers) == 2 and all(word.isdigit() for word in numbers) and int(numbers[0]) < FREE_SHARE * int(numbers[1]):
-        return f"of the card's memory only {int(numbers[0])} of {int(numbers[1])} MiB are free"
-    return ""
+    said = ask("-i", card.pci, "--query-gpu=memory.free,memory.total", "--format=csv,noheader,nounits")
+    free, total = (int(word) if word.strip().isdigit() else 0 for word in (said + ",").split(",")[:2])
+    return f"of the card's memory only {free} of {total} MiB are free" if free < FREE_SHARE * total else ""
