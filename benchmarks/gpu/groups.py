@@ -47,11 +47,11 @@ def of_trace(folder: Path, words: str, profiled: dict[str, Any]) -> Groups:
     from llmc_jax.models.work import Shape
     from llmc_jax.plan.asked import asked_config, model_of
     from llmc_jax.plan.program import Program
-    from llmc_jax.profile.trace import PROGRAM, newest_trace, read_trace, shared_time
+    from llmc_jax.profile.trace import PROGRAM, read_trace, shared_time
 
     program, shape = Program((folder / PROGRAM).read_text()), Shape(**profiled["shape"])
     model = model_of(asked_config(words).model)
-    trace = read_trace(newest_trace(folder), program.name, program.whole)
+    trace = read_trace(folder, program.name, program.whole)
     containers = {name for name, each in program.by_name.items() if each.opcode in CONTAINERS}
     steps, seconds, calls = max(1, len(trace.steps)), defaultdict[str, float](float), defaultdict[str, int](int)
     for name, use in shared_time(trace.spans, containers).items():

@@ -178,17 +178,13 @@ def _problem(choice: Choice | None, setting: Setting, findings: Findings) -> str
 
 def differences(then: Resolved, now: Resolved) -> list[str]:
     """Return what differs between two choices beyond the implementations' names and what they were made for."""
-    found = [
-        f"{name} of {one.operation} {getattr(one, name)!r} -> {getattr(other, name)!r}"
-        for one in then.choices
-        for other in now.choices
-        if (one.operation, one.implementation) == (other.operation, other.implementation)
-        for name in Choice._fields
-        if name not in FOR_PEOPLE and getattr(one, name) != getattr(other, name)
+
+    def facts(of: Resolved) -> dict[str, Any]:
+        found: dict[str, Any] = {f"backward of {each.operation}": each.backward for each in of.choices if each.backward}
+        found |= {"logit rows": of.logit_rows, "-ge": of.gelu_fusion, "sources of kernels": of.sources}
+        return found | dict(of_one_device(of.options))  # how many devices there are is told apart
+
+    one, other = facts(then), facts(now)
+    return [
+        f"{name} {one.get(name)} -> {other.get(name)}" for name in {**one, **other} if one.get(name) != other.get(name)
     ]
-    names = {"logit_rows": "logit rows", "gelu_fusion": "-ge", "sources": "sources of kernels"}
-    pairs = {words: (getattr(then, name), getattr(now, name)) for name, words in names.items()}
-    # but for those of several devices: how many there are is told apart
-    options, later = dict(of_one_device(then.options)), dict(of_one_device(now.options))
-    pairs |= {name: (options.get(name), later.get(name)) for name in {**options, **later}}
-    return found + [f"{words} {one} -> {other}" for words, (one, other) in pairs.items() if one != other]

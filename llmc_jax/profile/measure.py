@@ -18,12 +18,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from llmc_jax.config.model import ModelShape
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.machine import compiling
 from llmc_jax.machine.device import Device, memory_stats
 from llmc_jax.machine.gpus import peak_flops
-from llmc_jax.models.layout import flat_size, num_parameters
 from llmc_jax.plan.asked import checked_model
 from llmc_jax.plan.cpu import calibration
 from llmc_jax.plan.efficiency import Roof, gpu
@@ -34,7 +32,7 @@ from llmc_jax.run.record import slice_trace
 from llmc_jax.run.resume import repeated
 from llmc_jax.run.weights import first_state
 from llmc_jax.training.step import train_step
-from llmc_jax.trials import here
+from llmc_jax.trials import here, problems
 
 SCHEDULE_STEPS = 1000  # of the learning rate's course, which costs the same for any number
 
@@ -56,7 +54,7 @@ class Bench:
         tokens = (config.grad_accumulation, config.batch_size, config.sequence_length)  # (A, B, T)
         self.inputs = jnp.asarray(rng.integers(0, self.model.vocab_size, tokens), jnp.int32)
         self.targets = jnp.asarray(rng.integers(0, self.model.vocab_size, tokens), jnp.int32)
-        self._state = first_state(random_values(plan.model), plan)
+        self._state = first_state(np.asarray(problems.random_weights(plan.model)), plan)
         start = time.perf_counter()
         lowered = train_step.lower(*self._arguments, self.model, plan.step_options)
         self.lower_seconds = time.perf_counter() - start
@@ -109,14 +107,6 @@ def prepared(config: TrainConfig) -> Bench:
     plan = here.plan_with(found, config, model, before)
     check_fits(plan)
     return Bench(plan, found.device)
-
-
-def random_values(model: ModelShape) -> np.ndarray:
-    """Return a flat buffer (flat_size,) of small random numbers, quickly: not the weights that a run begins with."""
-    values = np.zeros(flat_size(model), np.float32)
-    count = num_parameters(model)
-    values[:count] = 0.02 * np.random.default_rng(0).standard_normal(count, np.float32)
-    return values
 
 
 # ----- times --------------------------------------------------------------------------------------------------------

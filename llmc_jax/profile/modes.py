@@ -27,7 +27,7 @@ from llmc_jax.plan.memory import computed
 from llmc_jax.plan.plan import Plan
 from llmc_jax.plan.program import Program
 from llmc_jax.profile import table
-from llmc_jax.profile.trace import PROGRAM, newest_trace, read_trace
+from llmc_jax.profile.trace import PROGRAM, read_trace
 from llmc_jax.run.console import format_table
 from llmc_jax.run.record import check_writable
 from llmc_jax.run.table import kernel_rows, option_rows, precision_text
@@ -143,7 +143,7 @@ def _traced(bench: Any, own: SimpleNamespace, folder: Path, roof: Roof | None) -
     if bench.traced is not bench.compiled:
         print("traced without CUDA graphs, which hide the names of kernels")
     program = Program(text)
-    trace = read_trace(newest_trace(folder), program.name, program.whole)
+    trace = read_trace(folder, program.name, program.whole)
     return table.report_from_trace(trace, program, work, roof)
 
 

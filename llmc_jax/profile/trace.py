@@ -10,7 +10,6 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from llmc_jax.base.errors import InputError
 from llmc_jax.run.record import STEP
 
 PROGRAM = "program.hlo.txt"  # `compiled.as_text()` of the step, kept in the folder of its trace
@@ -31,26 +30,17 @@ class Trace(NamedTuple):
 
     spans: tuple[Span, ...]  # in the order of their starts
     steps: tuple[tuple[float, float], ...]  # start and end of each step on the host
-    on_device: bool  # the spans are a GPU's
 
 
 # ----- reading ------------------------------------------------------------------------------------------------------
 
 
-def newest_trace(folder: Path) -> Path:
-    """Return the latest .xplane.pb below a trace folder; raises InputError if there is none."""
-    found = folder.glob("plugins/profile/*/*.xplane.pb")
-    newest = max(found, key=lambda path: path.stat().st_mtime, default=None)
-    if newest is None:
-        raise InputError(f"{folder}: no trace (plugins/profile/*/*.xplane.pb); record one with --trace {folder}")
-    return newest
-
-
-def read_trace(path: Path, program: str, whole: Container[str] = ()) -> Trace:
-    """Return what a trace in an .xplane.pb file says about a program. Arguments as in `trace_of`."""
+def read_trace(folder: Path, program: str, whole: Container[str] = ()) -> Trace:
+    """Return what the newest trace in a folder says about a program. Arguments as in `trace_of`."""
     import jax
 
-    return trace_of(jax.profiler.ProfileData.from_serialized_xspace(path.read_bytes()), program, whole)
+    newest = max(folder.glob("plugins/profile/*/*.xplane.pb"), key=lambda path: path.stat().st_mtime)
+    return trace_of(jax.profiler.ProfileData.from_serialized_xspace(newest.read_bytes()), program, whole)
 
 
 def trace_of(data: Any, program: str, whole: Container[str] = ()) -> Trace:
@@ -74,7 +64,7 @@ def trace_of(data: Any, program: str, whole: Container[str] = ()) -> Trace:
             host += found
             steps += marked
     spans = device or host
-    return Trace(tuple(sorted(spans, key=lambda span: (span.start, -span.end))), tuple(sorted(steps)), bool(device))
+    return Trace(tuple(sorted(spans, key=lambda span: (span.start, -span.end))), tuple(sorted(steps)))
 
 
 def _spans(line: Any, program: str) -> Iterator[Span]:

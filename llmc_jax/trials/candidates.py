@@ -67,11 +67,6 @@ def listed(case: Case) -> list[Finding]:
     return [Finding(row.operation, row.name) for row in chain([each[0] for each in rows], *(each[1:] for each in rows))]
 
 
-def attention_name(case: Case) -> str:
-    """Return the problem of problems.py that a run's attention is."""
-    return "relu_attention" if attention_of(case.model).weights == "relu" else "attention"
-
-
 # ----- its shapes ---------------------------------------------------------------------------------------------------
 
 
@@ -89,5 +84,6 @@ def parts(case: Case, operation: str) -> dict[str, list[int]]:
         "adamw": [size],
         "global norm": [size],
     }[operation]
-    functions = (attention_name(case),) if operation == "attention" else kernels.GROUPS[operation]
-    return dict.fromkeys(functions, sizes)
+    if operation == "attention":
+        return {"relu_attention" if attention_of(model).weights == "relu" else "attention": sizes}
+    return dict.fromkeys(kernels.GROUPS[operation], sizes)

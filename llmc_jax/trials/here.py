@@ -53,10 +53,9 @@ def facts(config: TrainConfig, findings: kernels.Findings | None) -> Facts:
 
     found = of_all("facts of the machine", own)
     known: kernels.Findings = from_json(kernels.Findings, found[0]["findings"])
-    return Facts(
-        device, kernels.this_machine(), found[0]["devices"], least([each["memory"] for each in found]),
-        compiling.user_flags(), known,
-    )  # fmt: skip
+    memory = [each["memory"] for each in found]
+    least = None if None in memory else min(memory)
+    return Facts(device, kernels.this_machine(), found[0]["devices"], least, compiling.user_flags(), known)
 
 
 def plan_with(facts: Facts, config: TrainConfig, model: ModelShape, before: Repeat | None = None) -> Plan:
@@ -65,12 +64,6 @@ def plan_with(facts: Facts, config: TrainConfig, model: ModelShape, before: Repe
         replace(config, devices=facts.devices), model, facts.machine, findings=facts.findings, before=before,
         memory=facts.memory, xla_flags=facts.xla_flags,
     )  # fmt: skip
-
-
-def least(numbers: list[int | None]) -> int | None:
-    """Return the least of some numbers; None where one is not known."""
-    known = [number for number in numbers if number is not None]
-    return min(known) if len(known) == len(numbers) else None
 
 
 def available_devices() -> tuple[int, str]:

@@ -39,11 +39,6 @@ def folder() -> Path:
     return cache_folder() / "kernels"
 
 
-def programs() -> Path:
-    """Return the compile cache of the trials."""
-    return folder() / "xla"
-
-
 def run_programs() -> Path:
     """Return where the programs for new runs are: a folder for each combination of what they depend on."""
     return cache_folder() / "programs"
@@ -109,13 +104,11 @@ def all_known() -> list[Known]:
 
 def clear() -> int:
     """Delete all that is known and all compiled programs; return the number of combinations. Raises OSError."""
-    paths = list(folder().glob("*.json"))
-    for path in paths:
-        path.unlink(missing_ok=True)
-    for programs_of in (programs(), run_programs()):
-        if programs_of.exists():
-            shutil.rmtree(programs_of.resolve())  # it may be a link
-    return len(paths)
+    count = len(list(folder().glob("*.json")))
+    for each in (folder(), run_programs()):
+        if each.exists():
+            shutil.rmtree(each.resolve())  # it may be a link
+    return count
 
 
 def _parsed(path: Path) -> Known:

@@ -104,6 +104,6 @@ def child_environment() -> dict[str, str]:
     if not found.get("JAX_COMPILATION_CACHE_DIR"):
         # Not the one of the runs: a process that is ended while it writes leaves a torn file, over which JAX trips at
         # every start.
-        found["JAX_COMPILATION_CACHE_DIR"] = str(known.programs())
+        found["JAX_COMPILATION_CACHE_DIR"] = str(known.folder() / "xla")
     found.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     return found

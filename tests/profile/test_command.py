@@ -111,7 +111,7 @@ def test_a_trace_without_the_names_of_kernels(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """All but the table is there."""
-    graph = trace.Trace((trace.Span("command_buffer", 0.0, 1e6, "Stream #1"),), ((0.0, 1e6),), True)
+    graph = trace.Trace((trace.Span("command_buffer", 0.0, 1e6, "Stream #1"),), ((0.0, 1e6),))
     monkeypatch.setattr(modes, "read_trace", lambda *_: graph)
     text, error = run(capsys, *MODEL, "--steps", "1", "--traced", "1", "--json", str(tmp_path / "j"))
     assert "100 %" in error and len(error.splitlines()) == 1

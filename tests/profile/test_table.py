@@ -41,7 +41,7 @@ def step_at(start: float) -> list[Span]:
     return [Span(name, (start + a) * MS, (start + b) * MS, "t") for name, a, b in spans]
 
 
-TRACE = Trace((*step_at(0), *step_at(20)), ((0.0, 10 * MS), (20 * MS, 30 * MS)), False)
+TRACE = Trace((*step_at(0), *step_at(20)), ((0.0, 10 * MS), (20 * MS, 30 * MS)))
 
 
 def found(lines: tuple[Line, ...]) -> dict[tuple[str, str], Line]:
@@ -73,13 +73,13 @@ def test_work_is_where_it_ran() -> None:
 def test_a_trace_of_nameless_kernels_is_no_table(unheard: float, says_something: bool) -> None:
     """As CUDA graphs leave them. At most a fifth of the time may have no operation."""
     known = [Span("dot.0", 0, 8 * MS, "t")]
-    trace = Trace((*known, Span("command_buffer", 8 * MS, (8 + unheard) * MS, "t")), ((0.0, 400 * MS),), True)
+    trace = Trace((*known, Span("command_buffer", 8 * MS, (8 + unheard) * MS, "t")), ((0.0, 400 * MS),))
     report = report_from_trace(trace, PROGRAM, WORK, RATES)
     assert (report.problem == "") == says_something
 
 
 def test_an_empty_trace_is_no_table() -> None:
-    assert report_from_trace(Trace((), ((0.0, MS),), False), PROGRAM, WORK, RATES).problem
+    assert report_from_trace(Trace((), ((0.0, MS),)), PROGRAM, WORK, RATES).problem
     assert not report_from_trace(TRACE, PROGRAM, WORK, RATES).problem
 
 
@@ -124,7 +124,7 @@ def test_the_order_is_that_of_the_model_and_back() -> None:
     )
     program = Program(f"HloModule jit_step, is_scheduled=true\n\nENTRY %main (x: f32[8]) -> f32[8] {{\n"
                       f"  %x = f32[8] parameter(0)\n{lines}}}\n")  # fmt: skip
-    trace = Trace(tuple(Span(f"a.{i}", i * MS, (i + 1) * MS, "t") for i in range(len(ran))), (), False)
+    trace = Trace(tuple(Span(f"a.{i}", i * MS, (i + 1) * MS, "t") for i in range(len(ran))), ())
     assert [(line.phase, line.operation) for line in report_from_trace(trace, program, [], RATES).lines] == [
         *(("forward", each) for each in ("embedding", "ln1", "qkv", "lnf")),
         *(("backward", each) for each in ("lnf", "qkv", "ln1", "embedding", "gradient")),
