@@ -192,30 +192,15 @@ def host_memory_bytes(root: Path = Path("/")) -> int:
     """
     import psutil  # here, because --help does without
 
-    limits = [int(psutil.virtual_memory().total)]
-    for path in _cgroup_limit_files(root):
-        with suppress(OSError, ValueError):  # v2 writes "max" where there is no limit, v1 a number beyond any memory
-            limits.append(int(path.read_text()))
-    return min(limit for limit in limits if limit > 0)
-
-
-def _cgroup_limit_files(root: Path) -> Iterator[Path]:
-    """Yield the files that may limit this process's memory: its control group's and every parent's, version 2 and 1."""
-    try:
+    limits, lines, folder = [int(psutil.virtual_memory().total)], list[str](), root / "sys/fs/cgroup"
+    with suppress(OSError):
         lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        controllers, _, group = line.partition(":")[2].partition(":")
-        if controllers == "":
-            base, name = root / "sys/fs/cgroup", "memory.max"
-        elif "memory" in controllers.split(","):
-            base, name = root / "sys/fs/cgroup/memory", "memory.limit_in_bytes"
-        else:
-            continue
-        parts = [part for part in group.split("/") if part not in ("", "..")]
-        for depth in range(len(parts) + 1):
-            yield base.joinpath(*parts[:depth], name)
+    group = next((line.removeprefix("0::") for line in lines if line.startswith("0::")), "")  # of version 2
+    for part in ["", *(part for part in group.split("/") if part not in ("", ".."))]:  # every parent's limit counts
+        folder /= part
+        with suppress(OSError, ValueError):  # "max" where there is no limit
+            limits.append(int((folder / "memory.max").read_text()))
+    return min(limit for limit in limits if limit > 0)
 
 
 def gib(num_bytes: int) -> str:

@@ -30,7 +30,6 @@ class Card(NamedTuple):
     memory: int  # bytes
     driver: str  # its version; empty: it does not say
     pci: str  # where it sits, such as 0000:65:00.0; of a slice, where the whole card does
-    gpus: int = 1  # GPUs that CUDA shows this process, this one and others
 
     @property
     def machine(self) -> Machine:
@@ -58,12 +57,12 @@ def seen_cards(cuda: Any = None) -> list[Card]:
         cuda = cuda or ctypes.CDLL("libcuda.so.1")
         if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)):
             return []
-        return [_described(cuda, number, count.value) for number in range(count.value)]
+        return [_described(cuda, number) for number in range(count.value)]
     except (OSError, AttributeError):
         return []
 
 
-def _described(cuda: Any, number: int, gpus: int) -> Card:
+def _described(cuda: Any, number: int) -> Card:
     """Return one of several GPUs. Raises OSError where the driver refuses a question."""
     device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
     name, pci, uuid = (ctypes.create_string_buffer(size) for size in (128, 32, 16))
@@ -80,7 +79,7 @@ def _described(cuda: Any, number: int, gpus: int) -> Card:
     if any(call(*arguments) for call, arguments in calls):
         raise OSError
     words, capability = name.value.decode(errors="replace"), f"{major.value}.{minor.value}"
-    return Card(words, uuid.raw.hex(), capability, memory.value, driver_version(), pci.value.decode(), gpus)
+    return Card(words, uuid.raw.hex(), capability, memory.value, driver_version(), pci.value.decode())
 
 
 def driver_version() -> str:

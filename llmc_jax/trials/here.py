@@ -15,7 +15,7 @@ from llmc_jax.config.model import ModelShape
 from llmc_jax.config.train import AUTO_BATCH, TrainConfig
 from llmc_jax.machine import compiling
 from llmc_jax.machine.device import Device, describe_device
-from llmc_jax.machine.driver import find_card
+from llmc_jax.machine.driver import find_card, seen_cards
 from llmc_jax.machine.jax_setup import MEMORY_SHARE
 from llmc_jax.plan.memory import computed
 from llmc_jax.plan.plan import Plan, Repeat, make_plan, triton_gemm_wish
@@ -68,8 +68,8 @@ def plan_with(facts: Facts, config: TrainConfig, model: ModelShape, before: Repe
 
 def available_devices() -> tuple[int, str]:
     """Return how many devices JAX has, and their platform. Of NVIDIA's it asks the driver, not JAX."""
-    if (card := find_card()) is not None:
-        return card.gpus, card.machine.platform
+    if cards := seen_cards():
+        return len(cards), cards[0].machine.platform
     device = describe_device()
     return device.num_devices, device.platform
 

@@ -63,8 +63,7 @@ def test_mfu_of_published_runs(
         ("0::/\n", {"memory.max": "max\n"}, 16_000_000_000),
         ("0::/\n", {}, 16_000_000_000),
         ("0::/a/b\n", {"memory.max": "max\n", "a/memory.max": "2000000000\n", "a/b/memory.max": "max"}, 2_000_000_000),
-        ("4:cpu,memory:/job\n0::/\n", {"memory/job/memory.limit_in_bytes": "3000000000\n"}, 3_000_000_000),
-        ("4:memory:/job\n", {"memory/memory.limit_in_bytes": "9223372036854771712\n"}, 16_000_000_000),
+        ("1:name=systemd:/\n0::/a\n", {"a/memory.max": "3000000000\n"}, 3_000_000_000),
     ],
 )
 def test_host_memory_respects_the_container(
