@@ -6,6 +6,7 @@ Importing it does not import JAX.
 
 import os
 import platform
+import re
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -142,7 +143,10 @@ def cpu_name() -> str:
     if platform.system() == "Darwin":
         name = output_of("sysctl", "-n", "machdep.cpu.brand_string")
     else:
-        name = _field(Path("/proc/cpuinfo"), "model name")
+        name = ""
+        with suppress(OSError):
+            found = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(errors="replace"), re.MULTILINE)
+            name = found[1] if found else ""
     return name or platform.processor() or platform.machine() or "unknown processor"
 
 
@@ -153,15 +157,6 @@ def output_of(*command: str, seconds: float = 5.0) -> str:
     except (OSError, subprocess.SubprocessError):
         return ""
     return done.stdout.strip()
-
-
-def _field(path: Path, key: str) -> str:
-    """Return the value of the first `key : value` line of a file, or an empty string."""
-    try:
-        lines = path.read_text(errors="replace").splitlines()
-    except OSError:
-        return ""
-    return next((line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() == key), "")
 
 
 def usable_cores() -> list[int]:

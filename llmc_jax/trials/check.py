@@ -60,9 +60,10 @@ def measure_kernel(case: Case, finding: Finding) -> Tried:
     row = implementations(finding.operation)[finding.implementation]
     by_name, wrong = row.functions(case.setting), []
     for function, sizes in candidates.parts(case, finding.operation).items():
-        adamw = function == "adamw_update"
-        options = {"rounding": case.rounding, "master_weights": case.master_weights} if adamw else {}
-        given = problems.problem(function, case.dtype, sizes, problems.seed_of(function), **options)
+        adamw, seed = function == "adamw_update", problems.seed_of(function)
+        given = problems.problem(
+            function, case.dtype, sizes, seed, rounding=case.rounding, master_weights=case.master_weights
+        )
         solver: Any = tuple(by_name.values()) if "attention" in function else by_name[function]
         run = jax.jit(given.bind(solver)).lower(*given.arrays).compile()
         wide = jnp.float32 if adamw and given.arrays[0].size > WHOLE_IN_FP64 else jnp.float64
@@ -75,12 +76,6 @@ def measure_kernel(case: Case, finding: Finding) -> Tried:
 
 
 # ----- a whole step -------------------------------------------------------------------------------------------------
-
-
-def matrix_bytes(case: Case) -> float:
-    """Return the bytes of attention's T x T matrix in one layer."""
-    size = 4 if case.dtype == "fp32" else 2
-    return float(size) * case.batch_size * letters(case.model).get("NH", 1) * case.sequence_length**2
 
 
 class Step(NamedTuple):
@@ -116,7 +111,8 @@ def shallow(model: Any) -> Any:
 def _xla_step(case: Case) -> Step:
     """Return XLA's step; where the T x T matrix is too large for it, without that, and its time does not count."""
     usual = case.setting.attention == CAUSAL  # of another one nothing computes it without that
-    if not usual or matrix_bytes(case) <= MATRIX_BYTES:
+    elements = case.batch_size * letters(case.model).get("NH", 1) * case.sequence_length**2
+    if not usual or elements * (4 if case.dtype == "fp32" else 2) <= MATRIX_BYTES:
         try:
             with_matrix = {f"attention_{way}": getattr(attention, f"attention_{way}") for way in problems.WAYS}
             return _step(case, with_matrix, case.other_options)

@@ -5,7 +5,7 @@ interprets, without it compiles. Leaves out the kernels themselves.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,13 +20,6 @@ DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
 PTX_VERSION = 87
 
 
-class Result(NamedTuple):
-    """What a kernel gives."""
-
-    outputs: list[jax.Array]  # new arrays
-    changed: list[jax.Array]  # the arrays that it overwrote
-
-
 def call(
     kernel: Any,
     *inputs: jax.Array,
@@ -37,8 +30,10 @@ def call(
     target: str,
     interpret: bool,
     **constants: int | float,
-) -> Result:
+) -> list[jax.Array]:
     """Run `programs` instances of a kernel whose parameters are inputs, changed, outputs and then the constants.
+
+    Returns the arrays that it overwrote, and then the new ones.
 
     changed: arrays that the kernel overwrites; XLA copies one first only where it is needed afterwards.
     programs: may be 0. warps: of one program. target: as in pallas_kernels.tuning. interpret: on the CPU; the process
@@ -49,15 +44,15 @@ def call(
         how = "started with TRITON_INTERPRET=1" if interpret else "started without TRITON_INTERPRET"
         raise ValueError(f"interpret={interpret}: Triton reads the environment when imported; Python must be {how}")
     if programs == 0:
-        return Result([jnp.zeros(each.shape, each.dtype) for each in outputs], list(changed))
+        return [*changed, *(jnp.zeros(each.shape, each.dtype) for each in outputs)]
     if interpret:
         shapes = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in changed]
 
         def run(*arrays: Any) -> list[np.ndarray]:
             return _interpreted(kernel, arrays, len(inputs), outputs, programs, constants)
 
-        results = jax.pure_callback(run, [*shapes, *outputs], *inputs, *changed)
-        return Result(results[len(changed) :], results[: len(changed)])
+        results: list[jax.Array] = jax.pure_callback(run, [*shapes, *outputs], *inputs, *changed)
+        return results
 
     import jax_triton
 
@@ -74,12 +69,7 @@ def call(
         backend_options={"ptx_version": PTX_VERSION},
         **constants,
     )
-    return Result(list(new), [jax.freeze(ref) for ref in refs])
-
-
-def block_of(size: int) -> int:
-    """Return the block that holds a row of `size` elements: Triton's blocks have powers of two; the rest is masked."""
-    return triton.next_power_of_2(size)
+    return [*(jax.freeze(ref) for ref in refs), *new]
 
 
 def warps_for(block: int) -> int:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import triton
 import triton.language as tl
 
-from llmc_jax.kernels.triton.call import block_of, call, check_dtype
+from llmc_jax.kernels.triton.call import call, check_dtype
 
 BLOCK = 8192  # columns at a time: 7 blocks of GPT-2's 50304, 32 values for each thread of 8 warps
 WARPS = 8
@@ -77,9 +77,9 @@ def classifier(
     rows, Vp = logits.shape
     if not 1 <= vocab_size <= Vp:
         raise ValueError(f"vocab_size is {vocab_size}; it must be between 1 and the {Vp} columns of the logits")
-    result = call(
+    dlogits, losses = call(
         _classifier, targets, dlosses, changed=[logits], outputs=[jax.ShapeDtypeStruct((rows,), jnp.float32)],
         programs=rows, warps=WARPS, target=target, interpret=interpret, V=vocab_size, Vp=Vp,
-        BLOCK=min(BLOCK, block_of(Vp)),
+        BLOCK=min(BLOCK, triton.next_power_of_2(Vp)),
     )  # fmt: skip
-    return result.outputs[0], result.changed[0]
+    return losses, dlogits

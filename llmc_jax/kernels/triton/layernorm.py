@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import triton
 import triton.language as tl
 
-from llmc_jax.kernels.triton.call import Result, block_of, call, check_dtype, warps_for
+from llmc_jax.kernels.triton.call import call, check_dtype, warps_for
 from llmc_jax.ops.layernorm import EPS
 from pallas_kernels.tuning import sizes
 
@@ -115,7 +115,7 @@ def layernorm_forward(
     """
     statistics = jax.ShapeDtypeStruct(x.shape[:-1], jnp.float32)
     outputs = [jax.ShapeDtypeStruct(x.shape, x.dtype), statistics, statistics]
-    out, mean, rstd = _rows(_forward, [x, w, b], outputs, target, interpret).outputs
+    out, mean, rstd = _rows(_forward, [x, w, b], outputs, target, interpret)
     return out, mean, rstd
 
 
@@ -130,8 +130,8 @@ def residual_layernorm_forward(
     """
     statistics = jax.ShapeDtypeStruct(x.shape[:-1], jnp.float32)
     same = jax.ShapeDtypeStruct(x.shape, x.dtype)
-    result = _rows(_residual_forward, [x, f, w, b], [same, same, statistics, statistics], target, interpret)
-    residual, out, mean, rstd = result.outputs
+    outputs = [same, same, statistics, statistics]
+    residual, out, mean, rstd = _rows(_residual_forward, [x, f, w, b], outputs, target, interpret)
     return residual, out, mean, rstd
 
 
@@ -182,12 +182,12 @@ def _rows(
     outputs: list[jax.ShapeDtypeStruct],
     target: str,
     interpret: bool,
-) -> Result:
+) -> list[jax.Array]:
     """Run one program per row of the first input (..., C)."""
     for name, array in zip("xfwb" if len(inputs) == 4 else "xwb", inputs, strict=True):
         check_dtype(name, array)
     *rows, C = inputs[0].shape
-    block = block_of(C)
+    block = triton.next_power_of_2(C)  # the rest is masked
     return call(
         kernel, *inputs, outputs=outputs, programs=math.prod(rows), warps=warps_for(block), target=target,
         interpret=interpret, C=C, EPS=EPS, BLOCK=block,
@@ -211,11 +211,11 @@ def _gradients(
     N = math.prod(rows)
     programs = min(N, PROGRAMS_PER_SM * sizes(target).sms)
     share = jax.ShapeDtypeStruct((programs, C), jnp.float32)
-    block = block_of(C)
+    block = triton.next_power_of_2(C)  # the rest is masked
     dx, dw, db, dbias = call(
         _backward, dout if dresidual is None else dresidual, dout, x, w, mean, rstd,
         outputs=[jax.ShapeDtypeStruct(x.shape, x.dtype), share, share, share], programs=programs,
         warps=warps_for(block), target=target, interpret=interpret, N=N, C=C, BLOCK=block,
         RESIDUAL=dresidual is not None,
-    ).outputs  # fmt: skip
+    )  # fmt: skip
     return dx, jnp.sum(dw, 0).astype(w.dtype), jnp.sum(db, 0).astype(w.dtype), jnp.sum(dbias, 0).astype(x.dtype)

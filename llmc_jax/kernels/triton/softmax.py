@@ -15,7 +15,7 @@ import jax
 import triton
 import triton.language as tl
 
-from llmc_jax.kernels.triton.call import block_of, call, check_dtype, warps_for
+from llmc_jax.kernels.triton.call import call, check_dtype, warps_for
 
 
 @triton.jit
@@ -59,11 +59,11 @@ def softmax_forward(scores: jax.Array, scale: float, *, target: str = "sm_90", i
     """
     check_dtype("scores", scores)
     T = _length(scores)
-    block = block_of(T)
+    block = triton.next_power_of_2(T)
     return call(
         _softmax_forward, changed=[scores], programs=math.prod(scores.shape[:-1]), warps=warps_for(block),
         target=target, interpret=interpret, SCALE=scale, T=T, BLOCK=block,
-    ).changed[0]  # fmt: skip
+    )[0]  # fmt: skip
 
 
 @partial(jax.jit, static_argnames=("scale", "target", "interpret"))
@@ -78,11 +78,11 @@ def softmax_backward(
     check_dtype("datt", datt)
     check_dtype("att", att)
     T = _length(datt)
-    block = block_of(T)
+    block = triton.next_power_of_2(T)
     return call(
         _softmax_backward, att, changed=[datt], programs=math.prod(datt.shape[:-1]), warps=warps_for(block),
         target=target, interpret=interpret, SCALE=scale, T=T, BLOCK=block,
-    ).changed[0]  # fmt: skip
+    )[0]  # fmt: skip
 
 
 def _length(scores: jax.Array) -> int:
