@@ -72,9 +72,8 @@ def digest_of_sources() -> str:
 
 def sources_of(choices: tuple[Choice, ...]) -> str:
     """Return `digest_of_sources` where one of our kernels runs, else nothing."""
-    return (
-        digest_of_sources() if any(choice.by in ("pallas", "triton") or choice.backward for choice in choices) else ""
-    )
+    ours = any(choice.by in ("pallas", "triton") or choice.backward for choice in choices)
+    return digest_of_sources() if ours else ""
 
 
 # ----- from JSON -----------------------------------------------------------------------------------------------------
@@ -147,20 +146,12 @@ def _recorded(
 ) -> dict[str, tuple[Choice | None, str]]:
     """Return what a record has for each operation that it decides, and why that cannot run; empty where it can."""
     choices = {choice.operation: choice for choice in before.choices}
+    options = {"gelu": ("kernels", "gelu_fusion"), "attention": ("kernels", "attention")}
     return {
         each: (choices.get(each), _problem(choices.get(each), setting, findings))
         for each in GROUPS
-        if _decides(before, asked, each, choices.get(each))
+        if still(before, asked, *options.get(each, ("kernels",)))
     }
-
-
-def _decides(before: Resolved, asked: Preferences, operation: str, choice: Choice | None) -> bool:
-    """Return whether a record decides what runs an operation."""
-    if operation == "gelu":
-        return still(before, asked, "kernels", "gelu_fusion")
-    if operation == "attention":
-        return still(before, asked, "kernels", "attention")
-    return still(before, asked, "kernels")
 
 
 def _problem(choice: Choice | None, setting: Setting, findings: Findings) -> str:

@@ -19,27 +19,23 @@ OWN = (
 )  # fmt: skip
 
 
-def help_text() -> str:
-    """Return what --help prints."""
-    return help_page(
-        typed("profile"),
-        "Where a training step's time, memory and operations go. Takes train.py's flags for the model, the batch, the "
-        "optimizer, precision and kernels (--preset -e -b -t -d -r --dtype --kernels --attention and so on; without "
-        "--preset and -e: d12), and trains on random tokens. docs/profiling.md explains the table.",
-        OWN,
-        (
-            ("-e d12 -b 4 -t 64", "the table of GPT-2 124M's step"),
-            ("-e d12 -b 4 -t 64 --trace traces", "and the trace for Perfetto"),
-            ("-e d12 -b 4 -t 64 --vs dtype=bf16 --vs recompute=0", "beside two other versions"),
-        ),
-    )
+ABOUT = (
+    "Where a training step's time, memory and operations go. Takes train.py's flags for the model, the batch, the "
+    "optimizer, precision and kernels (--preset -e -b -t -d -r --dtype --kernels --attention and so on; without "
+    "--preset and -e: d12), and trains on random tokens. docs/profiling.md explains the table."
+)
+EXAMPLES = (
+    ("-e d12 -b 4 -t 64", "the table of GPT-2 124M's step"),
+    ("-e d12 -b 4 -t 64 --trace traces", "and the trace for Perfetto"),
+    ("-e d12 -b 4 -t 64 --vs dtype=bf16 --vs recompute=0", "beside two other versions"),
+)
 
 
 @command_line("profile")
 def main(words: list[str]) -> int:
     """Run `llmc-jax profile`."""
     if "--help" in words:
-        print(help_text())
+        print(help_page(typed("profile"), ABOUT, OWN, EXAMPLES))
         return ExitCode.DONE
     asked, rest = take_own(words, OWN)
     from llmc_jax.profile import modes  # here, because --help does without JAX

@@ -161,14 +161,14 @@ def _sums(found: jax.Array, wanted: jax.Array, columns: int) -> tuple[jax.Array,
 
 
 def _compare(found: jax.Array, wanted: jax.Array, given: Problem) -> Compared:
-    """Return how far an output is off; of a vector, and where rows mean nothing, the whole is one row.
+    """Return how far an output is off; of a vector the whole is one row.
 
     Of attention's packed gradient dk and dv count as rows of their own too: few queries see the last keys, so their
     gradients are small beside dq's, which would hide them. Raises ValueError for another shape.
     """
     if found.shape != wanted.shape:
         raise ValueError(f"an output has the shape {found.shape}, not {wanted.shape}")
-    columns = found.shape[-1] if given.rows and found.ndim > 1 else found.size
+    columns = found.shape[-1] if found.ndim > 1 else found.size
     off, size, worst = _sums(found, wanted, columns)
     if "attention" in given.function and columns == 3 * (C := given.arrays[0].shape[-1]) and found.ndim > 1:
         worst = jnp.maximum(worst, _sums(found[..., C:], wanted[..., C:], C)[2])

@@ -42,7 +42,6 @@ class Problem(NamedTuple):
     function: str
     arrays: tuple[jax.Array, ...]
     bind: Callable[[Function], Function]  # of an implementation: a function of the arrays, which returns a tuple
-    rows: bool = True  # errors are relative to the row they are in; else to the whole array
     cut: tuple[int, ...] = ()  # arrays of as many rows, or sequences, each of which has its own part of the answer
     sums: tuple[tuple[int, int], ...] = ()  # outputs that are sums over another's rows, before or after its rounding
 
@@ -153,7 +152,7 @@ def _adamw(normal: Function, kind: Any, n: int, rounding: str = "nearest", maste
 
         return update
 
-    return Problem("adamw_update", arrays, bind, rows=False)
+    return Problem("adamw_update", arrays, bind)
 
 
 def _attention(function: str, normal: Function, B: int, T: int, NH: int, HS: int) -> Problem:
