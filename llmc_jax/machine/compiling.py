@@ -87,16 +87,6 @@ def triton_gemm(wish: str, target: str | None, flags: Flags) -> Options:
     return () if value is None else ((TRITON_GEMM, bool(value)),)
 
 
-def untried(wish: str, target: str | None, flags: Flags) -> Options:
-    """Return the options that nobody has decided for a GPU, with the value that is not XLA's default.
-
-    Where Triton is off, its products are not tried: XLA would time each of them for minutes first.
-    """
-    if target is None or target in CHOSEN or wish != "auto" or TRITON_GEMM in flags:
-        return ()
-    return ((TRITON_GEMM, False),)
-
-
 def without_graphs(platform: str, flags: Flags) -> Settings:
     """Return the options by which a program has no CUDA graphs; none where it has no graphs anyway.
 

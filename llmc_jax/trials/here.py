@@ -18,7 +18,7 @@ from llmc_jax.machine.device import Device, describe_device
 from llmc_jax.machine.driver import find_card, seen_cards
 from llmc_jax.machine.jax_setup import MEMORY_SHARE
 from llmc_jax.plan.memory import computed
-from llmc_jax.plan.plan import Plan, Repeat, make_plan, triton_gemm_wish
+from llmc_jax.plan.plan import Plan, Repeat, make_plan
 from llmc_jax.plan.search import limit_of, sizes_up_to
 from llmc_jax.trials import candidates, start
 
@@ -112,7 +112,8 @@ def first_guess(config: TrainConfig, model: ModelShape, machine: kernels.Machine
 
 def case_of(plan: Plan) -> candidates.Case:
     """Return a run as the trials of its kernels see it."""
-    config = plan.config
+    config, options = plan.config, compiling.of_one_device(plan.execution.compiler_options)
+    undecided = plan.machine.target is not None and compiling.TRITON_GEMM not in dict(options)
     return candidates.Case(
         model=plan.model,
         batch_size=config.batch_size,
@@ -126,8 +127,9 @@ def case_of(plan: Plan) -> candidates.Case:
         recompute_blocks=config.recompute_blocks,
         logit_rows=plan.execution.logit_rows,
         gelu_fusion=plan.execution.gelu_fusion,
-        options=compiling.of_one_device(plan.execution.compiler_options),  # which it is tried on
+        options=options,
         asked=kernels.Preferences(config.kernels, config.attention, config.gelu_fusion),
         machine=plan.machine,
-        other_options=compiling.untried(triton_gemm_wish(config), plan.machine.target, plan.xla_flags),
+        # without Triton's products, for which XLA would time each of them for minutes first
+        other_options=((compiling.TRITON_GEMM, False),) if undecided else (),
     )

@@ -17,7 +17,6 @@ from llmc_jax.machine.compiling import (
     decided_by,
     overlap,
     triton_gemm,
-    untried,
     user_flags,
     without_graphs,
 )
@@ -36,13 +35,6 @@ UNKNOWN = (("xla_no_such_option", True),)
 )  # fmt: skip
 def test_what_is_chosen(wish: str, target: str | None, expected: compiling.Options) -> None:
     assert triton_gemm(wish, target, {}) == expected
-
-
-def test_what_nobody_has_decided_may_be_tried() -> None:
-    assert untried("auto", "sm_80", {}) == OFF
-    assert untried("auto", None, {}) == untried("auto", "sm_90", {}) == ()
-    assert untried("on", "sm_80", {}) == untried("off", "sm_80", {}) == ()
-    assert untried("auto", "sm_80", {TRITON_GEMM: True}) == ()
 
 
 @pytest.mark.parametrize(

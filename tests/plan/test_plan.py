@@ -217,6 +217,14 @@ def test_several_gpus_send_while_they_compute() -> None:
     assert rows["one"] == {} and set(rows["several"]) == {"split over devices", "order of sums"}
 
 
+def test_what_nobody_has_decided_may_be_tried() -> None:
+    assert case_of(plan(A100)).other_options == OFF
+    assert case_of(plan(CPU)).other_options == case_of(plan(H200)).other_options == ()
+    assert all(case_of(plan(A100, triton_gemm=wish)).other_options == () for wish in ("on", "off"))
+    by_flags = make_plan(TrainConfig(), SHAPE, A100, xla_flags={TRITON_GEMM: True})
+    assert case_of(by_flags).other_options == ()
+
+
 @pytest.mark.parametrize(("then", "now"), [(1, 8), (8, 1), (8, 2)])
 def test_what_several_gpus_need_is_of_this_start(then: int, now: int) -> None:
     before = Repeat(Path("kernels.json"), plan(H200, devices=then).resolved)
