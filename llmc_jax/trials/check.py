@@ -1,6 +1,6 @@
 """One implementation at a run's own shapes: is it right? And a whole step on several: is it right, and how fast?
 
-A task of children.py. Leaves out what is tried (candidates.py) and what follows from it (search.py).
+A task of children.py. Leaves out what is tried (candidates.py) and what follows from it (start.py).
 """
 
 import math

@@ -1,27 +1,36 @@
 """The kernels of a run, tried before it begins: known from an earlier start, or found out now, by other processes.
 
 They run before this one has a GPU context, so that a card that only one process may use serves them and then the run.
-Nothing here touches a machine without an NVIDIA GPU. Leaves out what follows from a try (search.py).
+Each kernel must be right by itself, then whole steps decide, since XLA fuses operations: a step on kernels must give
+XLA's loss and gradients; of those that do, and XLA's, the fastest is the run's. Nothing here touches a machine without
+an NVIDIA GPU. Leaves out a try itself (check.py).
 """
 
+import math
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any, NamedTuple
 
+from llmc_jax.base.commands import typed
 from llmc_jax.base.streams import print_error
 from llmc_jax.kernels import Findings
 from llmc_jax.machine import driver
+from llmc_jax.machine.compiling import Options
 from llmc_jax.machine.driver import Card
 from llmc_jax.trials import candidates, known
 from llmc_jax.trials.candidates import Case
-from llmc_jax.trials.children import Children, Stuck
-from llmc_jax.trials.search import Search, search, task
+from llmc_jax.trials.children import Children, Outcome, Stuck, Task, Tried
 
 SECONDS = 110.0  # for all of it, so that two minutes are not exceeded
 LOOKS, PAUSE = 6, 0.5  # at a card that is in use, seconds between them: a process that was killed takes a while to go
+MODULE = "llmc_jax.trials.check"
+LIMITS = {"device": 40.0, "kernel": 40.0, "step": 100.0}  # that a try may take to compile, and then to run
+NO_FUSION = (("xla_gpu_enable_dynamic_slice_fusion", False),)  # the second try, where a step on kernels is wrong
+HANGS = 20.0  # seconds of running after which what time was up for hangs: it takes milliseconds
 
 
 class NotChecked(Exception):
@@ -107,3 +116,133 @@ def child_environment() -> dict[str, str]:
         found["JAX_COMPILATION_CACHE_DIR"] = str(known.folder() / "xla")
     found.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     return found
+
+
+# ----- the search: it measures nothing itself, and knows no clock ---------------------------------------------------
+
+
+class Search(NamedTuple):
+    """What a search needs, and says."""
+
+    case: Case
+    attempt: Callable[[Task], Outcome]
+    say: Callable[[str], None]  # a line for the user
+
+
+class Step(NamedTuple):
+    """A whole step."""
+
+    name: str
+    rows: dict[str, str]  # of each operation what runs it; none: XLA's step, with which the others are compared
+    options: Options  # of XLA
+    seconds: float = 0.0  # 0: not known
+
+
+def task(what: str, case: Case, **arguments: Any) -> Task:
+    """Return a call of check.measure."""
+    return Task(what, MODULE, {"what": what, "case": case, **arguments}, LIMITS[what])
+
+
+def search(how: Search) -> Findings:
+    """Return what is found out in time; what is not runs as shipped. Raises what `attempt` raises."""
+    listed, known = candidates.listed(how.case), Findings()
+    for number, finding in enumerate(listed, 1):
+        how.say(f"{number}/{len(listed)} {finding.label}")
+        if (tried := _tried(how, finding.label, "kernel", finding=finding)) is None:
+            break
+        found = finding._replace(problem=tried.problem, unjudged=tried.unjudged)
+        known = known._replace(found=(*known.found, found))
+    known = compare_steps(how, known)
+    if not known.fastest:
+        advice = f"what is not known runs as shipped; {typed('kernels')} --measure tries it"
+        how.say(note := f"no whole step could be compared; {advice}")
+        known = known._replace(notes=(*known.notes, note))
+    return known
+
+
+def compare_steps(how: Search, known: Findings) -> Findings:
+    """Return the findings with the step that is right and the fastest, if time and memory suffice to compare them."""
+    options, rows, notes = how.case.other_options, dict[str, list[str]](), list[str]()
+    for operation, each in candidates.by_operation(how.case).items():  # what is not wrong, in order of preference
+        rows[operation] = [row.name for row in each if not known.problem(operation, row.name)]
+    ours, xla = ({operation: each[at] for operation, each in rows.items()} for at in (0, -1))
+    tried = _step(how, by_xla := Step("xla", {}, options))
+    if tried is None or tried.problem:
+        return known._replace(notes=(f"XLA's step: {tried.problem}",) if tried else ())
+    right = [by_xla._replace(rows=xla, seconds=tried.seconds)]
+    attentions = rows.get("attention", [])[1:-1]  # that are right too
+    for step in _attempts(ours, xla, attentions, options):
+        if (tried := _step(how, step)) is None:
+            break
+        if not tried.problem:
+            # where XLA is faster, the kernels that a flag names still run, and so need these options
+            right = [right[0]._replace(options=step.options), step._replace(seconds=tried.seconds)]
+            break
+        notes.append(f"a whole step on {step.name}: {tried.problem}")
+    if notes:
+        spoilt, wrong = ours.items() - right[-1].rows.items(), "a whole step with it is wrong"
+        found = [each._replace(problem=wrong) if each.key in spoilt else each for each in known.found]
+        known = known._replace(found=tuple(found), notes=tuple(notes))
+    if tried is None:  # time or memory did not suffice; what was found wrong before counts
+        return known
+    best = _fastest(how, right, attentions)
+    steps = tuple((step.name, step.seconds) for step in right)
+    return known._replace(fastest=tuple(best.rows.items()), options=best.options, steps=steps)
+
+
+def _attempts(ours: dict[str, str], xla: dict[str, str], attentions: Sequence[str], options: Options) -> list[Step]:
+    """Return what may be right, the best first: all kernels, compiled otherwise too, or without one of them."""
+    fewer = {name: xla[name] if name == "classifier" else row for name, row in ours.items()}
+    found = [
+        Step("the kernels", ours, options),
+        Step("the kernels without XLA's dynamic-slice fusion", ours, (*options, *NO_FUSION)),
+        *([Step("the kernels with XLA's classifier", fewer, options)] if fewer != ours else []),
+        *(_with_attention(Step("the kernels", ours, options), row) for row in attentions),
+    ]
+    return [step for step in found if step.rows != xla]
+
+
+def _with_attention(step: Step, row: str) -> Step:
+    return step._replace(name=f"{step.name}, attention by {row}", rows=step.rows | {"attention": row})
+
+
+def _fastest(how: Search, right: list[Step], attentions: Sequence[str]) -> Step:
+    """Return the fastest of steps that are right, that by kernels last, with what else is worth a try added.
+
+    attentions: that are right too. XLA's default options are tried on the fastest, and last, because XLA may time each
+    product for them first.
+    """
+
+    def add(step: Step) -> None:
+        tried = _step(how, step)
+        if tried is not None and not tried.problem:
+            right.append(step._replace(seconds=tried.seconds))
+
+    def best() -> Step:
+        return min(right, key=lambda step: step.seconds or math.inf)
+
+    if len(right) > 1 and attentions and right[-1].rows["attention"] not in attentions:
+        add(_with_attention(right[-1], attentions[0]))
+    if how.case.other_options and best().seconds:
+        options = tuple(option for option in best().options if option not in how.case.other_options)
+        add(best()._replace(name=f"{best().name}, XLA's default products", options=options))
+    return best()
+
+
+def _step(how: Search, step: Step) -> Tried | None:
+    """Return what came of a step; None: time was up, the memory too small for two steps, or it could not be judged."""
+    how.say(name := f"a whole step on {step.name}")
+    tried = _tried(how, name, "step", chosen=tuple(step.rows.items()), options=step.options)
+    return None if tried is None or tried.unjudged else tried
+
+
+def _tried(how: Search, name: str, what: str, **arguments: Any) -> Tried | None:
+    """Return what came of a try, and say what is wrong; None: time was up."""
+    outcome = how.attempt(task(what, how.case, **arguments))
+    if outcome.kind == "TIME" and outcome.ran < HANGS:
+        return None
+    said, unjudged = str(outcome.content), outcome.kind in ("SKIPPED", "UNJUDGED")
+    tried = outcome.content if outcome.kind == "DONE" else Tried(unjudged=said) if unjudged else Tried(said)
+    if tried.problem or tried.unjudged:
+        how.say(f"{name} is not {'used' if tried.problem else 'judged'}: {tried.problem or tried.unjudged}")
+    return tried

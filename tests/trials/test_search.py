@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from llmc_jax.kernels import Finding, Findings, Preferences
-from llmc_jax.trials import candidates, search
+from llmc_jax.trials import candidates, start
 from llmc_jax.trials.candidates import Case
 from llmc_jax.trials.children import Outcome, Task, Tried
-from llmc_jax.trials.search import NO_FUSION, Search
+from llmc_jax.trials.start import NO_FUSION, Search
 from tests.kernels.test_choice import choose
 from tests.trials.test_check import D12
 
@@ -41,7 +41,7 @@ class Card:
 
     def search(self, case: Case = D12, seconds: float = 1e6) -> Findings:
         self.until = seconds
-        return search.search(Search(case, self.attempt, self.said.append))
+        return start.search(Search(case, self.attempt, self.said.append))
 
 
 BY_XLA = {"xla", "naive, xla"}
@@ -81,7 +81,7 @@ def test_what_is_wrong_costs_itself() -> None:
     bad = {
         "classifier": Outcome("DONE", Tried("output 1: error 0.3"), 1.0),
         "flash, pallas": CRASH,
-        "adamw": Outcome("TIME", None, 60.0, ran=search.HANGS),
+        "adamw": Outcome("TIME", None, 60.0, ran=start.HANGS),
         "gelu": Outcome("FAILED", "ValueError: Mosaic", 1.0),
         "embedding backward": Outcome("UNJUDGED", "JaxRuntimeError: RESOURCE_EXHAUSTED: 5 GB", 1.0),
     }  # fmt: skip

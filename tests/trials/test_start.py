@@ -17,7 +17,7 @@ from llmc_jax.kernels import Finding, Findings
 from llmc_jax.kernels.choice import implementations
 from llmc_jax.machine import driver
 from llmc_jax.machine.driver import Card
-from llmc_jax.trials import candidates, children, known, search, start
+from llmc_jax.trials import candidates, children, known, start
 from tests.trials.test_check import D12, TINY
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,8 +61,8 @@ def find_out(
     """A check with the module above, a cache of its own, and a free card."""
     monkeypatch.setenv("LLMC_JAX_CACHE", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(module))
-    monkeypatch.setattr(search, "MODULE", "fake_check")
-    monkeypatch.setitem(search.SECONDS, "kernel", 1.0)
+    monkeypatch.setattr(start, "MODULE", "fake_check")
+    monkeypatch.setitem(start.LIMITS, "kernel", 1.0)
     monkeypatch.setattr(children, "START_SECONDS", 10.0)
     monkeypatch.setattr(driver, "jax_has_begun", lambda: False)
     monkeypatch.setattr(driver, "busy", lambda _: "")
