@@ -8,13 +8,14 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from llmc_jax.base.files import cache_folder, digest_of_files, reason, try_lock, write_bytes
 from llmc_jax.base.plain import from_json, to_json
+from llmc_jax.base.streams import print_error
 from llmc_jax.kernels import Findings
 from llmc_jax.machine.device import installed
 from llmc_jax.machine.driver import Card
@@ -32,6 +33,11 @@ class Known(NamedTuple):
     facts: dict[str, Any]  # what it was found out for
     found: Findings
     date: str
+
+
+def say(line: str) -> None:
+    """Show the progress of a check."""
+    print_error(f"kernel check: {line}")
 
 
 def folder() -> Path:
@@ -69,7 +75,7 @@ def file_of(facts: Mapping[str, Any]) -> Path:
     return folder() / f"{digest[:24]}.json"
 
 
-def read(facts: Mapping[str, Any], say: Callable[[str], None]) -> Findings | None:
+def read(facts: Mapping[str, Any]) -> Findings | None:
     """Return what is known of a combination; None where nothing is. A damaged file counts as none, and that is said."""
     path = file_of(facts)
     try:
@@ -82,7 +88,7 @@ def read(facts: Mapping[str, Any], say: Callable[[str], None]) -> Findings | Non
         return None
 
 
-def write(facts: Mapping[str, Any], found: Findings, say: Callable[[str], None]) -> None:
+def write(facts: Mapping[str, Any], found: Findings) -> None:
     """Keep what was found out. Where it cannot be kept that is said, and it is found out again next time."""
     content = to_json(Known(dict(facts), found, time.strftime("%Y-%m-%d %H:%M")))
     path = file_of(facts)

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from llmc_jax.base.commands import typed
-from llmc_jax.base.streams import print_error
 from llmc_jax.kernels import Findings
 from llmc_jax.machine import driver
 from llmc_jax.machine.compiling import Options
@@ -24,6 +23,7 @@ from llmc_jax.machine.driver import Card
 from llmc_jax.trials import candidates, known
 from llmc_jax.trials.candidates import Case
 from llmc_jax.trials.children import Children, Outcome, Stuck, Task, Tried
+from llmc_jax.trials.known import say
 
 SECONDS = 110.0  # for all of it, so that two minutes are not exceeded
 LOOKS, PAUSE = 6, 0.5  # at a card that is in use, seconds between them: a process that was killed takes a while to go
@@ -32,24 +32,14 @@ LIMITS = {"device": 40.0, "kernel": 40.0, "step": 100.0}  # that a try may take 
 NO_FUSION = (("xla_gpu_enable_dynamic_slice_fusion", False),)  # the second try, where a step on kernels is wrong
 HANGS = 20.0  # seconds of running after which what time was up for hangs: it takes milliseconds
 
+Attempt = Callable[[Task], Outcome]
+
 
 class NotChecked(Exception):
     """The kernels are not checked, and run as shipped; the message says why."""
 
 
-def say(line: str) -> None:
-    """Show the progress of a check."""
-    print_error(f"kernel check: {line}")
-
-
-def find_out(
-    case: Case,
-    here: Card,
-    *,
-    again: bool = False,
-    seconds: float = SECONDS,
-    say: Callable[[str], None] = say,
-) -> Findings:
+def find_out(case: Case, here: Card, *, again: bool = False, seconds: float = SECONDS) -> Findings:
     """Return what is known of a case's kernels on a card, with notes for the user; tries them if nothing is known yet.
 
     Where nothing is found, the table that is shipped decides. again: what is known does not count.
@@ -57,7 +47,7 @@ def find_out(
     if not candidates.listed(case):
         return Findings()
     facts = known.facts_of(case, here)
-    if not again and (found := known.read(facts, say)) is not None:
+    if not again and (found := known.read(facts)) is not None:
         return found
     try:
         with known.locked(here) as free:
@@ -71,8 +61,8 @@ def find_out(
                 f"new combination of {here.name}, versions and shapes; at most {seconds:.0f} s (--no-kernel-check "
                 "skips this)"
             )
-            found = _searched(case, seconds, say)
-            known.write(facts, found, say)
+            found = _searched(case, seconds)
+            known.write(facts, found)
             return found
     except NotChecked as why:
         return Findings(notes=(f"the kernels are not checked: {why}; they are used as shipped",))
@@ -87,7 +77,7 @@ def _in_use(here: Card) -> str:
     return problem
 
 
-def _searched(case: Case, seconds: float, say: Callable[[str], None]) -> Findings:
+def _searched(case: Case, seconds: float) -> Findings:
     """Return what a search finds, in processes of its own."""
     until = time.monotonic() + seconds
     try:
@@ -96,7 +86,7 @@ def _searched(case: Case, seconds: float, say: Callable[[str], None]) -> Finding
                 outcome = running.measure(task("device", case), until)
                 if outcome.kind not in ("DONE", "TIME"):
                     raise NotChecked(f"the processes that check them cannot get the card ({outcome.content})")
-            found = search(Search(case, lambda task: running.measure(task, until), say))
+            found = search(case, lambda task: running.measure(task, until))
         if running.stuck is not None:
             raise Stuck(f"process {running.stuck} cannot be ended")
         return found
@@ -121,14 +111,6 @@ def child_environment() -> dict[str, str]:
 # ----- the search: it measures nothing itself, and knows no clock ---------------------------------------------------
 
 
-class Search(NamedTuple):
-    """What a search needs, and says."""
-
-    case: Case
-    attempt: Callable[[Task], Outcome]
-    say: Callable[[str], None]  # a line for the user
-
-
 class Step(NamedTuple):
     """A whole step."""
 
@@ -143,36 +125,36 @@ def task(what: str, case: Case, **arguments: Any) -> Task:
     return Task(what, MODULE, {"what": what, "case": case, **arguments}, LIMITS[what])
 
 
-def search(how: Search) -> Findings:
+def search(case: Case, attempt: Attempt) -> Findings:
     """Return what is found out in time; what is not runs as shipped. Raises what `attempt` raises."""
-    listed, known = candidates.listed(how.case), Findings()
+    listed, known = candidates.listed(case), Findings()
     for number, finding in enumerate(listed, 1):
-        how.say(f"{number}/{len(listed)} {finding.label}")
-        if (tried := _tried(how, finding.label, "kernel", finding=finding)) is None:
+        say(f"{number}/{len(listed)} {finding.label}")
+        if (tried := _tried(case, attempt, finding.label, "kernel", finding=finding)) is None:
             break
         found = finding._replace(problem=tried.problem, unjudged=tried.unjudged)
         known = known._replace(found=(*known.found, found))
-    known = compare_steps(how, known)
+    known = compare_steps(case, attempt, known)
     if not known.fastest:
         advice = f"what is not known runs as shipped; {typed('kernels')} --measure tries it"
-        how.say(note := f"no whole step could be compared; {advice}")
+        say(note := f"no whole step could be compared; {advice}")
         known = known._replace(notes=(*known.notes, note))
     return known
 
 
-def compare_steps(how: Search, known: Findings) -> Findings:
+def compare_steps(case: Case, attempt: Attempt, known: Findings) -> Findings:
     """Return the findings with the step that is right and the fastest, if time and memory suffice to compare them."""
-    options, rows, notes = how.case.other_options, dict[str, list[str]](), list[str]()
-    for operation, each in candidates.by_operation(how.case).items():  # what is not wrong, in order of preference
+    options, rows, notes = case.other_options, dict[str, list[str]](), list[str]()
+    for operation, each in candidates.by_operation(case).items():  # what is not wrong, in order of preference
         rows[operation] = [row.name for row in each if not known.problem(operation, row.name)]
     ours, xla = ({operation: each[at] for operation, each in rows.items()} for at in (0, -1))
-    tried = _step(how, by_xla := Step("xla", {}, options))
+    tried = _step(case, attempt, by_xla := Step("xla", {}, options))
     if tried is None or tried.problem:
         return known._replace(notes=(f"XLA's step: {tried.problem}",) if tried else ())
     right = [by_xla._replace(rows=xla, seconds=tried.seconds)]
     attentions = rows.get("attention", [])[1:-1]  # that are right too
     for step in _attempts(ours, xla, attentions, options):
-        if (tried := _step(how, step)) is None:
+        if (tried := _step(case, attempt, step)) is None:
             break
         if not tried.problem:
             # where XLA is faster, the kernels that a flag names still run, and so need these options
@@ -185,7 +167,7 @@ def compare_steps(how: Search, known: Findings) -> Findings:
         known = known._replace(found=tuple(found), notes=tuple(notes))
     if tried is None:  # time or memory did not suffice; what was found wrong before counts
         return known
-    best = _fastest(how, right, attentions)
+    best = _fastest(case, attempt, right, attentions)
     steps = tuple((step.name, step.seconds) for step in right)
     return known._replace(fastest=tuple(best.rows.items()), options=best.options, steps=steps)
 
@@ -206,7 +188,7 @@ def _with_attention(step: Step, row: str) -> Step:
     return step._replace(name=f"{step.name}, attention by {row}", rows=step.rows | {"attention": row})
 
 
-def _fastest(how: Search, right: list[Step], attentions: Sequence[str]) -> Step:
+def _fastest(case: Case, attempt: Attempt, right: list[Step], attentions: Sequence[str]) -> Step:
     """Return the fastest of steps that are right, that by kernels last, with what else is worth a try added.
 
     attentions: that are right too. XLA's default options are tried on the fastest, and last, because XLA may time each
@@ -214,7 +196,7 @@ def _fastest(how: Search, right: list[Step], attentions: Sequence[str]) -> Step:
     """
 
     def add(step: Step) -> None:
-        tried = _step(how, step)
+        tried = _step(case, attempt, step)
         if tried is not None and not tried.problem:
             right.append(step._replace(seconds=tried.seconds))
 
@@ -223,26 +205,26 @@ def _fastest(how: Search, right: list[Step], attentions: Sequence[str]) -> Step:
 
     if len(right) > 1 and attentions and right[-1].rows["attention"] not in attentions:
         add(_with_attention(right[-1], attentions[0]))
-    if how.case.other_options and best().seconds:
-        options = tuple(option for option in best().options if option not in how.case.other_options)
+    if case.other_options and best().seconds:
+        options = tuple(option for option in best().options if option not in case.other_options)
         add(best()._replace(name=f"{best().name}, XLA's default products", options=options))
     return best()
 
 
-def _step(how: Search, step: Step) -> Tried | None:
+def _step(case: Case, attempt: Attempt, step: Step) -> Tried | None:
     """Return what came of a step; None: time was up, the memory too small for two steps, or it could not be judged."""
-    how.say(name := f"a whole step on {step.name}")
-    tried = _tried(how, name, "step", chosen=tuple(step.rows.items()), options=step.options)
+    say(name := f"a whole step on {step.name}")
+    tried = _tried(case, attempt, name, "step", chosen=tuple(step.rows.items()), options=step.options)
     return None if tried is None or tried.unjudged else tried
 
 
-def _tried(how: Search, name: str, what: str, **arguments: Any) -> Tried | None:
+def _tried(case: Case, attempt: Attempt, name: str, what: str, **arguments: Any) -> Tried | None:
     """Return what came of a try, and say what is wrong; None: time was up."""
-    outcome = how.attempt(task(what, how.case, **arguments))
+    outcome = attempt(task(what, case, **arguments))
     if outcome.kind == "TIME" and outcome.ran < HANGS:
         return None
     said, unjudged = str(outcome.content), outcome.kind in ("SKIPPED", "UNJUDGED")
     tried = outcome.content if outcome.kind == "DONE" else Tried(unjudged=said) if unjudged else Tried(said)
     if tried.problem or tried.unjudged:
-        how.say(f"{name} is not {'used' if tried.problem else 'judged'}: {tried.problem or tried.unjudged}")
+        say(f"{name} is not {'used' if tried.problem else 'judged'}: {tried.problem or tried.unjudged}")
     return tried

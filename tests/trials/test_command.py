@@ -24,7 +24,7 @@ def test_what_is_not_judged_is_not_called_right() -> None:
 
 
 def test_what_is_known(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    known.write(known.facts_of(D12, H200), FINDINGS, print)
+    known.write(known.facts_of(D12, H200), FINDINGS)
     assert command.main([]) == 0
     shown = capsys.readouterr().out
     assert "NVIDIA H200, driver 580.1" in shown and "B=64 T=1024" in shown
@@ -39,7 +39,7 @@ def test_what_is_known(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_what_is_known_of_a_users_model(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    known.write(known.facts_of(D12._replace(model=shape_of("toy-V61-C8-T16", TOY)), H200), FINDINGS, print)
+    known.write(known.facts_of(D12._replace(model=shape_of("toy-V61-C8-T16", TOY)), H200), FINDINGS)
     assert command.main([]) == 0
     assert "vocab_size 61" in capsys.readouterr().out
 

@@ -43,8 +43,10 @@ def measure(what, case, finding=None, chosen=None, options=()):
 
 
 @pytest.fixture
-def said() -> list[str]:
-    return []
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    lines = list[str]()
+    monkeypatch.setattr(known, "print_error", lines.append)
+    return lines
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +72,7 @@ def find_out(
 
     def run(bad: str = "", here: Card = H200, **more: Any) -> Findings:
         monkeypatch.setenv("BAD", bad)
-        return start.find_out(D12, here, say=said.append, **more)
+        return start.find_out(D12, here, **more)
 
     yield run
 
@@ -107,7 +109,7 @@ def test_with_kernels(tmp_path: Path, said: list[str], monkeypatch: pytest.Monke
     groups = {"gelu": rows["gelu"][:2], "layernorm": [absent, rows["layernorm"][1]]}
     monkeypatch.setattr(candidates, "by_operation", lambda _: groups)
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    found = start.find_out(TINY, H200, seconds=300.0, say=said.append)
+    found = start.find_out(TINY, H200, seconds=300.0)
     assert not found.notes and {each.label for each in found.found if each.problem} == {"layernorm: no such kernel"}
     assert len(found.found) == 2 and dict(found.fastest)["layernorm"] == "xla"
     assert [name for name, _ in found.steps] == ["xla", "the kernels"]
@@ -206,10 +208,10 @@ def test_a_damaged_file_is_a_miss(
 ) -> None:
     monkeypatch.setenv("LLMC_JAX_CACHE", str(tmp_path))
     facts = known.facts_of(D12, H200)
-    known.write(facts, FOUND, said.append)
-    assert known.read(facts, said.append) == FOUND and not said
+    known.write(facts, FOUND)
+    assert known.read(facts) == FOUND and not said
     known.file_of(facts).write_bytes(content)
-    assert known.read(facts, said.append) is None and len(said) == 1
+    assert known.read(facts) is None and len(said) == 1
     assert known.all_known() == []
 
 
@@ -217,7 +219,7 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path, said: list[str], monkeyp
     (tmp_path / "file").touch()
     monkeypatch.setenv("LLMC_JAX_CACHE", str(tmp_path / "file"))
     facts = known.facts_of(D12, H200)
-    known.write(facts, FOUND, said.append)
+    known.write(facts, FOUND)
     assert len(said) == 1
     with known.locked(H200) as free:
         assert free
