@@ -64,17 +64,13 @@ BY_FILE = {  # of pallas_kernels/; of some there is one in triton/ too, in a fil
 FILES = {name: file for file, names in BY_FILE.items() for name in names}  # of each kernel
 
 
-def pallas_kernel(name: str, target: str, interpret: bool = False, **more: Any) -> Function:
+@cache  # the same function for the same arguments: what calls it is compiled once
+def pallas_kernel(name: str, target: str, interpret: bool, **more: Any) -> Function:
     """Return a kernel for an architecture ("sm_90"), with its twin's signature. more: what else the kernel takes.
 
     interpret: simulated on the CPU, slowly, for tests and for whoever wants to look.
     """
-    return _bound(name, target, interpret, tuple(more.items()))
-
-
-@cache  # the same function for the same arguments: what calls it is compiled once
-def _bound(name: str, target: str, interpret: bool, more: tuple[tuple[str, Any], ...]) -> Function:
-    return partial(_late(name), target=target, interpret=interpret, **dict(more))
+    return partial(_late(name), target=target, interpret=interpret, **more)
 
 
 @cache

@@ -144,12 +144,6 @@ def _program(function: Any, shapes: tuple[Any, ...], static: tuple[Any, ...], op
     return compiled(function.lower(*shapes, *static), options)
 
 
-def _mesh_sharding(array: Any) -> Any:
-    """Return how an array lies on a mesh; None where it is on one device, which is left to JAX."""
-    sharding = getattr(array, "sharding", None)
-    return sharding if isinstance(sharding, NamedSharding) else None
-
-
 def call(function: Callable[..., Any], arrays: tuple[Any, ...], static: tuple[Any, ...], options: Options) -> Any:
     """Call a jitted function that takes some arrays, or tuples of them, and then some static arguments.
 
@@ -160,7 +154,9 @@ def call(function: Callable[..., Any], arrays: tuple[Any, ...], static: tuple[An
         return function(*arrays, *static)
 
     def described(array: Any) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=_mesh_sharding(array))
+        own = getattr(array, "sharding", None)
+        mesh = own if isinstance(own, NamedSharding) else None  # where it is on one device that is left to JAX
+        return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=mesh)
 
     shapes = jax.tree.map(described, arrays)
     return _program(function, shapes, static, options)(*arrays)

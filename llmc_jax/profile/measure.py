@@ -49,6 +49,7 @@ class Bench:
         self.device = device
         self.model = plan.model
         self.shape = plan.shape
+        self.tokens = config.tokens_per_step
         self.numbers = jax.device_put(step_numbers(config, plan.optimizer, SCHEDULE_STEPS))
         rng = np.random.default_rng(0)
         tokens = (config.grad_accumulation, config.batch_size, config.sequence_length)  # (A, B, T)
@@ -65,11 +66,6 @@ class Bench:
         self._options: compiling.Settings = (*plan.execution.compiler_options, *shared)
         self.compiled = self.traced = self._compile(self._options)
         self.compile_seconds = time.perf_counter() - start
-
-    @property
-    def tokens(self) -> int:
-        """Return the tokens of one step."""
-        return self.plan.config.tokens_per_step
 
     @property
     def _arguments(self) -> tuple[Any, ...]:

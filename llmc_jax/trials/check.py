@@ -17,6 +17,7 @@ import numpy as np
 
 from llmc_jax import kernels
 from llmc_jax.config.model import CAUSAL
+from llmc_jax.config.train import TrainConfig
 from llmc_jax.kernels import GROUPS, Finding
 from llmc_jax.kernels.choice import implementations
 from llmc_jax.machine import compiling
@@ -25,16 +26,14 @@ from llmc_jax.models.layout import letters
 from llmc_jax.ops import attention
 from llmc_jax.ops.gelu import gelu_forward_in_product
 from llmc_jax.ops.table import Function
-from llmc_jax.training.adamw import AdamWNumbers
-from llmc_jax.training.schedule import ScheduleNumbers
+from llmc_jax.plan.plan import step_numbers
 from llmc_jax.training.state import DTYPES, initial_state
-from llmc_jax.training.step import StepNumbers, StepOptions, train_step
+from llmc_jax.training.step import StepOptions, train_step
 from llmc_jax.trials import candidates, numerics, problems
 from llmc_jax.trials.candidates import Case
 from llmc_jax.trials.children import NotMeasured, Tried, running
 
 MATRIX_BYTES = 2e9  # of attention's T x T matrix in one layer, beyond which XLA's step does without it, and has no time
-BETA1 = 0.9
 ROUND, ROUNDS = 0.3, 3  # seconds of a round of steps, in which the device never waits for the host
 Rows = tuple[tuple[str, str], ...]  # operations, and the names of the rows that run them
 WHOLE_IN_FP64 = 2**28  # elements of AdamW's buffers; beyond that they are compared in float32
@@ -143,15 +142,12 @@ def _step(case: Case, given: dict[str, Function], options: compiling.Options) ->
     scale = 128.0 if case.dtype == "fp16" else None
     master = case.master_weights or case.dtype == "fp32"
     state = initial_state(problems.random_weights(case.model), kind, master_weights=master, loss_scale=scale)
-    tokens = problems.skewed_tokens(
-        (min(case.accumulation, 2), case.batch_size, case.sequence_length + 1), model.vocab_size, seed=1
-    )
+    shape = case.accumulation, case.batch_size, case.sequence_length + 1
+    tokens = problems.skewed_tokens(shape, model.vocab_size, seed=1)
     batch = jnp.asarray(tokens[..., :-1]), jnp.asarray(tokens[..., 1:])
     # Nothing is clipped, and the weights hardly move: AdamW's first m is the gradient times 1 - beta1.
-    real, count = np.float32, np.int32
-    schedule = ScheduleNumbers(real(1e-6), count(0), count(1000), real(1.0), count(1000), real(0.1))
-    adamw = AdamWNumbers(real(BETA1), real(0.95), real(1e-8), real(0.0))
-    numbers = jax.device_put(StepNumbers(schedule, adamw, real(0.0)))
+    config = TrainConfig(learning_rate=1e-6, grad_clip=0.0)
+    numbers = jax.device_put(step_numbers(config, optimizer, 1000))
     program = compiling.compiled(train_step.lower(state, *batch, numbers, model, step_options), merged)
     states = [state]
 
@@ -161,7 +157,7 @@ def _step(case: Case, given: dict[str, Function], options: compiling.Options) ->
         return jax.block_until_ready(metrics)
 
     with running():
-        loss, gradient = float(run_calls(1).loss), np.asarray(states[0].buffers["m"]) / np.float32(1 - BETA1)
+        loss, gradient = float(run_calls(1).loss), np.asarray(states[0].buffers["m"]) / np.float32(1 - config.beta1)
         return Step(loss, gradient, 1.0 if case.interpret else _seconds_of(run_calls))
 
 
