@@ -7,15 +7,13 @@ import hashlib
 import json
 import os
 import shutil
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from llmc_jax.base.files import cache_folder, digest_of_files, reason, try_lock, write_bytes
+from llmc_jax.base.files import cache_folder, digest_of_files, try_lock
 from llmc_jax.base.plain import from_json, to_json
-from llmc_jax.base.streams import print_error
 from llmc_jax.kernels import Findings
 from llmc_jax.machine.device import installed
 from llmc_jax.machine.driver import Card
@@ -33,11 +31,6 @@ class Known(NamedTuple):
     facts: dict[str, Any]  # what it was found out for
     found: Findings
     date: str
-
-
-def say(line: str) -> None:
-    """Show the progress of a check."""
-    print_error(f"kernel check: {line}")
 
 
 def folder() -> Path:
@@ -75,36 +68,12 @@ def file_of(facts: Mapping[str, Any]) -> Path:
     return folder() / f"{digest[:24]}.json"
 
 
-def read(facts: Mapping[str, Any]) -> Findings | None:
-    """Return what is known of a combination; None where nothing is. A damaged file counts as none, and that is said."""
-    path = file_of(facts)
-    try:
-        return _parsed(path).found
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        why = reason(error) if isinstance(error, OSError) else "it is damaged"
-        say(f"{path}: cannot be used ({why}); what it held is measured again")
-        return None
-
-
-def write(facts: Mapping[str, Any], found: Findings) -> None:
-    """Keep what was found out. Where it cannot be kept that is said, and it is found out again next time."""
-    content = to_json(Known(dict(facts), found, time.strftime("%Y-%m-%d %H:%M")))
-    path = file_of(facts)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_bytes(path, json.dumps(content, indent=1).encode())
-    except OSError as error:
-        say(f"{path}: cannot be written ({reason(error)}); the kernels are checked again next time")
-
-
 def all_known() -> list[Known]:
     """Return what all files hold, the newest last; those that are damaged are left out."""
     found = []
     for path in sorted(folder().glob("*.json")):
-        with suppress(OSError, ValueError):
-            found.append(_parsed(path))
+        with suppress(OSError, ValueError, RecursionError, OverflowError):
+            found.append(from_json(Known, json.loads(path.read_bytes())))
     return sorted(found, key=lambda each: each.date)
 
 
@@ -115,14 +84,6 @@ def clear() -> int:
         if each.exists():
             shutil.rmtree(each.resolve())  # it may be a link
     return count
-
-
-def _parsed(path: Path) -> Known:
-    """Return what a file holds. Raises ValueError for what `write` has not written."""
-    try:
-        return from_json(Known, json.loads(path.read_bytes()))
-    except (OverflowError, RecursionError) as error:
-        raise ValueError(str(error)) from error
 
 
 @contextmanager

@@ -16,14 +16,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from llmc_jax.base.commands import typed
+from llmc_jax.base.files import refusing
+from llmc_jax.base.streams import print_error
 from llmc_jax.kernels import Findings
 from llmc_jax.machine import driver
 from llmc_jax.machine.compiling import Options
 from llmc_jax.machine.driver import Card
+from llmc_jax.plan.separate import kept
 from llmc_jax.trials import candidates, known
 from llmc_jax.trials.candidates import Case
 from llmc_jax.trials.children import Children, Outcome, Stuck, Task, Tried
-from llmc_jax.trials.known import say
+from llmc_jax.trials.known import Known
 
 SECONDS = 110.0  # for all of it, so that two minutes are not exceeded
 LOOKS, PAUSE = 6, 0.5  # at a card that is in use, seconds between them: a process that was killed takes a while to go
@@ -39,6 +42,11 @@ class NotChecked(Exception):
     """The kernels are not checked, and run as shipped; the message says why."""
 
 
+def say(line: str) -> None:
+    """Show the progress of a check."""
+    print_error(f"kernel check: {line}")
+
+
 def find_out(case: Case, here: Card, *, again: bool = False, seconds: float = SECONDS) -> Findings:
     """Return what is known of a case's kernels on a card, with notes for the user; tries them if nothing is known yet.
 
@@ -47,9 +55,12 @@ def find_out(case: Case, here: Card, *, again: bool = False, seconds: float = SE
     if not candidates.listed(case):
         return Findings()
     facts = known.facts_of(case, here)
-    if not again and (found := known.read(facts)) is not None:
-        return found
-    try:
+    path = known.file_of(facts)
+    if again:
+        with refusing(f"{path}: cannot be replaced", "check its permissions"):
+            path.unlink(missing_ok=True)
+
+    def tried() -> Known:
         with known.locked(here) as free:
             if driver.jax_has_begun():
                 raise NotChecked("this process uses the GPU already")
@@ -61,9 +72,11 @@ def find_out(case: Case, here: Card, *, again: bool = False, seconds: float = SE
                 f"new combination of {here.name}, versions and shapes; at most {seconds:.0f} s (--no-kernel-check "
                 "skips this)"
             )
-            found = _searched(case, seconds)
-            known.write(facts, found)
-            return found
+            return Known(facts, _searched(case, seconds), time.strftime("%Y-%m-%d %H:%M"))
+
+    try:
+        found: Known = kept(path, Known, tried)
+        return found.found
     except NotChecked as why:
         return Findings(notes=(f"the kernels are not checked: {why}; they are used as shipped",))
 

@@ -5,7 +5,10 @@ from pathlib import Path
 import pytest
 
 from llmc_jax.kernels import Finding, Findings
+from llmc_jax.plan.separate import kept
 from llmc_jax.trials import command, known, start
+from llmc_jax.trials.candidates import Case
+from llmc_jax.trials.known import Known
 from tests.families import TOY, shape_of
 from tests.kernels.test_findings import FINDINGS
 from tests.trials.test_check import D12
@@ -18,13 +21,18 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def keep(case: Case) -> None:
+    facts = known.facts_of(case, H200)
+    kept(known.file_of(facts), Known, lambda: Known(facts, FINDINGS, "2026-11-29 12:00"))
+
+
 def test_what_is_not_judged_is_not_called_right() -> None:
     (row,) = command.rows(Findings(found=(Finding("gelu", "pallas", unjudged="no space"),)))
     assert row == ["gelu", "pallas", "not judged: no space", ""]
 
 
 def test_what_is_known(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    known.write(known.facts_of(D12, H200), FINDINGS)
+    keep(D12)
     assert command.main([]) == 0
     shown = capsys.readouterr().out
     assert "NVIDIA H200, driver 580.1" in shown and "B=64 T=1024" in shown
@@ -39,7 +47,7 @@ def test_what_is_known(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_what_is_known_of_a_users_model(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    known.write(known.facts_of(D12._replace(model=shape_of("toy-V61-C8-T16", TOY)), H200), FINDINGS)
+    keep(D12._replace(model=shape_of("toy-V61-C8-T16", TOY)))
     assert command.main([]) == 0
     assert "vocab_size 61" in capsys.readouterr().out
 

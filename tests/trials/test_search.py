@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from llmc_jax.kernels import Finding, Findings, Preferences
-from llmc_jax.trials import candidates, known, start
+from llmc_jax.trials import candidates, start
 from llmc_jax.trials.candidates import Case
 from llmc_jax.trials.children import Outcome, Task, Tried
 from llmc_jax.trials.start import NO_FUSION
@@ -46,7 +46,7 @@ class Card:
 @pytest.fixture(autouse=True)
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     lines = list[str]()
-    monkeypatch.setattr(known, "print_error", lines.append)
+    monkeypatch.setattr(start, "print_error", lines.append)
     return lines
 
 

@@ -45,7 +45,7 @@ def measure(what, case, finding=None, chosen=None, options=()):
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     lines = list[str]()
-    monkeypatch.setattr(known, "print_error", lines.append)
+    monkeypatch.setattr(start, "print_error", lines.append)
     return lines
 
 
@@ -203,24 +203,23 @@ def test_another_combination_is_another_file(monkeypatch: pytest.MonkeyPatch) ->
     b"", b"{", b"[1]", b'{"facts": {}}', b"\xff\xfe", b'{"facts": 1, "found": 2, "date": 3}', b"[" * 100_000,
     b'{"facts": {}, "found": {"found": [], "starts": 1, "complete": true}, "date": "2026-11-01"}',
 ])  # fmt: skip
-def test_a_damaged_file_is_a_miss(
-    content: bytes, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LLMC_JAX_CACHE", str(tmp_path))
-    facts = known.facts_of(D12, H200)
-    known.write(facts, FOUND)
-    assert known.read(facts) == FOUND and not said
-    known.file_of(facts).write_bytes(content)
-    assert known.read(facts) is None and len(said) == 1
+@pytest.mark.usefixtures("searched")
+def test_a_damaged_file_is_a_miss(content: bytes, find_out: Callable[..., Findings], said: list[str]) -> None:
+    assert find_out() == FOUND and said
+    said.clear()
+    assert find_out() == FOUND and not said
+    known.file_of(known.facts_of(D12, H200)).write_bytes(content)
     assert known.all_known() == []
+    assert find_out() == FOUND and len(said) == 1 and len(known.all_known()) == 1
 
 
-def test_a_cache_that_cannot_be_written(tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("searched")
+def test_a_cache_that_cannot_be_written(
+    find_out: Callable[..., Findings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("LLMC_JAX_CACHE", str(tmp_path / "file"))
-    facts = known.facts_of(D12, H200)
-    known.write(facts, FOUND)
-    assert len(said) == 1
+    assert find_out() == FOUND
     with known.locked(H200) as free:
         assert free
 
