@@ -241,8 +241,7 @@ BY: dict[str, tuple[Maker, Callable[[Setting], str]]] = {
 
 
 def _relu_kernel(name: str, setting: Setting) -> Function:
-    """Return a kernel of relu attention, which need not be told what the model's attention is."""
-    return functions.alone(_pallas_kernel(f"relu_{name}", setting))
+    return functions.relu_kernel(name, str(setting.machine.target), setting.interpret)
 
 
 def _row(

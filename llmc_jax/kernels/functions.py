@@ -91,13 +91,10 @@ def pallas_functions(target: str, interpret: bool = False) -> dict[str, Function
 
 
 @cache
-def alone(kernel: Function) -> Function:
-    """Return a kernel of attention that computes one kind alone, and is not told which by the model."""
-
-    def computed(*arrays: Any, **_: Any) -> Any:
-        return kernel(*arrays)
-
-    return computed
+def relu_kernel(name: str, target: str, interpret: bool) -> Function:
+    """Return a kernel of relu attention, which need not be told what the model's attention is."""
+    kernel = pallas_kernel(f"relu_{name}", target, interpret)
+    return lambda *arrays, **_: kernel(*arrays)
 
 
 def triton_kernel(name: str) -> Function:

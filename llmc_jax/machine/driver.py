@@ -37,18 +37,10 @@ class Card(NamedTuple):
         return Machine("gpu", self.name, self.capability)
 
 
-def find_card(cuda: Any = None) -> Card | None:
-    """Return the first GPU that CUDA shows this process; None where JAX is not going to use one.
-
-    cuda: the driver's library, where a test has its own.
-    """
-    return next(iter(seen_cards(cuda)), None)
-
-
 def seen_cards(cuda: Any = None) -> list[Card]:
-    """Return the GPUs that CUDA shows this process, in its order, which is JAX's. cuda: as in `find_card`.
+    """Return the GPUs that CUDA shows this process, in its order, which is JAX's; none where JAX will not use them.
 
-    None where the driver does not describe each of them.
+    Nor are there any where the driver does not describe each. cuda: the driver's library, where a test has its own.
     """
     if cuda is None and not _jax_uses_cuda():
         return []

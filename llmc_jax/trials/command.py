@@ -89,7 +89,7 @@ def measure(words: Sequence[str], seconds: float) -> str:
     Raises InputError where there is no GPU for it.
     """
     from llmc_jax.machine.compiling import user_flags
-    from llmc_jax.machine.driver import find_card
+    from llmc_jax.machine.driver import seen_cards
     from llmc_jax.machine.jax_setup import settle
     from llmc_jax.plan.asked import model_of
     from llmc_jax.plan.plan import make_plan
@@ -99,9 +99,9 @@ def measure(words: Sequence[str], seconds: float) -> str:
     config, _ = step_config(words)
     for note in settle(steps=True):
         print_error(f"note: {note}")
-    here = find_card()
-    if here is None:
+    if not (cards := seen_cards()):
         raise InputError("--measure: there is no NVIDIA GPU here that JAX would use; there is nothing to measure")
+    here = cards[0]
     config = replace(config, strict_kernels=False)  # what cannot run is not tried
     case = case_of(make_plan(config, model_of(config.init_from or config.model), here.machine, xla_flags=user_flags()))
     if not candidates.listed(case):

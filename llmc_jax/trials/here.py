@@ -15,7 +15,7 @@ from llmc_jax.config.model import ModelShape
 from llmc_jax.config.train import AUTO_BATCH, TrainConfig
 from llmc_jax.machine import compiling
 from llmc_jax.machine.device import Device, describe_device
-from llmc_jax.machine.driver import find_card, seen_cards
+from llmc_jax.machine.driver import seen_cards
 from llmc_jax.machine.jax_setup import MEMORY_SHARE
 from llmc_jax.plan.memory import computed
 from llmc_jax.plan.plan import Plan, Repeat, make_plan
@@ -86,10 +86,10 @@ def try_kernels(
     With -b auto they are tried with the largest number up to most_rows that fits by estimate: compiling, which decides
     it, takes the GPU.
     """
-    here = None if config.no_kernel_check else find_card()
-    if here is None:
+    cards = [] if config.no_kernel_check else seen_cards()
+    if not cards:
         return kernels.Findings()
-    flags = compiling.user_flags()
+    here, flags = cards[0], compiling.user_flags()
     if config.batch_size == AUTO_BATCH:
         limit = limit_of("gpu", int(MEMORY_SHARE * here.memory))
         config = replace(config, batch_size=first_guess(config, model, here.machine, limit, most_rows))

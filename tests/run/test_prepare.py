@@ -89,7 +89,7 @@ def test_nothing_is_measured_where_an_earlier_choice_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made_on: Machine | None, flag: str, tried: bool
 ) -> None:
     cases: list[Any] = []
-    monkeypatch.setattr("llmc_jax.trials.here.find_card", lambda: H200)
+    monkeypatch.setattr("llmc_jax.trials.here.seen_cards", lambda: [H200])
     monkeypatch.setattr("llmc_jax.trials.start.find_out", lambda case, here: cases.append(case) or Findings())
     plain = TrainConfig(batch_size=2, sequence_length=64)
     if made_on is not None:
@@ -118,7 +118,9 @@ def test_kernels_are_tried_with_what_auto_comes_to_by_estimate(monkeypatch: pyte
     monkeypatch.setattr("llmc_jax.trials.start.find_out", lambda case, here: cases.append(case) or Findings())
     config = TrainConfig(batch_size=AUTO_BATCH, sequence_length=64, total_batch_size=96 * 64)
     for gibibytes in (141, 1, 0):
-        monkeypatch.setattr("llmc_jax.trials.here.find_card", lambda size=gibibytes: H200._replace(memory=size << 30))
+        monkeypatch.setattr(
+            "llmc_jax.trials.here.seen_cards", lambda size=gibibytes: [H200._replace(memory=size << 30)]
+        )
         try_kernels(replace(config, total_batch_size=96 * 64), parse_descriptor("L2-NH2-C128-V50257-T64"), None, 80)
     sizes = [case.batch_size for case in cases]
     assert sizes[0] == 48 and sizes[0] >= sizes[1] > sizes[2] == 1  # 96 is more than the data has rows

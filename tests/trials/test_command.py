@@ -81,7 +81,7 @@ def test_measuring_again(cache: Path, capsys: pytest.CaptureFixture[str], monkey
         asked.update(more, case=case, here=here)
         return FINDINGS
 
-    monkeypatch.setattr("llmc_jax.machine.driver.find_card", lambda: H200)
+    monkeypatch.setattr("llmc_jax.machine.driver.seen_cards", lambda: [H200])
     monkeypatch.setattr(start, "find_out", find_out)
     assert command.main(["--measure", "-e", "d12", "-b", "64", "-t", "1024", "--seconds=30"]) == 0
     assert asked["again"] and asked["seconds"] == 30.0 and asked["case"].batch_size == 64  # type: ignore[attr-defined]

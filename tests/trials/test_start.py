@@ -268,10 +268,8 @@ class Driver:
 def test_the_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "DRIVER_VERSION", tmp_path / "version")
     (tmp_path / "version").write_text("580.1\n")
-    assert driver.find_card(Driver()) == H200
+    assert driver.seen_cards(Driver()) == [H200]
     assert H200.machine.target == "sm_90"
-    assert driver.find_card(Driver(status=100)) is None
-    assert driver.find_card(object()) is None
     seen = driver.seen_cards(Driver(gpus=8))
     assert len({each.uuid for each in seen}) == 8 and [each.pci[5:7] for each in seen[:2]] == ["65", "17"]
     assert driver.seen_cards(Driver(status=100)) == driver.seen_cards(object()) == []
@@ -294,14 +292,14 @@ from llmc_jax.machine import driver as card
 from llmc_jax.trials import candidates, here, start
 shape = {"model": "L1-NH2-C64-V256-T32", "batch_size": 1, "sequence_length": 16}
 config = TrainConfig(**shape, max_steps=0, val_every=0, sample_every=0)
-assert card.find_card() is None and not card.jax_has_begun()
+assert card.seen_cards() == [] and not card.jax_has_begun()
 seen = []
 def find_out(case, here, **_):
     seen.append((case.machine.kind, card.jax_has_begun()))
     return Findings(notes=("said",))
 start.find_out = find_out
 H200 = card.Card("NVIDIA H200", "0" * 32, "9.0", 10**11, "580", "0000:65:00.0")
-here.find_card, here.seen_cards = lambda: H200, lambda: [H200]
+here.seen_cards = lambda: [H200]
 made, _ = prepare.prepare(config, [])
 assert seen == [("NVIDIA H200", False)] and card.jax_has_begun(), seen
 assert "said" in made.notes
