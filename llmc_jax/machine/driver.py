@@ -99,17 +99,11 @@ def jax_has_begun() -> bool:
     return bool(xla_bridge.backends_are_initialized())
 
 
-def _nvidia_smi(*arguments: str) -> str:
-    return output_of("nvidia-smi", *arguments, seconds=20)
-
-
-def busy(card: Card, ask: Callable[..., str] = _nvidia_smi) -> str:
-    """Return why nothing should be tried on a card now; empty where it is free, as far as is known.
-
-    ask: what runs nvidia-smi with arguments and returns what it prints, nothing where it cannot.
-    """
+def busy(card: Card) -> str:
+    """Return why nothing should be tried on a card now; empty where it is free, as far as is known."""
     if "MIG" in card.name:  # of a slice nvidia-smi does not tell
         return ""
-    said = ask("-i", card.pci, "--query-gpu=memory.free,memory.total", "--format=csv,noheader,nounits")
+    asked = "-i", card.pci, "--query-gpu=memory.free,memory.total", "--format=csv,noheader,nounits"
+    said = output_of("nvidia-smi", *asked, seconds=20)
     free, total = (int(word) if word.strip().isdigit() else 0 for word in (said + ",").split(",")[:2])
     return f"of the card's memory only {free} of {total} MiB are free" if free < FREE_SHARE * total else ""

@@ -5,7 +5,6 @@ consists of (plan/program.py, trace.py).
 """
 
 import resource
-import statistics
 import sys
 import tempfile
 import time
@@ -120,8 +119,8 @@ class Times(NamedTuple):
 
 def summary(seconds: Sequence[float]) -> Times:
     """Return the median, quartiles, least and number of some times."""
-    low, _, high = statistics.quantiles(seconds, n=4, method="inclusive") if len(seconds) > 1 else [seconds[0]] * 3
-    return Times(statistics.median(seconds), low, high, min(seconds), len(seconds))
+    low, median, high = np.percentile(seconds, (25, 50, 75)).tolist()
+    return Times(median, low, high, min(seconds), len(seconds))
 
 
 # ----- the machine's own rates --------------------------------------------------------------------------------------

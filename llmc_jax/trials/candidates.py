@@ -10,8 +10,6 @@ from llmc_jax.machine.compiling import Options
 from llmc_jax.machine.gpus import Machine
 from llmc_jax.models.layout import flat_size, head_size, head_spec, letters
 
-LAYERS = 6  # of the step that is compared: a deeper model repeats them, and its compilation takes as much longer
-
 
 class Case(NamedTuple):
     """A run as the trials see it: what decides shapes, precision and which implementations come into question."""

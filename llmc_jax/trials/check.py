@@ -34,9 +34,9 @@ from llmc_jax.trials.candidates import Case
 from llmc_jax.trials.children import NotMeasured, Tried, running
 
 MATRIX_BYTES = 2e9  # of attention's T x T matrix in one layer, beyond which XLA's step does without it, and has no time
+LAYERS = 6  # of the step that is compared: a deeper model repeats them, and its compilation takes as much longer
 ROUND, ROUNDS = 0.3, 3  # seconds of a round of steps, in which the device never waits for the host
 Rows = tuple[tuple[str, str], ...]  # operations, and the names of the rows that run them
-WHOLE_IN_FP64 = 2**28  # elements of AdamW's buffers; beyond that they are compared in float32
 
 
 def measure(what: str, case: Case, **arguments: Any) -> Tried:
@@ -65,7 +65,7 @@ def measure_kernel(case: Case, finding: Finding) -> Tried:
         )
         solver: Any = tuple(by_name.values()) if "attention" in function else by_name[function]
         run = jax.jit(given.bind(solver)).lower(*given.arrays).compile()
-        wide = jnp.float32 if adamw and given.arrays[0].size > WHOLE_IN_FP64 else jnp.float64
+        wide = jnp.float32 if adamw else jnp.float64  # element by element, and not cut into parts
         _, found = numerics.judged(
             given, run, promised=row.repeats_bits, interpret=case.interpret, wide=wide, rounding=case.rounding
         )
@@ -89,21 +89,16 @@ def measure_step(case: Case, chosen: Rows, options: compiling.Options) -> Tried:
     """Return what is wrong with a step on what was chosen beside XLA's, and its seconds.
 
     chosen: nothing is XLA's step itself. options: of XLA, beside the run's own. Both steps are the run's own program,
-    but for their number of layers (candidates.LAYERS); the gradient is what AdamW makes of it in its first step.
+    but for their number of layers (LAYERS); the gradient is what AdamW makes of it in its first step.
     """
-    case = case._replace(model=shallow(case.model))
+    if getattr(case.model, "num_layers", 0) > LAYERS:
+        case = case._replace(model=replace(case.model, num_layers=LAYERS))
     reference = _xla_step(case)
     if not chosen:
         return Tried("", reference.seconds)
     found = _step(case, chosen_functions(case, chosen), options)
     _, wrong = numerics.judged_model(case.model, case.dtype, found[:2], reference[:2])
     return Tried("; ".join(wrong), found.seconds)
-
-
-def shallow(model: Any) -> Any:
-    """Return a model with fewer layers, where its shape says their number."""
-    layers = getattr(model, "num_layers", 0)
-    return replace(model, num_layers=candidates.LAYERS) if layers > candidates.LAYERS else model
 
 
 @cache

@@ -275,12 +275,14 @@ def test_the_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert driver.seen_cards(Driver(status=100)) == driver.seen_cards(object()) == []
 
 
-def test_whether_others_use_it() -> None:
-    assert driver.busy(H200, lambda *_: "140000, 143000\n") == ""
-    assert "9000 of 143000" in driver.busy(H200, lambda *_: "9000, 143000\n")
-    assert driver.busy(H200, lambda *_: "") == "" == driver.busy(H200, lambda *_: "[N/A], [N/A]")
-    assert driver.busy(H200, lambda *words: "" if words[1] == H200.pci else "1, 2") == ""
-    assert driver.busy(H200._replace(name="NVIDIA H200 MIG 1g.18gb"), lambda *_: "1, 2") == ""
+def test_whether_others_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def busy(said: str, card: Card = H200) -> str:
+        monkeypatch.setattr(driver, "output_of", lambda *words, seconds: said if words[2] == H200.pci else "1, 2")
+        return driver.busy(card)
+
+    assert busy("140000, 143000\n") == "" == busy("") == busy("[N/A], [N/A]")
+    assert "9000 of 143000" in busy("9000, 143000\n")
+    assert busy("1, 2", H200._replace(name="NVIDIA H200 MIG 1g.18gb")) == ""
 
 
 IN_ORDER = """
