@@ -33,8 +33,6 @@ from llmc_jax.run.weights import first_state
 from llmc_jax.training.step import train_step
 from llmc_jax.trials import here, problems
 
-SCHEDULE_STEPS = 1000  # of the learning rate's course, which costs the same for any number
-
 
 class Bench:
     """A step that is ready to run, and its state between runs.
@@ -49,7 +47,7 @@ class Bench:
         self.model = plan.model
         self.shape = plan.shape
         self.tokens = config.tokens_per_step
-        self.numbers = jax.device_put(step_numbers(config, plan.optimizer, SCHEDULE_STEPS))
+        self.numbers = jax.device_put(step_numbers(config, plan.optimizer, steps=1000))
         rng = np.random.default_rng(0)
         tokens = (config.grad_accumulation, config.batch_size, config.sequence_length)  # (A, B, T)
         self.inputs = jnp.asarray(rng.integers(0, self.model.vocab_size, tokens), jnp.int32)

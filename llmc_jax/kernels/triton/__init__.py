@@ -21,15 +21,10 @@ def availability() -> str | None:
     Reads the versions that are installed and imports none of them. Whether there is an NVIDIA GPU it does not ask.
     """
     found = installed(*NEEDED)
+    numbers = {name: tuple(map(int, re.findall(r"\d+", text)[:3])) for name, text in found.items()}
     wrong = [
         f"{name} {found.get(name, 'not installed')}"
         for name, (least, below) in NEEDED.items()
-        if name not in found or not least <= _numbers(found[name]) < below
+        if not least <= numbers.get(name, ()) < below
     ]
     return f"{', '.join(wrong)}: run {INSTALL}" if wrong else None
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    """Return the numbers that a version begins with: (0, 12, 0) of 0.12.0, (3, 7, 1) of 3.7.1+git."""
-    begin = re.match(r"\d+(\.\d+)*", version)
-    return tuple(int(number) for number in begin[0].split(".")) if begin else ()
