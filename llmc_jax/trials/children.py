@@ -50,6 +50,7 @@ OF_THE_MACHINE = re.compile(
     r"(?i)RESOURCE_EXHAUSTED|out.of.memory|bad_alloc|cannot allocate memory|no space left|"
     r"ptxas exited with \D*(9|15|137|143)\b"
 )
+LATE = "not done when time was up"
 END_SECONDS = 10.0  # after which a process that was killed and is still there counts as one that cannot be ended
 
 
@@ -68,7 +69,7 @@ class Outcome(NamedTuple):
     # DONE, SKIPPED, FAILED, UNJUDGED (the machine failed, or compiling took too long: that says nothing of what was
     # measured); TIME: `until` came before its own time
     kind: str
-    content: Any  # the figures; of the others why there are none, of TIME None
+    content: Any  # the figures; of the others why there are none
     seconds: float
     ran: float = 0.0  # seconds for which it was running when time was up
 
@@ -98,7 +99,7 @@ class Children:
             raise Stuck(f"process {self.stuck} cannot be ended")
         began, limit = time.monotonic(), time.monotonic() + task.seconds
         if began >= until:
-            return Outcome("TIME", None, 0.0)
+            return Outcome("TIME", LATE, 0.0)
         if self._child is None:
             self._child, limit = self._begun(), limit + START_SECONDS
         kind, content = self.ask(task, min(limit, until))
@@ -139,7 +140,7 @@ class Children:
             words = f"the process ended with status {'unknown' if status is None else status}: {process.last_words(2)}"
             by_the_system = status in (-signal.SIGKILL, -signal.SIGTERM) or OF_THE_MACHINE.search(words)
             return "UNJUDGED" if by_the_system else "FAILED", words
-        return "TIME", None
+        return "TIME", LATE
 
     def close(self) -> None:
         """End the child, if there is one; the next task begins another. Sets `stuck` where it cannot be ended."""
