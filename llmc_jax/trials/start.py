@@ -60,7 +60,7 @@ def find_out(case: Case, here: Card, *, again: bool = False, seconds: float = SE
         with refusing(f"{path}: cannot be replaced", "check its permissions"):
             path.unlink(missing_ok=True)
 
-    def tried() -> Known:
+    def checked() -> Known:
         with known.locked(here) as free:
             if driver.jax_has_begun():
                 raise NotChecked("this process uses the GPU already")
@@ -75,7 +75,7 @@ def find_out(case: Case, here: Card, *, again: bool = False, seconds: float = SE
             return Known(facts, _searched(case, seconds), time.strftime("%Y-%m-%d %H:%M"))
 
     try:
-        found: Known = kept(path, Known, tried)
+        found: Known = kept(path, Known, checked)
         return found.found
     except NotChecked as why:
         return Findings(notes=(f"the kernels are not checked: {why}; they are used as shipped",))
@@ -140,30 +140,30 @@ def task(what: str, case: Case, **arguments: Any) -> Task:
 
 def search(case: Case, attempt: Attempt) -> Findings:
     """Return what is found out in time; what is not runs as shipped. Raises what `attempt` raises."""
-    listed, known = candidates.listed(case), Findings()
+    listed, findings = candidates.listed(case), Findings()
     for number, finding in enumerate(listed, 1):
         say(f"{number}/{len(listed)} {finding.label}")
         if (tried := _tried(case, attempt, finding.label, "kernel", finding=finding)) is None:
             break
         found = finding._replace(problem=tried.problem, unjudged=tried.unjudged)
-        known = known._replace(found=(*known.found, found))
-    known = compare_steps(case, attempt, known)
-    if not known.fastest:
+        findings = findings._replace(found=(*findings.found, found))
+    findings = compare_steps(case, attempt, findings)
+    if not findings.fastest:
         advice = f"what is not known runs as shipped; {typed('kernels')} --measure tries it"
         say(note := f"no whole step could be compared; {advice}")
-        known = known._replace(notes=(*known.notes, note))
-    return known
+        findings = findings._replace(notes=(*findings.notes, note))
+    return findings
 
 
-def compare_steps(case: Case, attempt: Attempt, known: Findings) -> Findings:
+def compare_steps(case: Case, attempt: Attempt, findings: Findings) -> Findings:
     """Return the findings with the step that is right and the fastest, if time and memory suffice to compare them."""
     options, rows, notes = case.other_options, dict[str, list[str]](), list[str]()
     for operation, each in candidates.by_operation(case).items():  # what is not wrong, in order of preference
-        rows[operation] = [row.name for row in each if not known.problem(operation, row.name)]
+        rows[operation] = [row.name for row in each if not findings.problem(operation, row.name)]
     ours, xla = ({operation: each[at] for operation, each in rows.items()} for at in (0, -1))
     tried = _step(case, attempt, by_xla := Step("xla", {}, options))
     if tried is None or tried.problem:
-        return known._replace(notes=(f"XLA's step: {tried.problem}",) if tried else ())
+        return findings._replace(notes=(f"XLA's step: {tried.problem}",) if tried else ())
     right = [by_xla._replace(rows=xla, seconds=tried.seconds)]
     attentions = rows.get("attention", [])[1:-1]  # that are right too
     for step in _attempts(ours, xla, attentions, options):
@@ -176,13 +176,13 @@ def compare_steps(case: Case, attempt: Attempt, known: Findings) -> Findings:
         notes.append(f"a whole step on {step.name}: {tried.problem}")
     if notes:
         spoilt, wrong = ours.items() - right[-1].rows.items(), "a whole step with it is wrong"
-        found = [each._replace(problem=wrong) if each.key in spoilt else each for each in known.found]
-        known = known._replace(found=tuple(found), notes=tuple(notes))
+        found = [each._replace(problem=wrong) if each.key in spoilt else each for each in findings.found]
+        findings = findings._replace(found=tuple(found), notes=tuple(notes))
     if tried is None:  # time or memory did not suffice; what was found wrong before counts
-        return known
+        return findings
     best = _fastest(case, attempt, right, attentions)
     steps = tuple((step.name, step.seconds) for step in right)
-    return known._replace(fastest=tuple(best.rows.items()), options=best.options, steps=steps)
+    return findings._replace(fastest=tuple(best.rows.items()), options=best.options, steps=steps)
 
 
 def _attempts(ours: dict[str, str], xla: dict[str, str], attentions: Sequence[str], options: Options) -> list[Step]:
