@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -92,13 +92,10 @@ def locked(card: Card) -> Iterator[bool]:
 
     Where there can be no lock, the block runs without.
     """
-    free, descriptor = True, None
-    with suppress(OSError):
-        folder().mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder() / f"{card.uuid}.lock", os.O_RDWR | os.O_CREAT, 0o600)
-        free = try_lock(descriptor) is not False
-    try:
+    free = True
+    with ExitStack() as stack:
+        with suppress(OSError):
+            folder().mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context((folder() / f"{card.uuid}.lock").open("ab"))
+            free = try_lock(file.fileno()) is not False
         yield free
-    finally:
-        if descriptor is not None:
-            os.close(descriptor)
