@@ -101,10 +101,9 @@ def try_kernels(
 
 def first_guess(config: TrainConfig, model: ModelShape, machine: kernels.Machine, limit: int, most: int) -> int:
     """Return the largest -b that fits by estimate, or the smallest there is."""
-    flags = compiling.user_flags()
 
     def needs(size: int) -> int:
-        return computed(make_plan(replace(config, batch_size=size), model, machine, xla_flags=flags)).program
+        return computed(make_plan(replace(config, batch_size=size), model, machine)).program
 
     sizes = sizes_up_to(most, config)
     return next((size for size in sizes if needs(size) <= limit), sizes[-1])
