@@ -18,6 +18,7 @@ from llmc_jax.config.model import CAUSAL, RELU, ModelShape, attention_of
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.data.tokenizers import Named
 from llmc_jax.models.family import UnknownFamily, kept_copy, loaded_families, shape_from_json, shape_to_json
+from llmc_jax.models.layout import tensor_specs
 
 FORMAT = 2  # of the metadata and of the manifest beside it, as they are written
 DTYPES = ("fp32", "bf16", "fp16")  # in which a model computes
@@ -102,6 +103,8 @@ class Metadata:
         }
         if self.range_test is not None:
             stored["range_test"] = dict(self.range_test)
+        if self.identity.model.source:
+            stored["tensors"] = tensors_of(self.identity.model)
         return stored if self.tokenizer is None else stored | {"tokenizer": self.tokenizer._asdict()}
 
     @staticmethod
@@ -115,6 +118,9 @@ class Metadata:
         rest = {name: stored[name] for name in (*objects, "total_steps", "val_data") if stored.get(name) is not None}
         step, dtype = stored.get("step"), stored.get("dtype")
         model = shape_of(stored.get("model"), folder)
+        if model is not None and "tensors" in stored and stored["tensors"] != tensors_of(model):
+            words = f"its tensors are {stored['tensors']}, those of the family {model.family} now {tensors_of(model)}"
+            raise InputError(f"{folder}: {words}; give the file that it was trained with")
         sound = all(isinstance(stored.get(name) or {}, Mapping) for name in (*objects, "progress", "tokenizer"))
         if model is None or type(step) is not int or dtype not in DTYPES or not sound:
             raise FormatError(f"{folder}: its run.json is not that of a training state of llmc-jax")
@@ -125,6 +131,11 @@ class Metadata:
         tokenizer = Named(**stored["tokenizer"]) if stored.get("tokenizer") else None
         identity = Identity(model, dtype, master, rounding, data)
         return Metadata(step, identity, counters=Counters(**known) if known else None, tokenizer=tokenizer, **rest)
+
+
+def tensors_of(model: ModelShape) -> list[list[Any]]:
+    """Return name and shape of each tensor of a model: the same flat buffer may hold others."""
+    return [[spec.name, *spec.shape] for spec in tensor_specs(model)]
 
 
 def shape_of(found: Any, folder: Path) -> Any:

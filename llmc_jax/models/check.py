@@ -20,9 +20,9 @@ import numpy as np
 from llmc_jax.base.errors import InputError
 from llmc_jax.models import program
 from llmc_jax.models.execution import PLAIN, Execution
-from llmc_jax.models.family import Family, parsed, shape_from_json, shape_to_json
+from llmc_jax.models.family import Family, family_of, parsed, shape_from_json, shape_to_json
 from llmc_jax.models.gradients import Gradients, flatten_gradients
-from llmc_jax.models.layout import flat_size, pieces, tensor_specs, tensors_of, views
+from llmc_jax.models.layout import flat_size, head_spec, pieces, table_problem, tensor_specs, tensors_of, views
 
 LEVELS = {
     "-r 0": PLAIN, "-r 1": Execution(recompute=1), "-r 2": Execution(recompute=2),
@@ -66,6 +66,7 @@ def check(family: Family, descriptor: str) -> tuple[list[Compared], list[str]]:
             raise InputError(f"{family.path}: {words} ({error})") from None
         check_tensors(family, shape)
         check_program(family, shape)
+        check_start(family, shape)
         with jax.enable_x64(True), jax.default_matmul_precision("highest"):
             compared, seen = gradients(shape, batches(shape)), sees_later(shape)
             compared += [decoding(shape)] if seen is None else []
@@ -103,7 +104,7 @@ def inside(family: Family) -> Iterator[None]:
 def place(family: Family, meant: Any) -> str:
     """Return the file, and the line of a function that stands there, of the first mention of a name, or of FAMILY."""
     code, path = getattr(meant, "__code__", None), str(family.path)
-    names = (re.escape(getattr(meant, "__name__", str(meant))), "FAMILY")
+    names = (re.escape(getattr(meant, "__name__", str(meant))), "^FAMILY")
     lines = [*enumerate(family.content.decode().splitlines(), 1)]
     mentions = (number for name in names for number, line in lines if re.search(rf"(?<!\w){name}(?!\w)", line))
     return f"{path}: line {code.co_firstlineno if code and code.co_filename == path else next(mentions, 1)}"
@@ -123,35 +124,45 @@ def check_tensors(family: Family, shape: Any) -> None:
     except (TypeError, ValueError) as error:
         again = error
     must(again == shape and hash(again) == hash(shape), kind, f"{shape} by way of JSON, as files keep it: {again}")
-    letters, tensors = {"L": 0, **family.letters(shape)}, family.tensors(shape)
-    names = [tensor.name for tensor in tensors]
-    for name, tensor in zip(names, tensors, strict=True):
-        axes, called = [word.lstrip("0123456789") for word in tensor.shape.split()], f"{name} ({tensor.shape})"
-        must(names.count(name) == 1 and name.isidentifier(), name, f"{called}: a tensor needs a name of its own")
-        must(axes.count("L") == tensor.layered, name, f"{called}: L must be the first letter, others behind it")
-        for axis in axes:
-            must(letters.get(axis, 0) > 0, name, f"{called}: {axis} is 0, or none of the letters {', '.join(letters)}")
-    head = {spec.name: spec.shape for spec in tensor_specs(shape)}.get(family.head, ())
-    words = f"the head, {family.head}, must be a tensor (Vp, C), where Vp is at least V={shape.vocab_size}"
-    must(len(head) == 2 and head[0] >= shape.vocab_size, family.head, words)
+    name, words = table_problem(family, shape) or ("", "")
+    must(not words, name, f"{name}: {words}")
 
 
 def check_program(family: Family, shape: Any) -> None:
-    """Check a model's program and first weights. Raises InputError."""
-    must, found, size, V = partial(need, family), program.program_of(shape), flat_size(shape), shape.vocab_size
+    """Check that a model's program fits its tensors. Raises InputError. Computes nothing."""
+    must, found = partial(need, family), program.program_of(shape)
     if found.block:
         kind, layered = found.block.parameters, [spec.name for spec in tensor_specs(shape) if spec.tensor.layered]
         for has, wants in zip_longest(getattr(kind, "_fields", ()), layered):
-            must(has == wants, kind, f"{kind.__name__}: {has} stands in the place of {wants}")
-    start = family.initial(shape, 1)
-    right = np.shape(start) == (size,) and start.dtype == np.float32 and np.isfinite(start).all()
-    must(right, family.initial, f"initial must give ({size},) float32 without NaN; {np.shape(start)}, {start!r}")
-    head = getattr(views(start, shape), family.head)
-    must(not head[V:].any(), family.initial, f"initial must give zeros for the rows of {family.head} from V={V} on")
-    tokens = batches(shape)[-1][0]
-    rows = jax.eval_shape(lambda flat: found.hidden(tensors_of(flat, shape), tokens, shape, PLAIN), start)
-    wanted = (*tokens.shape, head.shape[1])
+            words = f"{kind.__name__} has {has or 'nothing'} where the tensor {wants or 'of no layer'} belongs"
+            must(has == wants, kind, f"Block.parameters must be the tensors of a layer in their order; {words}")
+    flat, tokens = jax.ShapeDtypeStruct((flat_size(shape),), jnp.float32), batches(shape)[-1][0]
+    rows = jax.eval_shape(lambda flat: found.hidden(tensors_of(flat, shape), tokens, shape, PLAIN), flat)
+    wanted = (*tokens.shape, head_spec(shape).shape[1])
     must(getattr(rows, "shape", 0) == wanted, found.hidden, f"hidden must give (B, T, C) = {wanted}; it gives {rows}")
+
+
+def check_start(family: Family, shape: Any) -> None:
+    """Check a model's first weights. Raises InputError."""
+    must, start, size = partial(need, family), family.initial(shape, 1), flat_size(shape)
+    right, given = np.shape(start) == (size,) and start.dtype == np.float32, f"{start.dtype} {np.shape(start)}"
+    must(right, family.initial, f"initial must give float32 ({size},); it gives {given}")
+    must(np.isfinite(start).all(), family.initial, "initial gives NaN or infinite values")
+    V = shape.vocab_size
+    words = f"initial must give zeros for the rows of {family.head} from V={V} on"
+    must(not getattr(views(start, shape), family.head)[V:].any(), family.initial, words)
+
+
+def check_step(shape: Any, tokens: tuple[int, int], dtype: Any, execution: Execution) -> None:
+    """Check that a step of training can be made of a user's model. tokens: (B, T) of a run. Computes nothing.
+
+    Raises InputError with the line of its file.
+    """
+    family, ids = family_of(shape), jax.ShapeDtypeStruct(tokens, jnp.int32)
+    with inside(family):
+        check_program(family, shape)
+        loss = partial(program.loss_fn, shape=shape, execution=execution)
+        jax.eval_shape(jax.value_and_grad(loss), jax.ShapeDtypeStruct((flat_size(shape),), dtype), ids, ids)
 
 
 # ----- gradients ------------------------------------------------------------------------------------------------------

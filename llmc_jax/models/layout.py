@@ -15,15 +15,42 @@ import numpy as np
 
 from llmc_jax.base.errors import InputError
 from llmc_jax.config.model import ModelShape
-from llmc_jax.models.family import family_of
-from llmc_jax.models.tensors import FLAT_MULTIPLE, TensorSpec, layout
+from llmc_jax.models.family import Family, family_of
+from llmc_jax.models.tensors import FLAT_MULTIPLE, KINDS, STARTS, TensorSpec, layout, sizes
 
 
 @cache
 def tensor_specs(shape: ModelShape) -> tuple[TensorSpec, ...]:
-    """Return where the tensors of a model lie in the flat buffer, in order."""
+    """Return where the tensors of a model lie in the flat buffer, in order.
+
+    Raises InputError where the table of a family in a user's file cannot be.
+    """
     family = family_of(shape)
+    if family.path and (problem := table_problem(family, shape)):
+        raise InputError(f"{family.path}: {': '.join(problem)}")
     return layout(family.tensors(shape), family.letters(shape))
+
+
+def table_problem(family: Family, shape: ModelShape) -> tuple[str, str] | None:
+    """Return a tensor of a family's table that cannot be, and why; None where all can."""
+    letters, tensors = {"L": 0, **family.letters(shape)}, family.tensors(shape)
+    names = [tensor.name for tensor in tensors]
+    for name, axes, kind, start, *_ in tensors:
+        used = [word.lstrip("0123456789") for word in axes.split()]
+        if names.count(name) > 1 or not name.isidentifier():
+            return name, "a tensor needs a name of its own"
+        if used.count("L") != axes.startswith("L "):
+            return name, f"its shape is {axes!r}; L must be the first letter, others behind it"
+        if wrong := [axis for axis in used if letters.get(axis, 0) < 1]:
+            value = f"0 at {shape}" if wrong[0] in letters else f"none of {', '.join(letters)}"
+            return name, f"its shape is {axes!r}, and {wrong[0]} is {value}"
+        for word, value, known in (("kind", kind, KINDS), ("start", start, STARTS)):
+            if value not in known:
+                return name, f"its {word} is {value!r}; it must be one of {', '.join(known)}"
+    head = next((sizes(tensor.shape, letters) for tensor in tensors if tensor.name == family.head), ())
+    if len(head) != 2 or head[0] < shape.vocab_size:
+        return family.head, f"the head must be a tensor (Vp, C), where Vp is at least V={shape.vocab_size}"
+    return None
 
 
 @cache

@@ -59,7 +59,8 @@ class Program(NamedTuple):
     # by one, `params.w[layer]`: they are an array of L where a model trains, and a tuple where it generates.
     hidden: Callable[..., jax.Array]
     # (flat, tokens, targets, shape, execution, weight) -> weight times the mean loss; JAX may differentiate it for flat
-    loss: Callable[..., jax.Array] | None = None  # None: of `hidden`, differentiated by JAX
+    # None: of `hidden`, differentiated by JAX, which then makes the gradients below too
+    loss: Callable[..., jax.Array] | None = None
     # the same, then on_block, waits as gpt2/model.py's -> the loss, and Gradients
     loss_and_gradients: Callable[..., tuple[jax.Array, Gradients]] | None = None
     block: Block | None = None  # of a model that is made of GPT-2's forward and backward
@@ -203,5 +204,6 @@ def loss_and_gradients(
     """Return what `loss_fn` returns, and its gradients before they are one buffer (`Program.loss_and_gradients`)."""
     from llmc_jax.models import automatic
 
-    found = program_of(shape).loss_and_gradients or automatic.loss_and_gradients
+    program = program_of(shape)
+    found = (program.loss and program.loss_and_gradients) or automatic.loss_and_gradients
     return found(flat, tokens, targets, shape, *how)

@@ -14,13 +14,17 @@ BLOCKS = 64
 FLAT_MULTIPLE = BLOCKS * 1024
 
 
+KINDS = ("embedding", "layernorm", "linear")
+STARTS = ("normal", "residual", "one", "zero")
+
+
 class Tensor(NamedTuple):
     """One of a model's parameters: a row of its table."""
 
     name: str  # llm.c's
     shape: str  # in letters, such as "L 3C C"; one that each layer has begins with L
-    kind: str  # what it belongs to: "embedding", "layernorm" or "linear"
-    start: str  # how it is initialised: "normal"; "residual": normal, and smaller; "one"; "zero"
+    kind: str  # what it belongs to: one of KINDS
+    start: str  # how it is initialised, one of STARTS; "residual": normal, and smaller
     hugging_face: str = ""  # transformers' name, within the layer where each layer has one; empty: it has none
     bias: bool = False  # it is added, rather than multiplied with
     own: bool = False  # its gradient is reduced by itself: it is large, or complete before or after the others

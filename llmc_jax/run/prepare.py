@@ -20,6 +20,7 @@ from llmc_jax.cluster.agreement import Agreed, alike, of_all
 from llmc_jax.config.train import AUTO_BATCH, TrainConfig
 from llmc_jax.machine.device import Device, devices_of
 from llmc_jax.machine.nvml import open_monitor
+from llmc_jax.models.check import check_step
 from llmc_jax.plan.fits import check_fits as check_memory
 from llmc_jax.plan.plan import Plan
 from llmc_jax.plan.search import limit_of
@@ -42,7 +43,7 @@ from llmc_jax.run.state import Setup
 from llmc_jax.run.trackers import require_trackers
 from llmc_jax.run.weights import drawn_beside, starting_weights
 from llmc_jax.training.parallel.placement import placement
-from llmc_jax.training.state import TrainState
+from llmc_jax.training.state import DTYPES, TrainState
 from llmc_jax.trials import here
 from llmc_jax.trials.here import Facts
 
@@ -109,6 +110,8 @@ def starting_state(
     place = placement(model.config, plan.parallel, devices_of(plan.parallel.devices))
     first_exchange(place, plan)
     with alike("state"):
+        if model.config.source:  # before anything is written
+            check_step(model.config, (config.batch_size, config.sequence_length), DTYPES[plan.dtype], plan.execution)
         data = given.data if fitted is None else open_data(config, model.config)
         metadata = begun_metadata(plan, data, found.device, origin_of(earlier, model))
         if earlier is not None:

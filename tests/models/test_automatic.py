@@ -1,5 +1,6 @@
 """Gradients that JAX makes of a family without a backward: right in float64, and through the run's operations."""
 
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ import pytest
 from llmc_jax.models import program
 from llmc_jax.models.execution import Execution
 from llmc_jax.models.gradients import flatten_gradients
-from llmc_jax.models.layout import flat_size, views
+from llmc_jax.models.layout import flat_size, initial, views
 from llmc_jax.ops.table import XLA
 from tests.comparisons import (
     GRADIENT_TOLERANCE,
@@ -92,3 +93,17 @@ def test_the_gradients_by_tensor_are_those_of_the_loss(shape: Any) -> None:
     for found in (ours, loss_fn):
         assert abs(float(found[0]) / float(expected[0]) - 1) < 1e-14
         assert relative_error(found[1], expected[1]) < GRADIENT_TOLERANCE
+
+
+def test_without_a_loss_jax_makes_all_gradients(tmp_path: Path) -> None:
+    """Of a program that still has a `loss_and_gradients` by hand, which keeps no gradient of it."""
+    text = "from llmc_jax.models.gpt2.family import FAMILY as GPT2\nfrom llmc_jax.models.gpt2.program import PROGRAM\n"
+    file = tmp_path / "half.py"
+    file.write_text(f"{text}FAMILY = GPT2._replace(name='half', program=lambda: PROGRAM._replace(loss=None))\n")
+    shape = shape_of("L1-NH2-C16-V61-T16", file)
+    inputs, targets = random_batch(61, 1, 2, 8)
+    batch = jnp.asarray(initial(shape, 1)), inputs[0], targets[0]
+    loss, found = program.loss_and_gradients(*batch, shape, Execution(), 1.0)
+    right, gradient = jax.value_and_grad(program.mean_loss)(*batch, shape)
+    assert float(loss) == pytest.approx(float(right), rel=1e-6)
+    np.testing.assert_allclose(flatten_gradients(found, shape, jnp.float32), gradient, rtol=1e-4, atol=1e-6)

@@ -147,6 +147,32 @@ def test_a_changed_file_is_refused_until_it_is_accepted(resume: Resume, whole: R
     resume("-x", 7, "--model", TOY).refused("--model-changed")
 
 
+def test_weights_are_not_read_into_other_tensors(resume: Resume, tmp_path: Path) -> None:
+    """The two of a toy are as large as each other, so its buffer would take either order."""
+    changed, before = tmp_path / "changed.py", snapshot(tmp_path / "run")
+    text = TOY.read_text().replace('Tensor("wte"', 'Tensor("x"').replace('Tensor("head"', 'Tensor("wte"')
+    changed.write_text(text.replace('Tensor("x"', 'Tensor("head"'))
+    resume("--model", changed, "--model-changed").refused("tensors", "[['wte', 61, 8], ['head', 61, 8]]")
+    assert snapshot(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("return x + jnp", "return y + jnp", ["line 55: hidden: NameError"]),
+        ("V C", "V D", ["wte", "D is none of"]),
+        ('"normal"', '"nromal"', ["wte", "'nromal'"]),
+    ],
+)
+def test_a_model_that_cannot_be_trained_begins_nothing(
+    old: str, new: str, words: list[str], tmp_path: Path, runs: Runs
+) -> None:
+    file = tmp_path / "m.py"
+    file.write_text(TOY.read_text().replace(old, new))
+    command(train, *FLAGS, *runs.data, "--model", file, "-o", tmp_path / "run").refused(str(file), *words)
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [("def f(:\n", ["line 1"]), ("1 / 0\n", ["line 1"]), ("x = 1\n", ["FAMILY"]), (None, ["cannot be read"])],
