@@ -271,8 +271,8 @@ def test_an_output_of_few_characters_gets_escapes(home: Path, case: str, encodin
     assert case not in written or (home / written[case]).exists()
 
 
-def test_a_name_that_is_no_text_gets_escapes(home: Path) -> None:
+def test_a_name_that_is_no_text_keeps_its_bytes(home: Path) -> None:
     name = os.fsencode(home) + b"/\xff.txt"
     Path(os.fsdecode(name)).write_bytes(b"some words" * 10)
     words = ("prepare", os.fsdecode(name), "--tokenizer", "bytes", "--out", os.fsdecode(name + b".d"), "--name", "x")
-    assert r"\udcff.txt.d/x_val_000000.bin" in good("data", *words)
+    assert os.fsencode(good("data", *words)).count(name + b".d/x_val_000000.bin") == 1

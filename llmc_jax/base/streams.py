@@ -3,6 +3,7 @@
 Leaves out how a command line ends (base/kit.py).
 """
 
+import codecs
 import errno
 import io
 import os
@@ -38,11 +39,22 @@ def open_missing_streams() -> None:
 
 
 def escape_what_cannot_be_written() -> None:
-    """Let standard output escape what its encoding lacks (ASCII, Latin-1), and let standard input hold any bytes."""
-    for stream, errors in ((sys.stdout, "backslashreplace"), (sys.stdin, "surrogateescape")):
+    """Let standard output escape what its encoding lacks (ASCII, Latin-1), and let standard input hold any bytes.
+
+    A name of a file that is not UTF-8 keeps its bytes.
+    """
+    codecs.register_error("escaped", _encoded_anyhow)
+    for stream, errors in ((sys.stdout, "escaped"), (sys.stdin, "surrogateescape")):
         with suppress(io.UnsupportedOperation):  # of an input that was read already
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors=errors)
+
+
+def _encoded_anyhow(error: UnicodeError) -> tuple[bytes, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    text = error.object[error.start : error.end]
+    parts = (os.fsencode(c) if "\udc80" <= c <= "\udcff" else c.encode("ascii", "backslashreplace") for c in text)
+    return b"".join(parts), error.end
 
 
 def takes_ascii_only(encoding: str | None) -> bool:

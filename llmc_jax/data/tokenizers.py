@@ -409,6 +409,8 @@ def load_tokenizer(spec: str, vocab_size: int | None = None, folders: Iterable[P
         except InputError as error:
             choice = Choice(None, str(error))
     elif spec in PUBLIC:
+        if spec == "gpt2" and vocab_size is not None:  # before anything is downloaded
+            _check_vocab(PUBLIC[spec], GPT2_VOCAB, vocab_size)
         choice = Choice(public_tokenizer(spec), PUBLIC[spec])
     elif os.path.exists(spec) or os.sep in spec or spec.endswith((".bin", ".json")):
         choice = Choice(file_tokenizer(spec), spec)
@@ -428,11 +430,7 @@ def fitted(choice: Choice, vocab_size: int) -> Choice:
     if choice.tokenizer is None:
         return choice
     ids = choice.tokenizer.vocab_size
-    if ids > vocab_size:
-        raise InputError(
-            f"tokenizer {choice.note} has {ids} ids, but the model's vocabulary is V={vocab_size}; give the tokenizer "
-            "that its data was made with by --tokenizer, or none"
-        )
+    _check_vocab(choice.note, ids, vocab_size)
     return choice if ids == vocab_size else choice._replace(note=f"{choice.note} ({ids} of V={vocab_size} ids)")
 
 
@@ -458,6 +456,15 @@ def drawable(tokenizer: Tokenizer | None, vocab_size: int) -> int:
     if tokenizer is None:
         return GPT2_VOCAB if _is_gpt2s(vocab_size) else vocab_size
     return min(tokenizer.vocab_size, vocab_size)
+
+
+def _check_vocab(note: str, ids: int, vocab_size: int) -> None:
+    """Raise InputError where a tokenizer has more ids than the model."""
+    if ids > vocab_size:
+        raise InputError(
+            f"tokenizer {note} has {ids} ids, but the model's vocabulary is V={vocab_size}; give the tokenizer that "
+            "its data was made with by --tokenizer, or none"
+        )
 
 
 def _is_gpt2s(vocab_size: int) -> bool:

@@ -9,7 +9,8 @@ from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import reason
 from llmc_jax.logs.files import event_in, events_in
 
-AT_ONCE = 1 << 17  # bytes that one reading takes, of which the events take ten times as many; a longer line is left out
+AT_ONCE = 1 << 17  # bytes that one reading takes, of which the events take ten times as many
+LONGEST = 1 << 22  # bytes of a line; a longer one is left out
 ANCHOR = 256  # bytes before the place that was read up to: where they have changed, it is another file
 
 
@@ -34,7 +35,7 @@ class Follower:
         self._inside = False  # the place is inside a line that is too long
 
     def new(self) -> list[dict[str, Any]]:
-        """Return the events since the last call, of at most AT_ONCE bytes.
+        """Return the events since the last call, of AT_ONCE bytes or one longer line.
 
         Nothing where there is no file now. Raises InputError where it cannot be read.
         """
@@ -62,7 +63,9 @@ class Follower:
                 self.begun, self.lines, self.damaged, self.first_damaged = self.begun + 1, 0, 0, None
             file.seek(self.place)
             data = file.read(AT_ONCE)
-            self.behind = len(data) == AT_ONCE
+            if len(data) == AT_ONCE and b"\n" not in data:  # a long sample
+                data += file.read(LONGEST - AT_ONCE)
+            self.behind = len(data) in (AT_ONCE, LONGEST)
             return data
 
     def _whole_lines(self, data: bytes) -> bytes:
@@ -144,7 +147,7 @@ def _beginning(kind: str) -> bytes:
 
 def _lines_backwards(file: Any, place: int) -> Iterator[bytes]:
     """Yield the lines of a file, the last one first: it has no end, and is often empty. Of one that is longer than
-    AT_ONCE, the end.
+    LONGEST, the end.
     """
     rest = b""  # the end of a line whose beginning is in the piece before
     while place:
@@ -152,5 +155,5 @@ def _lines_backwards(file: Any, place: int) -> Iterator[bytes]:
         file.seek(begin)
         first, *lines = (file.read(place - begin) + rest).split(b"\n")
         yield from reversed(lines)
-        rest, place = first[-AT_ONCE:], begin
+        rest, place = first[-LONGEST:], begin
     yield rest

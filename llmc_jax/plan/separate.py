@@ -52,10 +52,14 @@ def compiled_apart(gpu: str, config: TrainConfig, model: ModelShape, say: Say = 
     return found
 
 
-def kept(path: Path, kind: Any, make: Callable[[], Any]) -> Any:
-    """Return the record that a file keeps; where it is not there, or damaged, it is made and kept for the next time."""
+def kept(path: Path, kind: Any, make: Callable[[], Any], again: bool = False) -> Any:
+    """Return the record that a file keeps; where it is not there, or damaged, it is made and kept for the next time.
+
+    again: it is made in any case.
+    """
     with suppress(OSError, ValueError, RecursionError):
-        return from_json(kind, json.loads(path.read_text()))
+        if not again:
+            return from_json(kind, json.loads(path.read_text()))
     found = make()
     with suppress(OSError):  # without a place for it, or room, it is made every time
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.text import table
 from llmc_jax.config.flags import step_config
+from llmc_jax.config.train import OPTIONS
 from llmc_jax.machine import jax_setup
 from llmc_jax.trials.children import Children, NotMeasured, Task
 
@@ -33,7 +34,11 @@ def parse_variant(text: str, words: Sequence[str]) -> Variant:
     name, _, value = text.partition("=")
     if not value:
         raise InputError(f"--vs {text}: must be NAME=VALUE, such as kernels=xla, dtype=bf16")
-    changed = (*words, f"--{name.replace('_', '-')}={value}")
+    flag = name.replace("_", "-")
+    about = next((each for each in OPTIONS if flag in (each.long_flag[2:], *(f[1:] for f in each.flags))), None)
+    if about is None:
+        raise InputError(f"--vs {text}: there is no flag --{flag}; train.py --help lists them")
+    changed = (*words, f"{about.long_flag}={value}")
     step_config(changed)
     return Variant(text, changed)
 

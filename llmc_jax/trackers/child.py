@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from llmc_jax.base.errors import InputError
 from llmc_jax.logs.files import METRICS, event_in
-from llmc_jax.logs.follow import AT_ONCE, Follower
+from llmc_jax.logs.follow import LONGEST, Follower
 from llmc_jax.trackers.rows import Facts, Row, facts_of, row_of
 from llmc_jax.trackers.sinks import KINDS, Sink
 
@@ -105,9 +105,9 @@ class Shower:
 
     def _facts(self) -> Facts:
         with self._path.open("rb") as file:
-            first = file.readline(AT_ONCE)
+            first = file.readline(LONGEST)
             file.seek(self.request.start)
-            return facts_of(Path(self.request.folder), first, event_in(file.readline(AT_ONCE)) or {})
+            return facts_of(Path(self.request.folder), first, event_in(file.readline(LONGEST)) or {})
 
     def _send_all(self, sink: Sink | None, facts: Facts) -> None:
         """Send rows as they come; once the run has ended, the rest: what must not be dropped first."""

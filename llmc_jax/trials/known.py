@@ -79,11 +79,13 @@ def all_known() -> list[Known]:
 
 def clear() -> int:
     """Delete all that is known and all compiled programs; return the number of combinations. Raises OSError."""
-    count = len(list(folder().glob("*.json")))
-    for each in (folder(), run_programs()):
-        if each.exists():
-            shutil.rmtree(each.resolve())  # it may be a link
-    return count
+    paths = list(folder().glob("*.json"))
+    for path in paths:
+        path.unlink(missing_ok=True)
+    for programs in (folder() / "xla", run_programs()):
+        if programs.exists():
+            shutil.rmtree(programs.resolve())  # it may be a link
+    return len(paths)
 
 
 @contextmanager

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from llmc_jax.base.commands import typed
-from llmc_jax.base.files import refusing
 from llmc_jax.base.streams import print_error
 from llmc_jax.kernels import Findings
 from llmc_jax.machine import driver
@@ -55,10 +54,6 @@ def find_out(case: Case, here: Card, *, again: bool = False, seconds: float = SE
     if not candidates.listed(case):
         return Findings()
     facts = known.facts_of(case, here)
-    path = known.file_of(facts)
-    if again:
-        with refusing(f"{path}: cannot be replaced", "check its permissions"):
-            path.unlink(missing_ok=True)
 
     def checked() -> Known:
         with known.locked(here) as free:
@@ -75,7 +70,7 @@ def find_out(case: Case, here: Card, *, again: bool = False, seconds: float = SE
             return Known(facts, _searched(case, seconds), time.strftime("%Y-%m-%d %H:%M"))
 
     try:
-        found: Known = kept(path, Known, checked)
+        found: Known = kept(known.file_of(facts), Known, checked, again)
         return found.found
     except NotChecked as why:
         return Findings(notes=(f"the kernels are not checked: {why}; they are used as shipped",))

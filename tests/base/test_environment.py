@@ -19,7 +19,7 @@ SHAPE = "L1-NH2-C8-V13-T8"
 COMMANDS = {
     "train": f"-e {SHAPE} -i 'data/train_*.bin' -j 'data/val_*.bin' -b 2 -t 8 -x 2 -u 1 -v 2 -m 1 -s 2 -g 2 "
     "--tokenizer none -o run",
-    "profile": f"-e {SHAPE} -b 2 -t 8 --vs recompute=1",
+    "profile": f"-e {SHAPE} -b 2 -t 8 --vs r=1",
     "generate": f"{SHAPE} --tokenizer none --prompt '1 2' -n 2",
     "evaluate": f"{SHAPE} --tokenizer none --data 'data/val_*.bin' --limit 2",
     "plan": f"-e {SHAPE} -b 2 -t 8 --gpu h100 --quick",

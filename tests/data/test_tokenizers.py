@@ -257,14 +257,15 @@ def test_choices(small_bin: Path) -> None:
     assert unknown.tokenizer is None and "V=1000" in unknown.note
 
 
-@pytest.mark.parametrize(("spec", "ids"), [("bytes", 257), ("small", 297)])
+@pytest.mark.parametrize(("spec", "ids"), [("bytes", 257), ("small", 297), ("gpt2", 50257)])
 def test_a_tokenizer_may_have_fewer_ids_than_the_model_never_more(small_bin: Path, spec: str, ids: int) -> None:
     spec = str(small_bin) if spec == "small" else spec
     with pytest.raises(InputError, match=rf"has {ids} ids.*V={ids - 1}"):
         load_tokenizer(spec, ids - 1)
-    padded = load_tokenizer(spec, 512)
-    assert padded.tokenizer is not None and padded.tokenizer.vocab_size == ids and f"{ids} of V=512" in padded.note
-    assert load_tokenizer(spec, ids).note == ("bytes" if spec == "bytes" else spec)
+    if ids < 300:
+        padded = load_tokenizer(spec, 512)
+        assert padded.tokenizer is not None and padded.tokenizer.vocab_size == ids and f"{ids} of V=512" in padded.note
+        assert load_tokenizer(spec, ids).note == ("bytes" if spec == "bytes" else spec)
 
 
 @pytest.mark.parametrize(

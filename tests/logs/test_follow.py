@@ -104,7 +104,8 @@ def test_damage_is_counted_and_left_out(path: Path) -> None:
 
 def test_a_line_longer_than_any_is_passed_over_in_bounded_memory(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follow, "AT_ONCE", 100)
-    path.write_bytes(line(0) + line(1, text="x" * 1000) + line(2))
+    monkeypatch.setattr(follow, "LONGEST", 400)
+    path.write_bytes(line(0) + line(1, text="x" * 1000) + line(2, text="x" * 200))
     follower = Follower(path)
     assert list(all_steps(follower)) == [0, 2] and follower.damaged == 1
 

@@ -47,7 +47,7 @@ def test_a_reader_that_leaves_early_ends_it_quietly(
         (["--steps"], "its value must follow"),
         (["--steps", "0"], "at least 1"),
         (["--steps", "x"], "must be a whole number"),
-        (["--vs", "speed=1"], "--speed: unknown flag"),
+        (["--vs", "speed=1"], "there is no flag"),
         (["-i", "x"], "reads no data"),
         (["--output-dir=x"], "--output-dir: a profile writes no run"),
         (["--no-such-flag"], "unknown flag"),

@@ -24,6 +24,7 @@ def test_flags_and_presets_with_their_own_models() -> None:
     [
         ("kernels", "must be NAME=VALUE"),
         ("dtype=", "must be NAME=VALUE"),
+        ("speed=3", "no flag --speed"),
         ("speed=3", "--speed"),
         ("dtype=fp8", "must be one of"),
         ("train-data=x", "reads no data"),

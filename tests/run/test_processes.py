@@ -122,7 +122,8 @@ def test_a_run_that_loses_a_process_goes_on_with_others(folder: Path) -> None:
         os.kill(run.worker(0), signal.SIGKILL)
         codes, _ = run.ended()
     assert codes == [ExitCode.PEER_LOST] * 2
-    assert run.lost() == run.lost("rank_00001.jsonl") == (0, "killed", "step")
+    found = run.lost()  # another checkpoint may be under way
+    assert found == run.lost("rank_00001.jsonl") and found in ((0, "killed", "step"), (0, "killed", "save"))
     with started(4, f"{LONG} -x 100000 -n 100000 -y 1", folder) as run:
         run.wait_for("resume", 20)
         run.wait_for("train", run.events()[-1]["step"] + 5)

@@ -121,6 +121,17 @@ def searched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(start, "_searched", lambda *_: FOUND)
 
 
+@pytest.mark.usefixtures("searched")
+def test_what_is_known_stays_where_nothing_can_be_tried(
+    find_out: Callable[..., Findings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert find_out() == FOUND
+    with monkeypatch.context() as patch:
+        patch.setattr(driver, "busy", lambda _: "other processes use the card (17)")
+        assert len(find_out(again=True).notes) == 1
+    assert find_out() == FOUND and len(known.all_known()) == 1
+
+
 def test_time_is_kept(find_out: Callable[..., Findings]) -> None:
     found = find_out(seconds=0.0)
     assert found == Findings(notes=found.notes) and len(found.notes) == 1
