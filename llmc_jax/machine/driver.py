@@ -18,7 +18,7 @@ from llmc_jax.machine.gpus import Machine
 DRIVER_VERSION = Path("/sys/module/nvidia/version")
 MAJOR, MINOR = 75, 76  # CUDA's numbers of the attributes that are the compute capability
 FREE_SHARE = 0.75  # of the memory, that must be free for a trial
-PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
+PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")  # modules
 
 
 class Card(NamedTuple):

@@ -1,17 +1,14 @@
 """The plan's command line: llmc-jax plan --help. Its flags are those of train.py, and its own."""
 
-import json
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from llmc_jax.base.commands import program_name, typed
 from llmc_jax.base.errors import ExitCode
-from llmc_jax.base.files import write_atomic
-from llmc_jax.base.kit import command_line, help_page, print_json
+from llmc_jax.base.kit import command_line, help_page
 from llmc_jax.base.options import ABOVE_ZERO, SCREEN, own
-from llmc_jax.base.plain import to_json
+from llmc_jax.base.parsers import write_json
 from llmc_jax.config.flags import take_own
 from llmc_jax.machine.jax_setup import settle
 from llmc_jax.plan.asked import asked_config
@@ -63,7 +60,7 @@ def main(words: list[str]) -> int:
         _say(note)
     content, text = (_sweep if own.sweep else _answer)(rest, own)
     if own.json:
-        _write(own.json, content)
+        write_json(content, own.json)
     if own.json != SCREEN:
         print(text)
     return ExitCode.DONE
@@ -101,11 +98,3 @@ def _sweep(words: list[str], own: SimpleNamespace) -> tuple[dict[str, Any], str]
     rows = swept(asked_config(words), own.gpu, sweep, _wishes(own))
     content = [row._asdict() | {"answer": row.answer and as_json(row.answer)} for row in rows]
     return {"sweep": content}, rows_table(sweep[0], rows)
-
-
-def _write(path: str, content: dict[str, Any]) -> None:
-    """Write --json's file, or print it."""
-    if path == SCREEN:
-        print_json(content)
-    else:
-        write_atomic(Path(path), (json.dumps(to_json(content), indent=1) + "\n").encode())

@@ -27,6 +27,7 @@ from llmc_jax.config.model import ModelShape
 from llmc_jax.config.train import OPTIONS, TrainConfig
 from llmc_jax.machine import gpus
 from llmc_jax.machine.device import installed
+from llmc_jax.machine.driver import PLUGINS
 from llmc_jax.machine.jax_setup import child_environment
 from llmc_jax.models.family import chosen, shape_from_json, shape_to_json
 from llmc_jax.plan.memory import CPU, Memory
@@ -38,7 +39,6 @@ SOURCES = (*(f"llmc_jax/{name}" for name in ("models", "ops", "training", "kerne
 FILES = ("plan", "compiled", "memory", "moments")  # of this room: what shapes a program and says what it takes
 PACKAGES = ("jax", "jaxlib")
 NOT_READ = dict.fromkeys(("model", "init_from", "model_file"), "")  # options that the model itself stands for
-PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")  # modules
 
 
 def compiled_apart(gpu: str, config: TrainConfig, model: ModelShape, say: Say = lambda words: None) -> Memory:

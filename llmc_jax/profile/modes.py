@@ -3,7 +3,6 @@
 Leaves out its command line (command.py).
 """
 
-import json
 import tempfile
 from contextlib import nullcontext
 from pathlib import Path
@@ -14,7 +13,7 @@ import jax
 
 from llmc_jax.base.errors import ExitCode
 from llmc_jax.base.files import write_atomic
-from llmc_jax.base.plain import to_json
+from llmc_jax.base.parsers import write_json
 from llmc_jax.base.streams import print_error
 from llmc_jax.config.model import ModelShape
 from llmc_jax.config.train import TrainConfig
@@ -53,10 +52,6 @@ def memory_rows(plan: Plan) -> list[tuple[str, Any]]:
     return [(kind, gib(size)) for kind, size in computed(plan).kinds.items() if size]
 
 
-def _write_json(path: str, content: dict[str, Any]) -> None:
-    write_atomic(Path(path), (json.dumps(to_json(content), indent=1) + "\n").encode())
-
-
 # ----- measuring ----------------------------------------------------------------------------------------------------
 
 
@@ -84,12 +79,12 @@ def measure(config: TrainConfig, own: SimpleNamespace) -> int:
         report = _traced(bench, own, Path(folder), roof)
     if own.json:
         work = products_flops(bench.model, bench.shape)
-        _write_json(own.json, {
+        write_json({
             "shape": bench.shape, "device": bench.device, "jax": jax.__version__, "kernels": bench.plan.choices,
             "seconds": times, "tokens": bench.tokens, "compile_seconds": bench.compile_seconds, "products_flops": work,
             "roof": roof, "memory_used": used, "traced_without_graphs": bench.traced is not bench.compiled,
             "memory_bytes": computed(bench.plan).kinds, **table.as_json(report),
-        })  # fmt: skip
+        }, own.json)  # fmt: skip
     if report.problem:
         print_error(f"note: no table: {report.problem}")
     else:
@@ -159,6 +154,6 @@ def compare(words: list[str], own: SimpleNamespace) -> int:
         print_error(f"note: {note}")
     results = compare.compare(variants, rounds=5, steps=3)
     if own.json:
-        _write_json(own.json, {"results": results})
+        write_json({"results": results}, own.json)
     print(compare.as_text(results))
     return ExitCode.DONE
