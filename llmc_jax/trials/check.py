@@ -35,6 +35,7 @@ from llmc_jax.trials.children import NotMeasured, Tried, running
 
 MATRIX_BYTES = 2e9  # of attention's T x T matrix in one layer, beyond which XLA's step does without it, and has no time
 LAYERS = 6  # of the step that is compared: a deeper model repeats them, and its compilation takes as much longer
+WHOLE_IN_FP64 = 2**28  # elements of AdamW's buffers; larger ones are compared in float32
 ROUND, ROUNDS = 0.3, 3  # seconds of a round of steps, in which the device never waits for the host
 Rows = tuple[tuple[str, str], ...]  # operations, and the names of the rows that run them
 
@@ -65,7 +66,8 @@ def measure_kernel(case: Case, finding: Finding) -> Tried:
         )
         solver: Any = tuple(by_name.values()) if "attention" in function else by_name[function]
         run = jax.jit(given.bind(solver)).lower(*given.arrays).compile()
-        wide = jnp.float32 if adamw else jnp.float64  # element by element, and not cut into parts
+        large = adamw and given.arrays[0].size > WHOLE_IN_FP64  # its buffers are not cut into parts
+        wide = jnp.float32 if large else jnp.float64
         _, found = numerics.judged(
             given, run, promised=row.repeats_bits, interpret=case.interpret, wide=wide, rounding=case.rounding
         )
