@@ -94,13 +94,13 @@ def _layernorm(x: Any, w: Any, b: Any) -> Any:
 
 
 def sees(spec: Any, t: int, u: int) -> bool:
-    """Whether position t sees position u of its document."""
+    """Return whether position t sees position u of its document."""
     near = spec.window == 0 or abs(t - u) < spec.window
     return u < spec.prefix or (near and {"causal": u <= t, "reversed": u >= t, "none": True}[spec.mask])
 
 
 def mask(spec: Any, tokens: Any) -> Any:
-    """Which positions each position of tokens (B, T) sees, (B, T, T)."""
+    """Return the positions that each position of tokens (B, T) sees, (B, T, T)."""
     places = range(tokens.shape[1])
     seen = jnp.array([[sees(spec, t, u) for u in places] for t in places])
     document = jnp.cumsum(tokens == spec.documents, axis=1)  # its number
@@ -108,7 +108,7 @@ def mask(spec: Any, tokens: Any) -> Any:
 
 
 def attention(qkv: Any, tokens: Any, num_heads: int, spec: Any) -> Any:
-    """What attention makes of packed qkv (B, T, Q), head by head, for tokens (B, T): (B, T, C)."""
+    """Return attention (B, T, C) of packed qkv (B, T, Q), head by head, for tokens (B, T)."""
     KV = spec.kv_heads or num_heads
     channels, out, seen = jnp.split(qkv, num_heads + 2 * KV, axis=-1), [], mask(spec, tokens)
     for head, q in enumerate(channels[:num_heads]):

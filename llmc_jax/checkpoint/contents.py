@@ -104,7 +104,7 @@ class Metadata:
         if self.range_test is not None:
             stored["range_test"] = dict(self.range_test)
         if self.identity.model.source:
-            stored["tensors"] = tensors_of(self.identity.model)
+            stored["tensors"] = names_and_shapes(self.identity.model)
         return stored if self.tokenizer is None else stored | {"tokenizer": self.tokenizer._asdict()}
 
     @staticmethod
@@ -118,8 +118,9 @@ class Metadata:
         rest = {name: stored[name] for name in (*objects, "total_steps", "val_data") if stored.get(name) is not None}
         step, dtype = stored.get("step"), stored.get("dtype")
         model = shape_of(stored.get("model"), folder)
-        if model is not None and "tensors" in stored and stored["tensors"] != tensors_of(model):
-            words = f"its tensors are {stored['tensors']}, those of the family {model.family} now {tensors_of(model)}"
+        tensors = stored.get("tensors")
+        if model is not None and tensors is not None and tensors != (now := names_and_shapes(model)):
+            words = f"its tensors are {tensors}, those of the family {model.family} now {now}"
             raise InputError(f"{folder}: {words}; give the file that it was trained with")
         sound = all(isinstance(stored.get(name) or {}, Mapping) for name in (*objects, "progress", "tokenizer"))
         if model is None or type(step) is not int or dtype not in DTYPES or not sound:
@@ -133,7 +134,7 @@ class Metadata:
         return Metadata(step, identity, counters=Counters(**known) if known else None, tokenizer=tokenizer, **rest)
 
 
-def tensors_of(model: ModelShape) -> list[list[Any]]:
+def names_and_shapes(model: ModelShape) -> list[list[Any]]:
     """Return name and shape of each tensor of a model: the same flat buffer may hold others."""
     return [[spec.name, *spec.shape] for spec in tensor_specs(model)]
 

@@ -242,7 +242,7 @@ def _bpe_encoder(name: str, pieces: tuple[bytes, ...], eot: int) -> Callable[[st
 
 
 class Table(NamedTuple):
-    """What a tokenizer's file holds: the bytes of each of the V ids, the end-of-text id."""
+    """The content of a tokenizer's file: the bytes of each of the V ids, and the end-of-text id."""
 
     pieces: tuple[bytes, ...]
     eot: int

@@ -1,4 +1,4 @@
-"""What the page asks, JSON, as a request of the engine; and what it is told of the model.
+"""Turn what the page asks, JSON, into a request of the engine; and describe the model to it.
 
 Leaves out HTTP (serve.py) and the page itself (page.html).
 """

@@ -163,7 +163,7 @@ def log_of(events: Events, path: str = "", kind: str = "") -> Log:
 
 @dataclass
 class Printed:
-    """What has been read of an output so far. A step that stands there again counts as it stands there last."""
+    """The curves read from an output so far. A step that stands there again counts as it stands there last."""
 
     curves: defaultdict[str, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))  # values by step
     decimals: dict[str, int] = field(default_factory=dict)  # of the losses

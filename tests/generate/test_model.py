@@ -1,4 +1,4 @@
-"""What is taken from a checkpoint besides its weights: end of text, tokenizer; and which weights."""
+"""Tests of a checkpoint's end of text, its tokenizer, and the choice of its weights."""
 
 from typing import Any
 

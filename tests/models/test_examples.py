@@ -286,7 +286,7 @@ def test_what_starts_at_zero(name: str) -> None:
 @pytest.mark.parametrize("recompute", [0, 2])
 @pytest.mark.parametrize("name", ["linear_attention", "mlp_ratio", "no_mlp", "swiglu"])
 def test_the_tables_are_what_the_model_does(name: str, recompute: int) -> None:
-    """What its forward keeps, and its products of matrices."""
+    """Compare the bytes that its forward keeps, and its products of matrices."""
     _, shape, flat = example(name)
     how, execution = Shape(B, T, recompute=recompute), Execution(recompute=recompute)
     params, tokens = jax.ShapeDtypeStruct(flat.shape, jnp.float32), jax.ShapeDtypeStruct((B, T), jnp.int32)
