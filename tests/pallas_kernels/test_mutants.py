@@ -55,6 +55,9 @@ WRONG = {
         "classifier", [32, 100, 128],
     ),
 }  # fmt: skip
+# What interpret mode says of two warpgroups that do not wait for each other. Where the first fills a slot twice before
+# the second waits for it at all, it says so of the barrier, and stops before it looks at the memory.
+FOUND = "RACE DETECTED|is waiting at barrier .* for the first time, but barrier is already at phase"
 BETWEEN_WARPGROUPS = {
     "a slot is filled before it is released": Mutant(
         attention.Walk, "fetch", "self.p.copies.wait(self.barriers, RELEASED, slot)", "pass", ATTENTION, [1, 512, 1, 64]
@@ -120,7 +123,7 @@ def test_wrong_numbers(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_races_between_warpgroups(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     broken(mutant, monkeypatch)
     try:
-        with pytest.raises(Exception, match="RACE DETECTED"):
+        with pytest.raises(Exception, match=FOUND):
             judged(mutant)
     finally:
         interpret_pallas_call.reset_gpu_interpret_mode_state()
