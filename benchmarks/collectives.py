@@ -75,7 +75,8 @@ def measure(gpu: str, case: Case) -> Measured:
 
 def sent_of(plan: Plan) -> list[Sent]:
     """Return what the devices of a plan send each other in an update."""
-    return of_update(plan.model, plan.parallel, plan.config.grad_accumulation, plan.shape.element)
+    accumulation, matrices = plan.config.grad_accumulation, bool(plan.shape.products)
+    return of_update(plan.model, plan.parallel, accumulation, plan.shape.element, matrices)
 
 
 def measure_apart(gpu: str, cases: Sequence[Case]) -> list[Measured]:

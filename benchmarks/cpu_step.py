@@ -44,7 +44,7 @@ from llmc_jax.config.model import ModelConfig, parse_descriptor  # noqa: E402
 from llmc_jax.machine import compiling  # noqa: E402
 from llmc_jax.models.execution import Execution  # noqa: E402
 from llmc_jax.models.layout import flat_size, num_parameters  # noqa: E402
-from llmc_jax.training.adamw import AdamWNumbers  # noqa: E402
+from llmc_jax.training.rules.adamw import AdamWNumbers  # noqa: E402
 from llmc_jax.training.schedule import ScheduleNumbers  # noqa: E402
 from llmc_jax.training.state import initial_state  # noqa: E402
 from llmc_jax.training.step import StepNumbers, StepOptions, train_step  # noqa: E402

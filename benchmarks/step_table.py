@@ -81,7 +81,7 @@ GROUPS = (
     "products forward", "products backward", "products of the head", "bias additions", "bias gradients",
     "sums of partial sums", "attention forward", "delta of attention", "attention backward", "layernorm forward",
     "layernorm backward", "GELU forward", "GELU backward", "classifier", "embedding", "slices of weights",
-    "gradient in one piece", "norm", "AdamW", "other",
+    "gradient in one piece", "norm", "AdamW", "products update", "optimizer", "other",
 )  # fmt: skip
 # Groups whose kernels write parts of arrays, and what models/work.py calls their work.
 KNOWN_BYTES = {
@@ -161,7 +161,7 @@ def _kernel_group(place: Place, names: str) -> str:
     known = {"gelu": "GELU", "attention": "attention"} | dict.fromkeys(LAYERNORMS, "layernorm")
     if place.operation in known:
         return f"{known[place.operation]} {phase}"
-    return {"adamw": "AdamW", "norm": "norm"}.get(
+    return {"adamw": "AdamW", "norm": "norm", "matrices": "optimizer"}.get(
         place.operation, place.operation if place.operation in GROUPS else "other"
     )
 

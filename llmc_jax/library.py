@@ -36,7 +36,7 @@ from llmc_jax.models.execution import PLAIN
 from llmc_jax.models.layout import views
 from llmc_jax.models.program import head_of, loss_fn, separated
 from llmc_jax.plan.plan import step_numbers
-from llmc_jax.training.adamw import ADAMW
+from llmc_jax.training.rules import named
 from llmc_jax.training.state import DTYPES, TrainState, initial_state
 from llmc_jax.training.step import Metrics, StepOptions, train_step
 
@@ -260,9 +260,11 @@ def begin(
     beta1: float = 0.9,
     beta2: float = 0.95,
     eps: float = 1e-8,
+    momentum: float = 0.95,
     grad_clip: float = 1.0,
+    optimizer: str = "adamw",
 ) -> tuple[TrainState, Step]:
-    """Return the state of training before the first step, and the function that makes a step with AdamW.
+    """Return the state of training before the first step, and the function that makes a step.
 
     `state, metrics = step(state, ids)` trains on ids (B, n): each but a row's first is a target, so B * (n - 1) of
     them, n at most T + 1. Of ids (A, B, n) the gradients of A micro-batches are added up for one update. The step uses
@@ -281,16 +283,17 @@ def begin(
         {
             "learning_rate": learning_rate, "schedule": schedule, "warmup_steps": warmup_steps,
             "final_lr_fraction": final_lr_fraction, "weight_decay": weight_decay, "beta1": beta1, "beta2": beta2,
-            "eps": eps, "grad_clip": grad_clip, "max_steps": steps,
+            "eps": eps, "momentum": momentum, "grad_clip": grad_clip, "optimizer": optimizer, "max_steps": steps,
         }
     )  # fmt: skip
     if final_lr_fraction != 1.0 and steps < 1:
         raise InputError(f"final_lr_fraction={final_lr_fraction}: needs steps=…, after how many it is reached")
     scale = options.loss_scale if model.dtype == "fp16" else None
     params = flat_weights(model.weights, model.config).astype(jnp.float32)
-    state = initial_state(params, head_of(model.weights, model.config).dtype, loss_scale=scale)
-    numbers = step_numbers(options, ADAMW, steps)
-    chosen = StepOptions(options.schedule, options.decay if options.weight_decay else "none", PLAIN)
+    found = named(optimizer)
+    state = initial_state(params, head_of(model.weights, model.config).dtype, loss_scale=scale, optimizer=found)
+    numbers = step_numbers(options, found, steps)
+    chosen = StepOptions(options.schedule, options.decay if options.weight_decay else "none", PLAIN, optimizer=found)
 
     def step(state: TrainState, ids: Ids) -> tuple[TrainState, Metrics]:
         rows = _rows(model, ids, 2, (2, 3))
@@ -309,7 +312,7 @@ def save(model: Model, path: str | Path, *, force: bool = False) -> None:
     """Write a model as llm.c's model file, which `load`, `train.py -e` and llm.c itself read.
 
     In bf16 where the model computes in bf16 (version 5), otherwise in fp32 (version 3). It holds neither a tokenizer
-    nor the optimizer's m and v. The file appears under its name when it is complete. force: replace a file that is
+    nor the optimizer's buffers. The file appears under its name when it is complete. force: replace a file that is
     there. Raises InputError where there is one, and where it cannot be written.
     Source: llm.c train_gpt2.cu, `gpt2_write_to_checkpoint`.
     """

@@ -1,7 +1,7 @@
 """AdamW and the global norm on the GPU: each one pass over the flat buffers, everything changed where it lies.
 
-The mathematics stands in llmc_jax/training/adamw.py, whose jnp functions have the same names and results. Leaves out
-the schedule, clipping and the decision whether to apply an update.
+The mathematics stands in llmc_jax/training/rules/adamw.py, whose jnp functions have the same names and results. Leaves
+out the schedule, clipping and the decision whether to apply an update.
 """
 
 import math

@@ -16,8 +16,9 @@ from llmc_jax.config.model import ModelConfig
 from llmc_jax.models.execution import PLAIN, Execution
 from llmc_jax.models.gpt2 import model as gpt2
 from llmc_jax.models.layout import flat_size
-from llmc_jax.training import adamw, optimizer, state, step
-from llmc_jax.training.adamw import AdamWNumbers
+from llmc_jax.training import optimizer, state, step
+from llmc_jax.training.rules import adamw
+from llmc_jax.training.rules.adamw import AdamWNumbers
 from llmc_jax.training.schedule import ScheduleNumbers
 from llmc_jax.training.step import StepNumbers, StepOptions
 from tests import plain_model

@@ -19,7 +19,8 @@ from llmc_jax import kernels
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.models.gpt2 import model as gpt2
 from llmc_jax.ops import attention, layernorm
-from llmc_jax.training import adamw, optimizer, step
+from llmc_jax.training import optimizer, step
+from llmc_jax.training.rules import adamw
 from tests.comparisons import (
     ADAMW_TOLERANCE,
     GRADIENT_TOLERANCE,

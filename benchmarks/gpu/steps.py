@@ -20,7 +20,7 @@ from llmc_jax.models.execution import Execution
 from llmc_jax.models.layout import flat_size, num_parameters
 from llmc_jax.models.work import flops_per_token
 from llmc_jax.plan.plan import Plan, make_plan
-from llmc_jax.training.adamw import AdamWNumbers
+from llmc_jax.training.rules.adamw import AdamWNumbers
 from llmc_jax.training.schedule import ScheduleNumbers
 from llmc_jax.training.state import DTYPES, initial_state
 from llmc_jax.training.step import StepNumbers, train_step

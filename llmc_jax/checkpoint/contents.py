@@ -52,6 +52,7 @@ class Identity(NamedTuple):
     master_weights: bool
     rounding: str | None = None  # nearest, stochastic; None: another program's state, which does not say
     data: str | None = None  # fingerprint of the training data; None where there is none
+    optimizer: str = "adamw"  # its name, of one in a user's file with an @ and the file's digest
 
 
 def fingerprint(paths: Iterable[Path]) -> str:
@@ -130,7 +131,7 @@ class Metadata:
         master, rounding, data = stored.get("master_weights", True), stored.get("rounding"), stored.get("data")
         known = {name: value for name, value in (stored.get("progress") or {}).items() if name in Counters._fields}
         tokenizer = Named(**stored["tokenizer"]) if stored.get("tokenizer") else None
-        identity = Identity(model, dtype, master, rounding, data)
+        identity = Identity(model, dtype, master, rounding, data, stored.get("optimizer", "adamw"))
         return Metadata(step, identity, counters=Counters(**known) if known else None, tokenizer=tokenizer, **rest)
 
 

@@ -47,7 +47,7 @@ TARGETS = {
     "hf": "a folder of Hugging Face's transformers",
     "orbax": "a checkpoint of orbax's, for other JAX programs",
 }
-WORDS = {"params": "weights", "m": "m (AdamW's mean)", "v": "v (AdamW's mean square)", "copy": "16-bit weights"}
+WORDS = {"params": "weights", "m": "m (mean)", "v": "v (mean square)", "copy": "16-bit weights"}
 KINDS = {
     "llmc-model": "llm.c model",
     "llmc-state": "training state of llm.c",
@@ -136,7 +136,7 @@ def inspect(path: Path, step: int | None, as_json: bool, model_file: str = "") -
     before = ""
     for group, name, about, stats in found:
         if group != before:
-            print(f"\n{WORDS[group]}\n{'tensor':<9} {'shape':<18} type {place}{head}")
+            print(f"\n{WORDS.get(group, group)}\n{'tensor':<9} {'shape':<18} type {place}{head}")
             before = group
         numbers = "".join(f"{value:>11.4g} " for value in stats[:4])
         byte = f"{about['byte']:>14,} " if place else ""

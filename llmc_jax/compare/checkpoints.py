@@ -34,7 +34,7 @@ OPTIONS = (
     own("--model", "FILE.py...", [], "the files of models of your own, which they were trained by", name="model_files"),
     own("--tolerance", "X", None, "agree where no |a - b| is above X [default: the same bits]", 0),
 )
-WORDS = {"params": "weights", "m": "m", "v": "v", "copy": "16-bit copy"}
+WORDS = {"params": "weights", "copy": "16-bit copy"}  # others go by their names
 
 
 class Row(NamedTuple):
@@ -112,7 +112,7 @@ def differences_in_shape(a: ModelShape, b: ModelShape) -> list[str]:
 def _groups_apart(a: Source, b: Source) -> list[str]:
     lines = []
     for name, one, other in (("A", a, b), ("B", b, a)):
-        alone = [WORDS[group] for group in one.groups if group not in other.groups]
+        alone = [WORDS.get(group, group) for group in one.groups if group not in other.groups]
         if alone:
             lines.append(f"only {name} holds: {', '.join(alone)}; not compared")
     return lines
@@ -123,7 +123,7 @@ def _groups_apart(a: Source, b: Source) -> list[str]:
 
 def _headline(letter: str, source: Source) -> list[str]:
     step = "" if source.step is None else f", step {source.step:,}"
-    holds = ", ".join(WORDS[group] for group in source.groups)
+    holds = ", ".join(WORDS.get(group, group) for group in source.groups)
     line = f"{letter}  {source.path}: {source.kind}, weights in {source.dtype}{step}; holds {holds}"
     return [line, *(f"   warning: {warning}" for warning in source.warnings)]
 

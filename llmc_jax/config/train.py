@@ -27,6 +27,7 @@ from llmc_jax.base.options import (
     minus_one_or_at_least,
     option,
 )
+from llmc_jax.config.schedules import SCHEDULES
 
 START = "Start"
 DATA = "Data"
@@ -42,6 +43,11 @@ DEVICES = "Several devices"
 PROCESSES = "Several processes"
 
 AUTO_BATCH = -1  # of batch_size: the largest that fits, until that is known
+# By name, the file in training/rules/ that defines an optimizer: "muon-polar" as MUON_POLAR.
+OPTIMIZERS = {
+    "adamw": "adamw", "adam": "adamw", "sgd": "sgd", "momentum": "sgd", "nesterov": "sgd", "adagrad": "adagrad",
+    "rmsprop": "rmsprop", "muon": "muon", "muon-polar": "muon",
+}  # fmt: skip
 ATTENTIONS = ("auto", "naive", "flash", "cudnn")  # how GPT-2's attention may be computed
 
 
@@ -225,10 +231,18 @@ class TrainConfig:
         unit="steps", check=minus_one_or_at_least(0, "one epoch"),
     )
 
+    optimizer: str = option(
+        "adamw", "--optimizer", OPTIMIZER, {"program", "numbers"}, "free",
+        f"what makes updates of gradients: {', '.join(OPTIMIZERS)}; or the Python file of one of your own "
+        "(docs/optimizers.md)",
+        value="NAME", is_path=True,
+        check=Check(
+            lambda value: value in OPTIMIZERS or value.endswith(".py"), f"one of {', '.join(OPTIMIZERS)}, or FILE.py"
+        ),
+    )
     schedule: str = option(
         "cosine", "-k --schedule", OPTIMIZER, {"program"}, "said",
-        "learning-rate schedule: cosine, linear, constant, wsd, step",
-        value="NAME", choices=("cosine", "linear", "constant", "wsd", "step"),
+        f"learning-rate schedule: {', '.join(SCHEDULES)}", value="NAME", choices=tuple(SCHEDULES),
     )
     learning_rate: float = option(
         3e-4, "-l --learning-rate", OPTIMIZER, {"numbers"}, "said", "peak learning rate", check=at_least(0)
@@ -266,7 +280,8 @@ class TrainConfig:
     )
     weight_decay: float = option(
         0.0, "-c --weight-decay", OPTIMIZER, {"program", "numbers"}, "said",
-        "AdamW's decoupled weight decay", check=at_least(0)
+        "weight decay: of the parameters themselves (AdamW, Muon), or added to the gradient (the others)",
+        check=at_least(0),
     )
     decay: str = option(
         "matrices", "--decay", OPTIMIZER, {"program"}, "said",
@@ -276,15 +291,20 @@ class TrainConfig:
     )
     beta1: float = option(
         0.9, "--beta1", OPTIMIZER, {"numbers"}, "said",
-        "decay of AdamW's first moment, the mean of gradients", check=BELOW_ONE,
+        "decay of the first moment, the mean of gradients (AdamW, Adam)", check=BELOW_ONE,
     )
     beta2: float = option(
         0.95, "--beta2", OPTIMIZER, {"numbers"}, "said",
-        "decay of AdamW's second moment, the mean of squares (train_gpt2.c and train_gpt2_fp32.cu: 0.999)",
+        "decay of the second moment, the mean of squares (AdamW, Adam, RMSProp; train_gpt2.c and train_gpt2_fp32.cu: "
+        "0.999)",
         check=BELOW_ONE,
     )
     eps: float = option(
         1e-8, "--eps", OPTIMIZER, {"numbers"}, "said", "added to the square root of the second moment", check=ABOVE_ZERO
+    )
+    momentum: float = option(
+        0.95, "--momentum", OPTIMIZER, {"numbers"}, "said",
+        "how much of the update before goes into the next one (momentum, Nesterov, Muon)", check=BELOW_ONE,
     )
     grad_clip: float = option(
         1.0, "--grad-clip", OPTIMIZER, {"numbers"}, "said",
@@ -293,7 +313,7 @@ class TrainConfig:
     max_nonfinite: int = option(
         10, "--max-nonfinite", OPTIMIZER, {"process"}, "free",
         "stop after N steps in a row whose loss or gradient is not finite; 0 = never. Such a step updates nothing, and "
-        "AdamW does not count it; in llm.c the parameters become NaN",
+        "it does not count in AdamW's bias correction; in llm.c the parameters become NaN",
         unit="steps", check=ZERO_IS_OFF, off_in_test=True,
     )
     skip_loss_z: float = option(

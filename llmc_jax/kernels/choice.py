@@ -17,6 +17,7 @@ from llmc_jax.machine.gpus import Machine, measured_on
 from llmc_jax.ops import attention, gelu
 from llmc_jax.ops.table import Function, Operations
 from llmc_jax.training.optimizer import Optimizer
+from llmc_jax.training.rules import named
 
 
 class Measured(NamedTuple):
@@ -99,6 +100,7 @@ class Setting(NamedTuple):
     interpret: bool = False  # our kernels are simulated on a CPU: for tests
     spread: bool = False  # the optimizer's state is split over devices, or sums are in a fixed order
     attention: Attention = CAUSAL  # as the model has it
+    optimizer: str = "adamw"  # as --optimizer has it
 
 
 Maker = Callable[[str, Setting], Function]  # of a function in ops/ its implementation, by name
@@ -339,7 +341,7 @@ def select(choices: Sequence[Choice], setting: Setting, strict: bool = False) ->
             backward = GROUPS[choice.operation][-1]
             by_name[backward] = rows[choice.backward].functions(setting)[backward]
     in_product = any(choice.implementation == IN_PRODUCT for choice in choices)
-    return Selection(*assembled(by_name), tuple(choices), int(in_product))
+    return Selection(*assembled(by_name, named(setting.optimizer)), tuple(choices), int(in_product))
 
 
 def candidates(operation: str, asked: Preferences, setting: Setting) -> Candidates:

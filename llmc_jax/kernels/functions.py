@@ -13,15 +13,13 @@ import jax
 
 from llmc_jax.ops.linear import bias_backward
 from llmc_jax.ops.table import XLA, Function, Operations
-from llmc_jax.training.adamw import ADAMW
 from llmc_jax.training.optimizer import Optimizer, global_norm
-
-OPTIMIZERS = {each.name: each for each in (ADAMW,)}
+from llmc_jax.training.rules.adamw import ADAMW, adamw_update
 
 # XLA's.
 PLAIN: dict[str, Function] = {
     **XLA._asdict(),
-    **{f"{name}_update": optimizer.update for name, optimizer in OPTIMIZERS.items()},
+    "adamw_update": adamw_update,
     "global_norm": global_norm,
 }
 
@@ -37,17 +35,25 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "attention": ("attention_forward", "attention_backward"),
     "classifier": ("classifier",),
     "embedding backward": ("embedding_backward",),
-    **{name: (f"{name}_update",) for name in OPTIMIZERS},
+    "adamw": ("adamw_update",),
     "global norm": ("global_norm",),
 }
 
 
 def assembled(functions: Mapping[str, Function], optimizer: Optimizer = ADAMW) -> tuple[Operations, Optimizer]:
-    """Return the model's operations and an optimizer with these functions; what is missing is XLA's."""
+    """Return the model's operations and an optimizer with these functions; what is missing is XLA's.
+
+    Only AdamW has an update of its own among them.
+    """
     all_functions = PLAIN | dict(functions)
     op = Operations(**{name: all_functions[name] for name in Operations._fields})
-    update, norm = all_functions[f"{optimizer.name}_update"], all_functions["global_norm"]
+    update, norm = all_functions.get(f"{optimizer.name}_update"), all_functions["global_norm"]
     return op, optimizer._replace(update=update, global_norm=norm)
+
+
+def operations(optimizer: str) -> tuple[str, ...]:
+    """Return the operations, of GROUPS, of a step with an optimizer."""
+    return tuple(name for name in GROUPS if name != "adamw" or optimizer == name)
 
 
 # ----- our kernels --------------------------------------------------------------------------------------------------

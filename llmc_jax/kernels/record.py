@@ -23,7 +23,7 @@ from llmc_jax.kernels.choice import (
     implementations,
     select,
 )
-from llmc_jax.kernels.functions import GROUPS
+from llmc_jax.kernels.functions import operations
 from llmc_jax.machine.compiling import Options, of_one_device
 from llmc_jax.machine.gpus import Machine
 
@@ -127,7 +127,9 @@ def choose_again(
     repeated = {operation: choice for operation, (choice, problem) in recorded.items() if not problem}
     if before is not None and still(before, asked, "gelu_fusion"):
         asked = asked._replace(gelu_fusion=before.gelu_fusion)
-    choices = [repeated.get(each) or choose_one(each, asked, setting, findings) for each in GROUPS]
+    choices = [
+        repeated.get(each) or choose_one(each, asked, setting, findings) for each in operations(setting.optimizer)
+    ]
     return select(choices, setting, strict)
 
 
@@ -149,7 +151,7 @@ def _recorded(
     options = {"gelu": ("kernels", "gelu_fusion"), "attention": ("kernels", "attention")}
     return {
         each: (choices.get(each), _problem(choices.get(each), setting, findings))
-        for each in GROUPS
+        for each in operations(setting.optimizer)
         if still(before, asked, *options.get(each, ("kernels",)))
     }
 

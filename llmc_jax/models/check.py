@@ -6,17 +6,18 @@ file has changed. Leaves out the command line (command.py).
 
 import json
 import re
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from llmc_jax.base import own_file
 from llmc_jax.base.errors import InputError
 from llmc_jax.models import program
 from llmc_jax.models.execution import PLAIN, Execution
@@ -86,19 +87,9 @@ def check(family: Family, descriptor: str) -> tuple[list[Compared], list[str]]:
 # ----- the file -------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def inside(family: Family) -> Iterator[None]:
-    """Make of what a user's function raises an InputError of one line: where in the file, and the reason."""
-    try:
-        yield
-    except Exception as error:
-        path, frames = str(family.path), traceback.extract_tb(error.__traceback__)
-        if isinstance(error, InputError) and path in str(error):
-            raise
-        own = [f"{path}: line {each.lineno}: {each.name}" for each in frames if each.filename == path]
-        ours = [f"{each.filename}, line {each.lineno}" for each in frames if "llmc_jax" in each.filename]
-        at = own[-1] if own else f"{place(family, 'FAMILY')}: {ours[-1]}"
-        raise InputError(f"{at}: {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}") from None
+def inside(family: Family) -> AbstractContextManager[None]:
+    """Make of what a family's function raises an InputError of one line."""
+    return own_file.inside(family.path or Path(family.name), otherwise=place(family, "FAMILY"))
 
 
 def place(family: Family, meant: Any) -> str:

@@ -4,22 +4,18 @@ A model is plain data, its shape, which names its family and, of a family in a u
 (`config.model.ModelShape`). `family_of` finds the record by these two. Leaves out what computes the model (program.py).
 """
 
-import hashlib
 import os
 import re
-import sys
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from llmc_jax.base import own_file
 from llmc_jax.base.errors import InputError
-from llmc_jax.base.files import reason
 from llmc_jax.base.plain import from_json, to_json
 from llmc_jax.config.model import ModelShape
 from llmc_jax.models.tensors import Tables, Tensor
@@ -142,21 +138,11 @@ def load(path: str | Path) -> Family:
 
     The file is run once for each content. Raises InputError where it cannot be, with the line, or defines none.
     """
-    path = Path(path)
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise InputError(
-            f"--model {path}: cannot be read: {reason(error)}; it takes the Python file of a model"
-        ) from None
-    source = hashlib.sha256(data).hexdigest()
+    path, data, source = own_file.read("--model", path, "a model")
     os.environ[VARIABLE] = str(path.absolute())
     if known := next((family for family in loaded_families() if family.source == source), None):
         return known
-    found = getattr(_run(path, data, source), "FAMILY", None)
-    if not isinstance(found, Family):
-        what = "defines no FAMILY" if found is None else f"has a FAMILY that is a {type(found).__name__}"
-        raise InputError(f"--model {path}: {what}; it must be an llmc_jax.models.family.Family (docs/models.md)")
+    found = own_file.defined("--model", path, data, "FAMILY", Family, "docs/models.md")
     if problem := _problem(found):
         raise InputError(f"--model {path}: FAMILY: {problem}")
     family = found._replace(source=source, path=path, content=data)
@@ -168,21 +154,6 @@ def load_of_parent() -> None:
     """Load the file that the process that has started this one has loaded, if any: its shapes may be pickled here."""
     if path := os.environ.get(VARIABLE):
         load(path)
-
-
-def _run(path: Path, data: bytes, source: str) -> ModuleType:
-    name = f"llmc_jax_model_{source[:16]}"
-    module = sys.modules[name] = ModuleType(name)  # dataclasses look for theirs there
-    module.__file__ = str(path)
-    try:
-        exec(compile(data, str(path), "exec"), vars(module))
-    except Exception as error:
-        del sys.modules[name]
-        lines = [each.lineno for each in traceback.extract_tb(error.__traceback__) if each.filename == str(path)]
-        line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
-        words = error.msg if isinstance(error, SyntaxError) else error
-        raise InputError(f"--model {path}: line {line}: {type(error).__name__}: {words}") from None
-    return module
 
 
 def _problem(family: Family) -> str:

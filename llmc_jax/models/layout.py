@@ -85,6 +85,12 @@ def matrix_elements(shape: ModelShape) -> int:
     return sum(spec.size for spec in tensor_specs(shape) if spec.tensor.layered and spec.tensor.matrix)
 
 
+def matrix_shape(spec: TensorSpec) -> tuple[int, int, int]:
+    """Return how many matrices a layer has of one of its tensors, their rows, and their columns."""
+    _, rows, columns = spec.shape
+    return spec.tensor.parts, rows // spec.tensor.parts, columns
+
+
 class Piece(NamedTuple):
     """A tensor without layers, or one layer of one, in the flat buffer."""
 

@@ -28,6 +28,7 @@ class Tensor(NamedTuple):
     hugging_face: str = ""  # transformers' name, within the layer where each layer has one; empty: it has none
     bias: bool = False  # it is added, rather than multiplied with
     own: bool = False  # its gradient is reduced by itself: it is large, or complete before or after the others
+    parts: int = 1  # equal matrices that stand in it one below the other: Q, K and V
 
     @property
     def layered(self) -> bool:
@@ -38,6 +39,11 @@ class Tensor(NamedTuple):
     def matrix(self) -> bool:
         """Return whether it is a matrix, which llm.c's weight decay applies to, or one for each layer."""
         return len(self.shape.split()) - self.layered == 2
+
+    @property
+    def layer_matrix(self) -> bool:
+        """Return whether each layer has one to multiply with, which is what Muon is for."""
+        return self.layered and self.matrix and self.kind == "linear"
 
     @property
     def transposed(self) -> bool:

@@ -18,14 +18,15 @@ from typing import Literal, NamedTuple
 from llmc_jax.config.model import ModelShape, attention_of
 from llmc_jax.models.family import family_of
 from llmc_jax.models.gpt2 import operations as gpt2
-from llmc_jax.models.layout import head_spec, letters, num_layers, num_parameters, tensor_specs
+from llmc_jax.models.layout import head_spec, letters, matrix_shape, num_layers, num_parameters, tensor_specs
 from llmc_jax.models.tensors import Activation, Operation, Tables, Tensor, sizes
 
 PHASES = ("forward", "backward", "update")
 WHOLE = "model"  # the operation that a model without tables is, as a whole
+MATRICES = "matrices"  # what an optimizer does with the matrices of the layers
 # The named scopes by which a program's instructions are told apart; a family uses these names for what is alike.
 OF_THE_MODEL = tuple(dict.fromkeys(each.name for each in (gpt2.EMBEDDING, *gpt2.BLOCK, *gpt2.END)))
-OPERATIONS = (*OF_THE_MODEL, "gradient", "norm", "adamw", "cast")
+OPERATIONS = (*OF_THE_MODEL, "gradient", "norm", "adamw", "optimizer", MATRICES, "cast")
 COMPUTE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
@@ -41,8 +42,9 @@ class Shape(NamedTuple):
     dtype: str = "fp32"  # what the model computes in
     master_weights: bool = True
     flash: bool = False  # attention without the T x T matrix
-    optimizer: str = "adamw"  # its name
+    optimizer: str = "adamw"  # its scope: one of OPERATIONS
     buffers: int = 2  # what it keeps: each as large as the parameters, in float32
+    products: int = 0  # steps of Newton's and Schulz's iteration that it makes of each matrix of the layers
     devices: int = 1  # that the state is split over
     stage: int = 0  # of ZeRO
     sums: int = 0  # gradients in float32 that a tree of sums over micro-batches keeps; 0: there is no tree
@@ -222,6 +224,27 @@ def _update(config: ModelShape, shape: Shape) -> Iterator[Work]:
     copy = shape.element if has_copy(shape) else 0
     yield Work("update", "norm", None, 0, gradient * N)
     yield Work("update", shape.optimizer, None, 0, (gradient + 2 * masters + 2 * 4 * shape.buffers + copy) * N)
+    if shape.products:
+        yield Work("update", MATRICES, None, *_iteration(config, shape))
+
+
+def _iteration(config: ModelShape, shape: Shape) -> tuple[int, int]:
+    """Return FLOPs and bytes of what all devices make of the matrices of the layers.
+
+    Of one with m columns and n <= m rows X X^T and its product with X have 2 n n m operations each, the square of X X^T
+    2 n n n. The bytes are those beside the products, as they are compiled for a GPU: X and the square are scaled, the
+    square and X X^T are added. Of L layers, each of n devices takes L / n, rounded up.
+    """
+    flops = elements = 0
+    for spec in tensor_specs(config):
+        if spec.tensor.layer_matrix:
+            parts, *sides = matrix_shape(spec)
+            n, m = sorted(sides)
+            flops += parts * (4 * n * n * m + 2 * n**3)
+            elements += parts * (2 * n * m + 3 * n * n)
+    devices = shape.devices if shape.stage else 1
+    layers = -(-num_layers(config) // devices) * devices
+    return shape.products * layers * flops, shape.products * layers * elements * shape.element
 
 
 def has_copy(shape: Shape) -> bool:

@@ -102,7 +102,7 @@ def _programs(dtype: str) -> dict[str, Callable[[], Any]]:
     from llmc_jax.models import program
     from llmc_jax.models.layout import flat_size
     from llmc_jax.ops.linear import linear_backward, linear_forward
-    from llmc_jax.training.adamw import AdamWNumbers, adamw_update
+    from llmc_jax.training.rules.adamw import AdamWNumbers, adamw_update
     from llmc_jax.training.state import DTYPES
 
     def full(*shape: int, of: Any = DTYPES[dtype]) -> Any:

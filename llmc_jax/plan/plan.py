@@ -22,7 +22,7 @@ from llmc_jax.models.layout import head_size, head_spec, letters
 from llmc_jax.models.memory import Needed, chosen_logit_rows, required_memory_bytes
 from llmc_jax.models.program import program_of
 from llmc_jax.models.work import Shape
-from llmc_jax.training.optimizer import LossScaleNumbers, Optimizer, frozen_ranges
+from llmc_jax.training.optimizer import LossScaleNumbers, Optimizer, frozen_ranges, numbers_of
 from llmc_jax.training.parallel.gradient import sums_kept
 from llmc_jax.training.parallel.stage import Parallel
 from llmc_jax.training.schedule import RISING, ScheduleNumbers
@@ -155,7 +155,12 @@ def make_plan(
     parallel = parallel_of(config)
     numbers, (Vp, C) = letters(model), head_spec(model).shape
     setting = kernels.Setting(
-        machine, dtype, head_size(model), spread=parallel.splits or parallel.fixed, attention=attention_of(model)
+        machine,
+        dtype,
+        head_size(model),
+        spread=parallel.splits or parallel.fixed,
+        attention=attention_of(model),
+        optimizer=config.optimizer,
     )
     made_for = kernels.MadeFor(
         record.target_of(machine), dtype, config.batch_size, config.sequence_length, numbers["L"],
@@ -169,7 +174,8 @@ def make_plan(
     shape = Shape(
         config.batch_size, config.sequence_length, config.grad_accumulation, recompute, blocks, dtype=dtype,
         master_weights=config.master_weights, flash=not kernels.makes_matrix(selection.choices),
-        optimizer=selection.optimizer.name, buffers=len(selection.optimizer.buffers), devices=parallel.devices,
+        optimizer=selection.optimizer.scope, buffers=len(selection.optimizer.buffers),
+        products=max(rule.products for rule in selection.optimizer.rules), devices=parallel.devices,
         stage=parallel.stage, sums=sums_kept(config.grad_accumulation) if parallel.fixed else 0,
     )  # fmt: skip
     rows = _logit_rows(config, model, machine, shape, recorded)
@@ -323,7 +329,7 @@ def step_numbers(config: TrainConfig, optimizer: Optimizer, steps: int) -> StepN
     moves = LossScaleNumbers(config.loss_scale_steps, float(config.loss_scale_factor))
     return StepNumbers(
         schedule,
-        optimizer.numbers(config),
+        numbers_of(optimizer, config),
         float(config.grad_clip),
         moves,
         np.uint32(config.seed),

@@ -18,13 +18,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from llmc_jax.base import own_file
 from llmc_jax.base.child import Failed, answer_of
 from llmc_jax.base.commands import ROOT
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import cache_folder, digest_of_files, write_bytes
 from llmc_jax.base.plain import from_json, to_json
 from llmc_jax.config.model import ModelShape
-from llmc_jax.config.train import OPTIONS, TrainConfig
+from llmc_jax.config.train import OPTIMIZERS, OPTIONS, TrainConfig
 from llmc_jax.machine import gpus
 from llmc_jax.machine.device import installed
 from llmc_jax.machine.driver import PLUGINS
@@ -92,6 +93,7 @@ def digest(gpu: str, config: TrainConfig, model: ModelShape) -> str:
         "format": FORMAT,
         "gpu": (gpu, target, target and target.gpu),
         "config": shaping | {"weight_decay": bool(shaping["weight_decay"]), "kernels_from": "", **NOT_READ},
+        "optimizer": own_file.digest_of("--optimizer", config.optimizer, OPTIMIZERS),
         "model": shape_to_json(model),
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "versions": installed(*PACKAGES),

@@ -25,6 +25,7 @@ from llmc_jax.machine.compiling import TRITON_GEMM
 from llmc_jax.models.layout import letters, matrix_elements, num_layers
 from llmc_jax.models.tensors import sizes
 from llmc_jax.models.work import (
+    MATRICES,
     WHOLE,
     Shape,
     Work,
@@ -144,7 +145,8 @@ def step_time(plan: Plan, hardware: Hardware | Calibration | None = None, networ
     if devices == 1:
         return step
     # in a fixed order there are other collectives, which are taken to cost the same
-    sent = of_update(plan.model, plan.parallel._replace(fixed=False), plan.shape.micro_batches, plan.shape.element)
+    parallel, shape = plan.parallel._replace(fixed=False), plan.shape
+    sent = of_update(plan.model, parallel, shape.micro_batches, shape.element, bool(shape.products))
     seconds = on_several(times, plan, card, network or network_of(card.kind), sent)
     # sorted, because what is computed fast hides less
     added = Interval(*sorted(both - alone for both, alone in zip(seconds, computing, strict=True)))
@@ -170,9 +172,10 @@ def _times_on_cpu(plan: Plan, here: Calibration) -> Iterator[OperationTime]:
 # ----- one operation --------------------------------------------------------------------------------------------------
 
 KEPT = 32 * 2**20  # bytes up to which glibc keeps memory that has been given back (mallopt(3), M_MMAP_THRESHOLD)
+IN_A_STEP = 19  # kernels of one step of an iteration over matrices of three shapes
 SLICES = 8  # kernels that cut the weights of a layer out of the flat buffer
 # Kernels that write the gradient where it lies: for each layer those of its matrices, and the rest.
-MATRICES, PIECES = 4, 7
+LARGE_PIECES, PIECES = 4, 7
 
 
 # Kernels as tests/aot/test_step_table.py and results/step_table.md count them in compiled programs: (large, small).
@@ -194,7 +197,7 @@ def linear(model: ModelShape) -> dict[str, str]:
 def works_of(plan: Plan) -> Iterator[tuple[Work, bool]]:
     """Yield the work of a step on one device in order, and whether it is a forward, perhaps computed again.
 
-    Of an update that is split only the device's part.
+    Of an update that is split only this device's part.
     """
     model, shape = plan.model, plan.shape
     parts = plan.parallel.devices if plan.parallel.splits else 1
@@ -207,9 +210,10 @@ def works_of(plan: Plan) -> Iterator[tuple[Work, bool]]:
     if num_layers(model):
         yield Work("forward", WEIGHTS, None, 0, 2 * copied, times), True
     for each in work:
+        part = parts if each.phase == "update" else 1
         again = each.phase == "backward" and each.flops == once.get((each.operation, each.layer), -1) > 0
         yield (
-            each._replace(bytes=each.bytes // (parts if each.phase == "update" else 1)),
+            each._replace(flops=each.flops // part, bytes=each.bytes // part),
             again or each.phase == "forward",
         )
 
@@ -225,7 +229,7 @@ def times_of(plan: Plan, hardware: Hardware) -> Iterator[tuple[Work, OperationTi
             work = work._replace(bytes=work.bytes + shape.micro_batches * array_bytes("fch_gelu", model, shape))
         kind, large, small = _kernels(work, forward, model, shape)
         sides = _sides(work, forward, model, shape) if kind == PRODUCTS else ()
-        added = 0  # bytes of what follows a product by itself: the addition of its bias
+        added = work.bytes * (work.operation == MATRICES)  # of what is no product by itself, such as adding a bias
         if forward and sides and not biases_in_products and work.operation != "head":
             large, added = large + 1, 2 * shape.element * sides[0][0] * sides[0][1] * work.times
         by_work = work_seconds(work, kind, sides, added, hardware)
@@ -247,7 +251,9 @@ def _kernels(work: Work, forward: bool, model: ModelShape, shape: Shape) -> tupl
     if work.operation == WEIGHTS:
         return own, SLICES * num_layers(model), 0
     if work.operation == "gradient":
-        return COPY, PIECES + MATRICES * num_layers(model), 0
+        return COPY, PIECES + LARGE_PIECES * num_layers(model), 0
+    if work.operation == MATRICES:
+        return PRODUCTS, IN_A_STEP * shape.products, 0
     if work.phase == "update":
         return own, *_UPDATE.get(work.operation, (1, 2))
     product = work.operation in linear(model) or work.operation == WHOLE
@@ -265,7 +271,7 @@ def _sides(work: Work, forward: bool, model: ModelShape, shape: Shape) -> Sides:
 
     None are known of a model that is weighed as a whole.
     """
-    if work.operation == WHOLE:
+    if work.operation in (WHOLE, MATRICES):
         return ()
     outputs, inputs = sizes(row_of(linear(model)[work.operation], model).shape, letters(model))
     rows = rows_at_once(shape) if work.operation == "head" else shape.rows

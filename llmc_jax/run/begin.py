@@ -17,7 +17,6 @@ from llmc_jax.base.files import refusing, sync, write_atomic
 from llmc_jax.base.streams import Output
 from llmc_jax.base.text import wrapped
 from llmc_jax.cluster.agreement import of_all, of_first
-from llmc_jax.config.model import ModelShape
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.data import tables
 from llmc_jax.logs.files import config_file, rank_log
@@ -27,6 +26,7 @@ from llmc_jax.models.family import family_of, kept_copy, shape_to_json
 from llmc_jax.models.layout import num_parameters
 from llmc_jax.models.work import flops_per_token
 from llmc_jax.plan.compiled import arguments
+from llmc_jax.plan.plan import Plan
 from llmc_jax.run import programs
 from llmc_jax.run.beside import Beside
 from llmc_jax.run.console import Console
@@ -50,6 +50,7 @@ from llmc_jax.run.state import Run, Setup, first_step
 from llmc_jax.run.stopping import stop_on_signals
 from llmc_jax.run.table import table
 from llmc_jax.run.trackers import Trackers
+from llmc_jax.training import rules
 from llmc_jax.trials.known import run_programs
 
 
@@ -209,18 +210,20 @@ def begun_log(setup: Setup, held: LockedFolder, made: list[Path]) -> RunLog:
                 write_config(held.folder, record, kernels)
             if is_first or config.max_steps != 0:
                 with refusing(
-                    f"{held.folder}: cannot keep the tokenizer, or the model's file", "free space, or choose another -o"
+                    f"{held.folder}: cannot keep the tokenizer, or a file of yours", "free space, or choose another -o"
                 ):
                     tables.keep(held.folder, setup.tokenizer.tokenizer)
-                    keep_model_file(held.folder, shape)
+                    keep_own_files(held.folder, setup.plan)
             closing.pop_all()
             return log
 
 
-def keep_model_file(folder: Path, shape: ModelShape) -> None:
-    """Write a copy of the file that the model's family stands in, if it stands in one, as it was loaded."""
-    if shape.source:
-        write_atomic(folder / kept_copy(shape.source), family_of(shape).content)
+def keep_own_files(folder: Path, plan: Plan) -> None:
+    """Write copies of the user's files that the model's family and the optimizer stand in, as they were loaded."""
+    if source := plan.model.source:
+        write_atomic(folder / kept_copy(source), family_of(plan.model).content)
+    if source := plan.optimizer.source:
+        write_atomic(folder / rules.kept_copy(source), plan.optimizer.content)
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from llmc_jax.cluster.worker import joined
 from llmc_jax.config.checks import validate
 from llmc_jax.config.flags import SHOW_ALONE, Given, given_options
 from llmc_jax.config.presets import PRESETS
-from llmc_jax.config.train import AUTO_BATCH, BY_NAME, OPTIONS, TrainConfig, differing
+from llmc_jax.config.train import AUTO_BATCH, BY_NAME, OPTIMIZERS, OPTIONS, TrainConfig, differing
 from llmc_jax.logs.files import LARGEST, config_file
 
 FLAG_COLUMN = 36
@@ -79,6 +79,8 @@ def continued(given: Given) -> tuple[TrainConfig, list[str]]:
     if given.preset and config.preset != stored.get("preset"):
         return config, [f"-y 1: no options are taken from {place}, which is not of --preset {config.preset}"]
     known = {name: value for name, value in stored.items() if name in BY_NAME and not BY_NAME[name].of_this_start}
+    if known.get("optimizer") not in (*OPTIMIZERS, None) and "optimizer" not in given.flags:
+        del known["optimizer"]  # a file: no code is loaded that this start does not name
     try:
         before = TrainConfig.from_json(known)
     except InputError as error:

@@ -10,7 +10,7 @@ from llmc_jax.checkpoint import store
 from llmc_jax.checkpoint.contents import stops_early
 from llmc_jax.cluster.agreement import Agreed
 from llmc_jax.config.model import foresees
-from llmc_jax.config.train import TrainConfig
+from llmc_jax.config.train import OPTIMIZERS, TrainConfig
 from llmc_jax.logs.files import CURVES, REPORT
 from llmc_jax.run import find_lr
 from llmc_jax.run.due import Batches, poll_saves, save, tell_removed
@@ -113,7 +113,13 @@ def places(run: Run, outcome: Outcome) -> Iterator[str]:
     goes_on = progress.saved is not None or (config.save and progress.step == 0)
     if progress.step < run.setup.steps and code != ExitCode.DIVERGED and goes_on and not progress.test.exploded:
         more = f" --patience {2 * config.patience}" if code == ExitCode.DONE else ""
-        yield f"resume with:  {typed('train')} -y 1 -o {quoted(run.held.folder)}{model_flag(config)}{more}"
+        yield f"resume with:  {typed('train')} -y 1 -o {quoted(run.held.folder)}{file_flags(config)}{more}"
+
+
+def file_flags(config: TrainConfig) -> str:
+    """Return the flags that name the user's files, which no resume loads by itself; empty where there are none."""
+    own = "" if config.optimizer in OPTIMIZERS else f" --optimizer {quoted(config.optimizer)}"
+    return model_flag(config) + own
 
 
 def model_flag(config: TrainConfig) -> str:

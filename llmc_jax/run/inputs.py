@@ -23,7 +23,7 @@ from llmc_jax.cluster.agreement import alike
 from llmc_jax.config.checks import check_model_fit, with_devices
 from llmc_jax.config.flags import models_not_asked_for
 from llmc_jax.config.model import ModelShape, attention_of, refuse_foresight
-from llmc_jax.config.train import BY_NAME, TrainConfig, of_test
+from llmc_jax.config.train import BY_NAME, OPTIMIZERS, TrainConfig, of_test
 from llmc_jax.data import tables
 from llmc_jax.data.corpora import Corpus, stdlib_corpus
 from llmc_jax.data.evalfile import Item, check_fit
@@ -34,6 +34,7 @@ from llmc_jax.models.family import accept, chosen, described, of_family, parsed
 from llmc_jax.plan.asked import with_attention
 from llmc_jax.plan.plan import Repeat
 from llmc_jax.run.resume import find_earlier, repeated, with_batch_of
+from llmc_jax.training.rules import named
 
 CHECKED_TOKENS = 1 << 20  # of each data set, before the run begins: takes a tenth of a second
 
@@ -97,6 +98,8 @@ def inputs(asked: TrainConfig, available: Callable[[], tuple[int, str]]) -> Inpu
         family = chosen(config.model_file)
         if config.model_changed:
             accept(family)
+        if config.optimizer not in OPTIMIZERS:
+            named(config.optimizer)
     earlier = find_earlier(config, warnings.append)
     with alike("files"):
         model = resolve_model(config, earlier)

@@ -150,7 +150,7 @@ def begun_metadata(plan: Plan, data: Data, device: Device, origin: Mapping[str, 
     files = None if data.train is None else fingerprint(data.train.paths)
     return Metadata(
         step=0,
-        identity=Identity(plan.model, plan.dtype, plan.master_weights, plan.rounding, files),
+        identity=Identity(plan.model, plan.dtype, plan.master_weights, plan.rounding, files, plan.optimizer.key),
         options=plan.config.to_json(),
         val_data=None if data.val is None else fingerprint(data.val.paths),
         environment=environment(device, plan.implementations),

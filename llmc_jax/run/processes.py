@@ -28,6 +28,7 @@ from llmc_jax.machine.driver import seen_cards
 from llmc_jax.models.family import chosen
 from llmc_jax.plan.plan import Plan
 from llmc_jax.training.parallel.placement import Placement
+from llmc_jax.training.rules import named
 
 # ----- before JAX has a device ----------------------------------------------------------------------------------------
 
@@ -90,6 +91,7 @@ def own_facts(config: TrainConfig) -> Facts:
     files = {flag: _fingerprint(name, flag) for flag, name in data_files(config).items()}
     files |= {flag: fingerprint([Path(name)]) for flag, name in others.items() if Path(name).is_file()}
     files |= {"--model": chosen(config.model_file).source} if config.model_file else {}
+    files |= {"--optimizer": optimizer.source} if (optimizer := named(config.optimizer)).source else {}
     device = f"{cards[0].name} (gpu)" if cards else "cpu"
     return facts(config, cluster.here().size, device, tuple(card.uuid for card in cards), files)
 

@@ -154,9 +154,9 @@ def shared_of(plan: Plan, arrays: Any, environment: Mapping[str, Any]) -> Path:
 
     arrays: that the step takes, as the compiler sees them. environment: the packages, the device and XLA's flags.
     """
-    step, kernels = to_json(plan.step_options), to_json(plan.resolved)
+    step = to_json({**plan.step_options._asdict(), "optimizer": plan.optimizer.key})
+    kernels = to_json(plan.resolved)
     step["execution"].pop("op")  # functions follow from what was chosen, and from the package
-    step["optimizer"] = plan.optimizer.name
     kernels.pop("asked")
     for choice in kernels["choices"]:
         for name in record.FOR_PEOPLE:

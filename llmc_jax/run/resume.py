@@ -28,6 +28,7 @@ from llmc_jax.logs.files import KERNELS, LARGEST, MAIN_LOG, METRICS, config_file
 from llmc_jax.logs.state import read_state
 from llmc_jax.machine.device import Device, git_state, versions
 from llmc_jax.plan.plan import Plan, Repeat, parallel_of
+from llmc_jax.training.rules import kept_copy
 
 # ----- which checkpoint -----------------------------------------------------------------------------------------------
 
@@ -177,6 +178,10 @@ def _differences(earlier: Checkpoint, config: TrainConfig, ours: Identity) -> It
         matters = name == "dtype" or ours.dtype != "fp32"
         if then is not None and then != now and matters:
             yield f"precision: {words} is {show_value(then)} there, {show_value(now)} here"
+    if theirs.optimizer != ours.optimizer:
+        copy = earlier.folder.parent / kept_copy(theirs.optimizer.rpartition("@")[2])
+        advice = f"; give the run's copy: --optimizer {quoted(copy)}" if copy.is_file() else ""
+        yield f"optimizer: --optimizer is {theirs.optimizer} there, {ours.optimizer} here{advice}"
     options = _known(earlier.metadata.options)
     if options is None and config.find_lr:
         yield "range test: none was made there"

@@ -11,8 +11,10 @@ from llmc_jax.machine import compiling
 from llmc_jax.machine.device import device_label, gib
 from llmc_jax.models.family import family_of
 from llmc_jax.models.layout import head_spec, letters, num_parameters
+from llmc_jax.plan.moments import state_kinds
 from llmc_jax.plan.plan import Plan, triton_gemm_wish
 from llmc_jax.run.state import Setup
+from llmc_jax.training.optimizer import numbers_of
 
 NAMES = {"L": "num_layers L", "NH": "num_heads NH", "C": "channels C"}
 
@@ -71,9 +73,7 @@ def _settings(setup: Setup, folder: Path) -> list[tuple[str, Any]]:
         *rate_rows(config),
         ("weight decay", f"{config.weight_decay:e}"),
         ("decay", config.decay),
-        ("beta1", config.beta1),
-        ("beta2", config.beta2),
-        ("eps", f"{config.eps:e}"),
+        *optimizer_rows(setup.plan),
         ("grad_clip", config.grad_clip),
         ("max_steps", config.max_steps),
         ("val_loss_every", config.val_every),
@@ -86,6 +86,16 @@ def _settings(setup: Setup, folder: Path) -> list[tuple[str, Any]]:
         ("seed", config.seed),
         ("shuffle", config.shuffle),
     ]
+
+
+def optimizer_rows(plan: Plan) -> list[tuple[str, Any]]:
+    """Return the optimizer, the memory that it takes of a device, and its numbers but for the weight decay."""
+    optimizer, size = plan.optimizer, state_kinds(plan.model, plan.shape)["optimizer"]
+    kept = f"{gib(size)} in {' and '.join(optimizer.buffers)}" if size else "keeps nothing"
+    numbers = numbers_of(optimizer, plan.config)._asdict()
+    del numbers["weight_decay"]
+    shown = {name: f"{value:e}" if name == "eps" else value for name, value in numbers.items()}
+    return [("optimizer", f"{optimizer.key}, {kept}"), *shown.items()]
 
 
 def rate_rows(config: TrainConfig) -> list[tuple[str, Any]]:

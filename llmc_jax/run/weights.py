@@ -27,11 +27,12 @@ def first_state(parameters: np.ndarray, plan: Plan, place: Placement | None = No
 
     parameters (flat_size,) float32 on the host.
     """
-    start = jax.jit(initial_state, static_argnames=("dtype", "master_weights"), donate_argnums=0)
+    start = jax.jit(initial_state, static_argnames=("dtype", "master_weights", "optimizer"), donate_argnums=0)
     scale = float(plan.config.loss_scale) if plan.dtype == "fp16" else None
     alone = place is None or place.mesh is None
     small = jnp.array(parameters if alone else parameters[:1])
-    found = start(small, DTYPES[plan.dtype], master_weights=plan.master_weights, loss_scale=scale)
+    how = {"master_weights": plan.master_weights, "loss_scale": scale, "optimizer": plan.optimizer}
+    found = start(small, DTYPES[plan.dtype], **how)
     if place is None or alone:
         return found
 

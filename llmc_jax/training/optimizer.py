@@ -6,26 +6,18 @@ al., Mixed Precision Training (2018).
 
 from collections.abc import Callable, Iterable
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from llmc_jax.base.errors import InputError
 from llmc_jax.config.model import ModelShape
-from llmc_jax.config.train import TrainConfig
+from llmc_jax.config.train import BY_NAME, TrainConfig
 from llmc_jax.models.layout import Piece, pieces
-from llmc_jax.models.tensors import FLAT_MULTIPLE
-from llmc_jax.training.rounding import Rows
-
-
-class Optimizer(NamedTuple):
-    """An optimizer. Static: another one is another program."""
-
-    name: str
-    buffers: tuple[str, ...]  # what it keeps beside the parameters: each (flat_size,), at least float32, zero at first
-    update: Callable[..., Any]  # (params, *buffers, gradient, …) -> (params, *buffers, copy), as adamw.adamw_update
-    global_norm: Callable[[jax.Array], jax.Array]
-    numbers: Callable[[TrainConfig], Any]  # what `update` takes as `numbers`
+from llmc_jax.models.tensors import FLAT_MULTIPLE, Tensor
+from llmc_jax.training.rounding import Rows, check_rounding, rounded
 
 
 def global_norm(gradient: jax.Array) -> jax.Array:
@@ -35,6 +27,167 @@ def global_norm(gradient: jax.Array) -> jax.Array:
     """
     rows = gradient.reshape(-1, FLAT_MULTIPLE // 16).astype(jnp.promote_types(gradient.dtype, jnp.float32))
     return jnp.sqrt(jnp.sum(jnp.sum(rows * rows, axis=1)))
+
+
+class Rule(NamedTuple):
+    """How an optimizer changes each element of the tensors that it is for. Static: another one is another program.
+
+    g: the gradient; t: the update, counted from 1; n: the optimizer's numbers.
+    """
+
+    # what it keeps: names, and of each (before, g, t, n) -> after; all are zero at first
+    buffers: tuple[tuple[str, Callable[..., jax.Array]], ...]
+    change: Callable[..., jax.Array]  # (g, *buffers, t, n) -> what is subtracted, times the learning rate
+    couples: bool = False  # weight decay is added to the gradient, otherwise to the change
+    # of a rule for whole matrices: what `change` returns of some, (…, rows, cols), -> what is subtracted in its place
+    matrix: Callable[[jax.Array], jax.Array] | None = None
+    products: int = 0  # steps of that, each of X X^T, its square, and their sum times X
+
+
+class Optimizer(NamedTuple):
+    """An optimizer. Static: another one is another program."""
+
+    name: str
+    rules: tuple[Rule, ...]
+    numbers: type  # a NamedTuple of numbers, traced; a field that is an option of train.py's has its value
+    rule_of: Callable[[Tensor], Rule] | None = None  # one of `rules`, where there are several
+    scope: str = "optimizer"  # the named scope that it runs in
+    update: Callable[..., Any] | None = None  # a kernel in the place of `update_by`
+    global_norm: Callable[[jax.Array], jax.Array] = global_norm
+    source: str = ""  # of one in a user's file: its digest
+    path: Path | None = None  # the file
+    content: bytes = b""  # and what it held when it was loaded
+
+    def rule(self, tensor: Tensor) -> Rule:
+        """Return the rule of a tensor."""
+        return self.rules[0] if self.rule_of is None else self.rule_of(tensor)
+
+    @property
+    def key(self) -> str:
+        """Return its name, of one in a user's file with an @ and the file's digest."""
+        return f"{self.name}@{self.source[:12]}" if self.source else self.name
+
+    @property
+    def buffers(self) -> tuple[str, ...]:
+        """Return the names of what it keeps beside the parameters: each (flat_size,), at least float32."""
+        return names_of(self.rules)
+
+
+Ranges = tuple[tuple[int, int], ...]  # [start, stop) of the flat buffer
+
+
+def numbers_of(optimizer: Optimizer, config: TrainConfig) -> Any:
+    """Return an optimizer's numbers: a run's options, and defaults of what is none."""
+    fields = (name for name in optimizer.numbers._fields if name in BY_NAME)  # type: ignore[attr-defined]
+    return optimizer.numbers(**{name: float(getattr(config, name)) for name in fields})
+
+
+@cache
+def ranges_of(config: ModelShape, optimizer: Optimizer) -> tuple[tuple[Rule, Ranges], ...]:
+    """Return an optimizer's rules, and the ranges of the flat buffer that each is for. The first is for all others.
+
+    Raises InputError where a rule for matrices is for what is no matrix of a layer.
+    """
+    found: dict[Rule, list[Piece]] = {rule: [] for rule in optimizer.rules}
+    for piece in pieces(config):
+        tensor = piece.spec.tensor
+        rule = optimizer.rule(tensor)
+        if rule.matrix is not None and not tensor.layer_matrix:
+            raise InputError(f"--optimizer {optimizer.name}: its rule for matrices is for {tensor.name}, which is none")
+        found[rule].append(piece)
+    return tuple((rule, joined(ranges)) for rule, ranges in found.items())
+
+
+def update_by(
+    params: jax.Array,
+    *arrays: jax.Array,
+    rules: tuple[tuple[Rule, Ranges], ...],
+    scale: jax.Array,
+    learning_rate: jax.Array,
+    update: jax.Array,
+    apply: jax.Array,
+    numbers: Any,
+    decay: Ranges,
+    copy: jax.Array | None = None,
+    rounding: str = "nearest",
+    seed: jax.Array | None = None,
+    rows: Rows | None = None,
+    by_matrix: Callable[[Rule, jax.Array], jax.Array] | None = None,
+) -> tuple[Any, ...]:
+    """Update flat params and an optimizer's buffers (flat_size,) by scale * gradient: the new ones, and the copy.
+
+    arrays: the buffers, and the gradient. rules: as `ranges_of` has them. by_matrix: returns what a rule's `change` has
+    found, each matrix in it replaced by what the rule's `matrix` makes of it.
+    rows: where the buffers are a part of the flat ones, which rows of it; decay and stochastic rounding go by those.
+
+    params: float32 master weights, or bfloat16/float16 without any (llm.c's -w 0); the arithmetic is in at least
+    float32 and rounded once. gradient: any of those dtypes. update: t, counted from 1. apply: boolean scalar; where
+    False everything stays what it was. decay: the ranges that weight decay applies to; none of them: no decay.
+    copy: the master weights in the dtype that the model computes in, (flat_size,), written anew; None: there is none.
+    rounding: 'nearest' or 'stochastic' (`round_stochastically` with seed () uint32, another one at each update), of
+    what is rounded down from float32: the copy, or bfloat16 params. Raises ValueError for another rounding, for a
+    stochastic one without a seed or with nothing in bfloat16 to round, and for a copy of params that are no masters.
+    """
+    *buffers, gradient = arrays
+    wide = wide_of(params.dtype)
+    check_rounding(params, copy, rounding, seed)
+    g = gradient.astype(wide) * scale
+    masks = [in_ranges(params.size, ranges, rows) for _, ranges in rules[1:]]
+
+    def pulled(values: jax.Array, before: jax.Array) -> jax.Array:
+        """Return values with what weight decay adds to them. before: the parameters, in at least float32."""
+        if not decay:
+            return values
+        return values + jnp.where(in_ranges(params.size, decay, rows), numbers.weight_decay * before, 0.0)
+
+    def of_each(found: list[jax.Array]) -> jax.Array:
+        """Return of each element what its rule has found."""
+        chosen = found[0]
+        for mask, other in zip(masks, found[1:], strict=True):
+            chosen = jnp.where(mask, other, chosen)
+        return chosen
+
+    gradients = [pulled(g, params.astype(wide)) if rule.couples else g for rule, _ in rules]
+    kept = dict(zip(names_of(rule for rule, _ in rules), buffers, strict=True))
+    for name, old in kept.items():
+        pairs = zip(rules, gradients, strict=True)
+        new = [next_of(rule, name, old, each, update, numbers) for (rule, _), each in pairs]
+        kept[name] = jnp.where(apply, of_each(new), old)
+    # The barrier makes the parameters' update read the new buffers. Without it XLA may compute them a second time from
+    # the old ones, which it then has to keep: two copies of the buffers.
+    kept = dict(zip(kept, jax.lax.optimization_barrier(tuple(kept.values())), strict=True))
+    changes = []
+    for (rule, _), each in zip(rules, gradients, strict=True):
+        change = rule.change(each, *(kept[name] for name, _ in rule.buffers), update, numbers)
+        if rule.matrix is not None and by_matrix is not None:
+            change = by_matrix(rule, change)
+        changes.append(change)
+    before = params.astype(wide)
+    changes = [each if rule.couples else pulled(each, before) for (rule, _), each in zip(rules, changes, strict=True)]
+    after = before - learning_rate * of_each(changes)
+    if params.dtype != wide:
+        return jnp.where(apply, rounded(after, params.dtype, rounding, seed, rows), params), *kept.values(), None
+    params = jnp.where(apply, after, params)
+    if copy is not None:
+        params = jax.lax.optimization_barrier(params)  # as above: the copy is made of the new ones
+        copy = jnp.where(apply, rounded(params, copy.dtype, rounding, seed, rows), copy)
+    return params, *kept.values(), copy
+
+
+def next_of(rule: Rule, name: str, old: jax.Array, g: jax.Array, update: jax.Array, numbers: Any) -> jax.Array:
+    """Return a buffer after an update: the old one where the rule does not keep such."""
+    keeps = dict(rule.buffers)
+    return keeps[name](old, g, update, numbers) if name in keeps else old
+
+
+def names_of(rules: Iterable[Rule]) -> tuple[str, ...]:
+    """Return the names of the buffers of some rules, in their order."""
+    return tuple(dict.fromkeys(name for rule in rules for name, _ in rule.buffers))
+
+
+def wide_of(dtype: Any) -> Any:
+    """Return a dtype, or float32 where it is narrower."""
+    return jnp.promote_types(dtype, jnp.float32)
 
 
 def clip_scale(norm: jax.Array, limit: jax.Array) -> jax.Array:

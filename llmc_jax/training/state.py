@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from llmc_jax.training.adamw import ADAMW
 from llmc_jax.training.optimizer import LossScale, Optimizer
 from llmc_jax.training.outliers import Outliers, init_outliers
+from llmc_jax.training.rules.adamw import ADAMW
 
 DTYPES = {"fp32": jnp.float32, "bf16": jnp.bfloat16, "fp16": jnp.float16}  # what a model may compute in
 

@@ -10,7 +10,7 @@ from llmc_jax.config.model import ModelShape
 from llmc_jax.models import program
 from llmc_jax.models.execution import PLAIN, Execution
 from llmc_jax.models.units import own_rows, row_size, take_rows
-from llmc_jax.training.adamw import ADAMW
+from llmc_jax.models.work import MATRICES
 from llmc_jax.training.optimizer import (
     LossScaleNumbers,
     Optimizer,
@@ -19,13 +19,17 @@ from llmc_jax.training.optimizer import (
     frozen_ranges,
     in_ranges,
     next_loss_scale,
+    ranges_of,
+    update_by,
 )
 from llmc_jax.training.outliers import Outliers, is_outlier, update_outliers
 from llmc_jax.training.parallel.collectives import device_number, gather
 from llmc_jax.training.parallel.gradient import batch_gradient as gradient_over
 from llmc_jax.training.parallel.gradient import gathered, gradient_norm
+from llmc_jax.training.parallel.matrices import by_matrix
 from llmc_jax.training.parallel.stage import ALONE, EVERYWHERE, SPLIT, Parallel, state_specs
 from llmc_jax.training.rounding import Rows, rounding_seed
+from llmc_jax.training.rules.adamw import ADAMW
 from llmc_jax.training.schedule import ScheduleNumbers, learning_rate
 from llmc_jax.training.state import TrainState
 
@@ -136,7 +140,7 @@ def _step(
     What decides whether it updates anything has the same bits on every device, so none goes another way than the rest.
     A loss or gradient that is not finite updates nothing, nor does one that is an outlier by the limits in numbers; the
     step still counts for the schedule. An outlier is no overflow: the loss scale moves as after any finite step, and
-    AdamW's bias correction counts the step, as in llm.c. It does not count one that is not finite, after which llm.c's
+    the optimizer's t counts the step, as in llm.c. It does not count one that is not finite, after which llm.c's
     parameters are NaN.
     Source: llm.c train_gpt2.cu, `gpt2_update` and the loop in `main`.
     """
@@ -155,7 +159,7 @@ def _step(
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
         applied = finite & ~(is_outlier(z_loss, numbers.skip_loss_z) | is_outlier(z_norm, numbers.skip_norm_z))
         rate = learning_rate(options.schedule, state.step, numbers.schedule)
-        with jax.named_scope(optimizer.name):
+        with jax.named_scope(optimizer.scope):
             params, *buffers, copy = update_state(
                 state,
                 gradient,
@@ -180,7 +184,7 @@ def _step(
 def without_frozen(gradient: jax.Array, config: ModelShape, parallel: Parallel) -> jax.Array:
     """Return the gradient, flat or a device's part of it, with zeros for what is not updated.
 
-    AdamW leaves a parameter whose gradient was always zero where it is, and its m and v zero.
+    Every optimizer leaves a parameter whose gradient was always zero where it is, and its buffers zero.
     """
     ranges = frozen_ranges(config)
     if not ranges:
@@ -198,18 +202,24 @@ def own_part(config: ModelShape, parallel: Parallel) -> Rows:
 def update_state(
     state: TrainState, gradient: jax.Array, config: ModelShape, options: StepOptions, **how: Any
 ) -> tuple[Any, ...]:
-    """Return the new params, buffers and copy. how: what `Optimizer.update` takes beside the arrays.
+    """Return the new params, buffers and copy. how: what `update_by` takes beside the arrays.
 
     Where the state is split, each device updates its rows, and gathers what the model computes with from all.
     """
     optimizer, parallel = options.optimizer, options.parallel
     buffers = [state.buffers[name] for name in optimizer.buffers]
+    if (updated := optimizer.update) is None:
+        kind = jnp.bfloat16 if state.weights.dtype.itemsize == 2 else state.weights.dtype  # fp16 loses what is small
+        matrices = partial(
+            by_matrix, rule_of=optimizer.rule, config=config, parallel=parallel, dtype=kind, update=how["update"]
+        )
+        updated = partial(update_by, rules=ranges_of(config, optimizer), by_matrix=jax.named_scope(MATRICES)(matrices))
     if not parallel.splits:
-        return optimizer.update(state.params, *buffers, gradient, copy=state.copy, **how)
+        return updated(state.params, *buffers, gradient, copy=state.copy, **how)
     rows = own_part(config, parallel)
     low = take_rows(state.weights, rows.numbers, config)
     params, copy = (low, None) if state.copy is None else (state.params, low)
-    params, *buffers, copy = optimizer.update(params, *buffers, gradient, copy=copy, rows=rows, **how)
+    params, *buffers, copy = updated(params, *buffers, gradient, copy=copy, rows=rows, **how)
     if copy is None:
         return gathered(params, state.params, config, parallel), *buffers, None
     return params, *buffers, gathered(copy, state.weights, config, parallel)

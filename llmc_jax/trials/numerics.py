@@ -16,7 +16,7 @@ import numpy as np
 
 from llmc_jax.config.model import ModelShape
 from llmc_jax.models.layout import tensor_specs
-from llmc_jax.training.adamw import ADAMW
+from llmc_jax.training.rules.adamw import adamw_update
 from llmc_jax.trials import problems
 from llmc_jax.trials.children import FREE, OTHER, SAME, Figures, running
 from llmc_jax.trials.problems import Function, Problem
@@ -67,7 +67,7 @@ def judged(
     error, worst = np.max(off, axis=0)  # NaN if one of them is
     figures: Figures = {"error": float(error), "worst": float(worst), "digest": first}
     if given.function == "adamw_update" and len(found) == 4:
-        copy = jax.jit(given.bind(ADAMW.update))(*given.arrays)[3]
+        copy = jax.jit(given.bind(adamw_update))(*given.arrays)[3]
         figures["copy differs"] = share = float(jnp.mean(found[3] != copy))
         wrong += [f"{share:.2g} of the copy differs from XLA's"] if not share <= DIFFERING else []
     if moved:

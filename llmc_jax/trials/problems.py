@@ -26,7 +26,7 @@ from llmc_jax.kernels.functions import PLAIN
 from llmc_jax.models.layout import flat_size, num_parameters, tensor_specs
 from llmc_jax.ops import attention as jnp_attention
 from llmc_jax.ops import softmax as jnp_softmax
-from llmc_jax.training.adamw import ADAMW, AdamWNumbers
+from llmc_jax.training.rules.adamw import AdamWNumbers, adamw_update
 from llmc_jax.training.state import DTYPES
 
 SCORES = 2**27  # of attention by blocks, that exist at a time
@@ -202,7 +202,7 @@ def expected(given: Problem, wide: Any = jnp.float64) -> tuple[jax.Array, ...]:
         return total, *kernels.XLA.layernorm_forward(*widened(total, w, b))
     if given.function == "adamw_update":
         params, m, v, gradient, *copy = arrays
-        nearest = given.bind(lambda *arrays, rounding, seed, **named: ADAMW.update(*arrays, **named))
+        nearest = given.bind(lambda *arrays, rounding, seed, **named: adamw_update(*arrays, **named))
         updated = nearest(*widened(params, m, v, gradient))
         return *updated, *(updated[:1] if copy else ())
     return given.bind(plain_twin(given.function))(*widened(*arrays))

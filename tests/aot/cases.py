@@ -23,8 +23,8 @@ from llmc_jax.machine import deviceless, gpus
 from llmc_jax.models.layout import flat_size
 from llmc_jax.plan import compiled
 from llmc_jax.plan.plan import Plan
-from llmc_jax.training.adamw import AdamWNumbers
 from llmc_jax.training.optimizer import decay_ranges
+from llmc_jax.training.rules.adamw import AdamWNumbers
 from llmc_jax.training.step import train_step
 from pallas_kernels.layernorm import longest_row
 from pallas_kernels.tuning import VERSIONS, attention_sizes

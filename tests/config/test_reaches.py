@@ -23,7 +23,7 @@ BASES = [
     replace(TINY, total_batch_size=16, dtype="fp16", weight_decay=0.1, schedule="step"),
     replace(TINY, dtype="bf16", master_weights=False, find_lr=True),
 ]
-CANDIDATES = (True, False, 12, 3, 0.25, 3.0, "1e-5:0.1", "10:15", "x")
+CANDIDATES = (True, False, 12, 3, 0.25, 3.0, "1e-5:0.1", "10:15", "muon", "x")
 
 
 def another(about: Option, value: Any) -> Any:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.options import RATES, SLICE, Option, value_problem
 from llmc_jax.config.checks import validate
-from llmc_jax.config.train import OPTIONS, TrainConfig
+from llmc_jax.config.train import OPTIMIZERS, OPTIONS, TrainConfig
 
 # Flags, names and defaults of train_gpt2.cu's main(), written down from its source.
 LLMC = {
@@ -65,6 +65,8 @@ def valid_values(about: Option) -> st.SearchStrategy:
         return st.sampled_from(about.choices)
     if about.check is SLICE:
         return st.sampled_from(["", "00:007"]) | slices
+    if about.name == "optimizer":
+        return st.sampled_from([*OPTIMIZERS, "own.py"])
     if about.check is RATES:
         return st.sampled_from(["1e-6:1", "0.001:0.1", "1e-12:1000"])
     kinds: dict[type, st.SearchStrategy] = {
@@ -109,12 +111,6 @@ def test_defaults_and_every_choice_are_valid() -> None:
         for choice in about.choices:
             assert value_problem(about, choice) is None, (about.name, choice)
     assert validate(TrainConfig()) == []
-
-
-def test_the_schedules_are_those_of_the_schedule_module() -> None:
-    from llmc_jax.training.schedule import SCHEDULES
-
-    assert BY_NAME["schedule"].choices == SCHEDULES
 
 
 @pytest.mark.parametrize(

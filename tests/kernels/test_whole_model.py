@@ -14,8 +14,8 @@ from llmc_jax.models.execution import Execution
 from llmc_jax.models.gpt2 import model as gpt2
 from llmc_jax.models.layout import flat_size
 from llmc_jax.ops.table import XLA, Operations
-from llmc_jax.training.adamw import ADAMW
 from llmc_jax.training.optimizer import Optimizer
+from llmc_jax.training.rules.adamw import ADAMW
 from llmc_jax.training.state import initial_state
 from llmc_jax.training.step import StepOptions, train_step
 from tests import plain_model

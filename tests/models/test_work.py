@@ -15,7 +15,7 @@ from llmc_jax.models.work import Shape, Work, flops_per_token, products_flops, s
 from llmc_jax.plan.moments import state_kinds
 from llmc_jax.plan.program import Place, Program
 from llmc_jax.training import outliers
-from llmc_jax.training.adamw import AdamWNumbers
+from llmc_jax.training.rules.adamw import AdamWNumbers
 from llmc_jax.training.schedule import ScheduleNumbers
 from llmc_jax.training.state import initial_state
 from llmc_jax.training.step import StepNumbers, StepOptions, train_step

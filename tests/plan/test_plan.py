@@ -18,7 +18,7 @@ from llmc_jax.machine.compiling import OVERLAP, TRITON_GEMM
 from llmc_jax.machine.gpus import machine_of
 from llmc_jax.plan.plan import Plan, Repeat, make_plan, resolve_dtype, step_numbers
 from llmc_jax.run.table import device_rows, kernel_rows, option_rows, precision_text
-from llmc_jax.training.adamw import ADAMW
+from llmc_jax.training.rules.adamw import ADAMW
 from llmc_jax.trials.here import case_of
 
 CPU = Machine("cpu", "cpu")

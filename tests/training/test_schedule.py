@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmc_jax.training.schedule import RISING, SCHEDULES, ScheduleNumbers, learning_rate
+from llmc_jax.config.schedules import SCHEDULES
+from llmc_jax.training.schedule import RISING, ScheduleNumbers, learning_rate
 from tests import plain_model
 
 WIDTH = 32
@@ -58,7 +59,7 @@ def test_llm_c_s_formulas(kind: str, W: int, S: int) -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(
-    st.sampled_from(SCHEDULES), st.integers(0, 300), st.integers(1, 400), st.floats(0, 1), st.integers(1, 99),
+    st.sampled_from(tuple(SCHEDULES)), st.integers(0, 300), st.integers(1, 400), st.floats(0, 1), st.integers(1, 99),
     st.floats(0.1, 1),
 )  # fmt: skip
 def test_any_run(kind: str, W: int, S: int, final: float, every: int, factor: float) -> None:

@@ -39,7 +39,7 @@ TENSORS = (  # in the order of the file, which is that of Params
     Tensor("wpe", "maxT C", "embedding", "normal", "wpe.weight"),
     Tensor("ln1w", "L C", "layernorm", "one", "ln_1.weight"),
     Tensor("ln1b", "L C", "layernorm", "zero", "ln_1.bias", bias=True),
-    Tensor("qkvw", "L Q C", "linear", "normal", "attn.c_attn.weight"),
+    Tensor("qkvw", "L Q C", "linear", "normal", "attn.c_attn.weight", parts=3),
     Tensor("qkvb", "L Q", "linear", "zero", "attn.c_attn.bias", bias=True),
     Tensor("attprojw", "L C C", "linear", "residual", "attn.c_proj.weight"),
     Tensor("attprojb", "L C", "linear", "zero", "attn.c_proj.bias", bias=True),

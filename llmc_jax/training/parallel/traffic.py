@@ -18,17 +18,19 @@ NUMBER = 4  # bytes of a loss or a norm
 class Sent(NamedTuple):
     """One collective of an update. Its bytes are those of the whole array that it is about, on one device."""
 
-    kind: str  # all-reduce, reduce-scatter, all-gather
-    about: str  # the name of a unit, or loss, norm, weights
+    kind: str  # all-reduce, reduce-scatter, all-gather, all-to-all
+    about: str  # the name of a unit, or loss, norm, weights, matrices
     bytes: int
     times: int = 1  # in an update
 
 
-def of_update(config: ModelShape, parallel: Parallel, micro_batches: int, element: int) -> list[Sent]:
+def of_update(
+    config: ModelShape, parallel: Parallel, micro_batches: int, element: int, matrices: bool = False
+) -> list[Sent]:
     """Return every collective of an update, in the order in which it can begin; none of one device.
 
     micro_batches: of each device. element: bytes of what the model computes in, which the weights are gathered in, and
-    the gradients of one micro-batch are.
+    the gradients of one micro-batch are. matrices: the optimizer needs those of the layers whole (matrices.py).
     """
     assert not parallel.fixed, parallel
     if parallel.devices == 1:
@@ -42,7 +44,11 @@ def of_update(config: ModelShape, parallel: Parallel, micro_batches: int, elemen
     sent = [Sent("all-reduce", "loss", NUMBER), *gradients]
     if parallel.splits:
         weights = element * split_size(config, parallel.devices)
-        sent += [Sent("all-reduce", "norm", NUMBER), Sent("all-gather", "weights", weights)]
+        sent.append(Sent("all-reduce", "norm", NUMBER))
+        if matrices:
+            rows = _rows(found[-1], parallel) * row_size(config)
+            sent.append(Sent("all-to-all", "matrices", element * rows, 2 * -(-layers // parallel.devices)))
+        sent.append(Sent("all-gather", "weights", weights))
     return sent
 
 

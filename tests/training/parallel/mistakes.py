@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from llmc_jax.training import adamw, rounding, step
+from llmc_jax.training import optimizer, rounding, step
 from llmc_jax.training.parallel import collectives, gradient, placement
 from llmc_jax.training.parallel.collectives import device_number
 from llmc_jax.training.parallel.stage import AXIS, Parallel
@@ -91,8 +91,8 @@ def norm_in_the_order_of_the_parts(patch: Patch) -> None:
 
 def decay_by_the_place(patch: Patch) -> None:
     """A part's elements decay as if it were the beginning of the buffer."""
-    right = adamw.in_ranges
-    patch.setattr(adamw, "in_ranges", lambda size, ranges, rows: right(size, ranges, first_rows(rows)))
+    right = optimizer.in_ranges
+    patch.setattr(optimizer, "in_ranges", lambda size, ranges, rows: right(size, ranges, first_rows(rows)))
 
 
 def noise_by_the_place(patch: Patch) -> None:

@@ -13,10 +13,6 @@ from llmc_jax.config.model import ModelConfig
 from llmc_jax.models import units
 from llmc_jax.models.layout import flat_size, num_parameters
 from llmc_jax.models.tensors import FLAT_MULTIPLE
-from llmc_jax.training.adamw import (
-    AdamWNumbers,
-    adamw_update,
-)
 from llmc_jax.training.optimizer import clip_scale, decay_ranges, global_norm, in_ranges
 from llmc_jax.training.rounding import (
     Rows,
@@ -24,6 +20,10 @@ from llmc_jax.training.rounding import (
     _noise_positions_of,
     round_stochastically,
     squirrel_noise5,
+)
+from llmc_jax.training.rules.adamw import (
+    AdamWNumbers,
+    adamw_update,
 )
 from tests import plain_model
 from tests.comparisons import ADAMW_TOLERANCE, adamw_errors

@@ -1,0 +1,62 @@
+"""Optimizers, each with its derivation: how the gradient of an element, or of a whole matrix, becomes its change."""
+
+import re
+from functools import cache, partial
+from importlib import import_module
+
+import jax
+import jax.numpy as jnp
+
+from llmc_jax.base import own_file
+from llmc_jax.base.errors import InputError
+from llmc_jax.config.train import OPTIMIZERS, TrainConfig
+from llmc_jax.training.optimizer import Optimizer, numbers_of
+
+
+@cache  # a file is loaded once, as a module is
+def named(name: str) -> Optimizer:
+    """Return the optimizer that --optimizer names. Raises InputError for a file that defines none."""
+    if name in OPTIMIZERS:
+        found: Optimizer = getattr(import_module(f"{__name__}.{OPTIMIZERS[name]}"), name.upper().replace("-", "_"))
+        return found
+    flag, page = "--optimizer", "docs/optimizers.md"
+    path, content, digest = own_file.read(flag, name, "an optimizer")
+    found = own_file.defined(flag, path, content, "OPTIMIZER", Optimizer, page)
+    if problem := _problem(found):
+        raise InputError(f"{flag} {path}: OPTIMIZER: {problem} ({page})")
+    with own_file.inside(path, flag):
+        jax.eval_shape(partial(_update, found))
+    return found._replace(source=digest, path=path, content=content)
+
+
+def kept_copy(source: str) -> str:
+    """Return the name of the copy of an optimizer's file in a run's folder, from the file's digest."""
+    return f"optimizer_{source[:12]}.py"
+
+
+def _update(found: Optimizer) -> None:
+    """Call each function of an optimizer's rules once, with two matrices. Raises InputError where one returns another
+    shape.
+    """
+    numbers, array, t = numbers_of(found, TrainConfig()), jnp.zeros((2, 4, 6)), jnp.int32(1)
+    for rule in found.rules:
+        made = {name: after(array, array, t, numbers) for name, after in rule.buffers}
+        made["change"] = rule.change(array, *made.values(), t, numbers)
+        if rule.matrix is not None:
+            made["matrix"] = rule.matrix(made["change"])
+        for name, each in made.items():
+            if each.shape != array.shape:
+                raise InputError(f"{found.name}: {name} is {each.shape}, of arrays {array.shape}; it must be the same")
+
+
+def _problem(found: Optimizer) -> str:
+    """Return what is wrong with an optimizer of a user's; empty: nothing that can be seen without a model."""
+    if not re.fullmatch(r"[a-z0-9][a-z0-9_.-]{0,63}", found.name) or found.name in OPTIMIZERS:
+        return f"the name is {found.name!r}; it must be one of its own, of small letters, digits, '-', '_' and '.'"
+    if taken := {"params", "copy", "step", "updates"}.intersection(found.buffers):
+        return f"a buffer is called {min(taken)!r}, as something else in a checkpoint is"
+    if "weight_decay" not in getattr(found.numbers, "_fields", ()):
+        return "its numbers must be a NamedTuple with weight_decay among them"
+    if len(found.rules) > 1 and found.rule_of is None:
+        return "it has several rules, and no rule_of says which tensor has which"
+    return ""

@@ -1,0 +1,42 @@
+"""Stochastic gradient descent: alone, with momentum, and with Nesterov's.
+
+    SGD         p = p - lr g
+    momentum    b = mu b + g            a ball that rolls: steps in one direction add up to g / (1 - mu),
+                p = p - lr b            those to and fro cancel
+    Nesterov    b as above
+                p = p - lr (g + mu b)   the gradient counts as if it were taken where b leads to
+
+Weight decay is added to the gradient: g + decay p. PyTorch's SGD has the same form with dampening 0, its default.
+Source: Polyak (1964); Nesterov (1983); Sutskever et al., On the importance of initialization and momentum (2013).
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+
+from llmc_jax.training.optimizer import Optimizer, Rule
+
+
+class Decay(NamedTuple):
+    """SGD's number."""
+
+    weight_decay: Any
+
+
+class Momentum(NamedTuple):
+    """The numbers of SGD with momentum."""
+
+    momentum: Any
+    weight_decay: Any
+
+
+def rolling(b: jax.Array, g: jax.Array, t: Any, n: Momentum) -> jax.Array:
+    """Return the sum of all gradients, older ones smaller by mu for each update."""
+    return n.momentum * b + g
+
+
+SGD = Optimizer("sgd", (Rule((), lambda g, t, n: g, couples=True),), Decay)
+MOMENTUM = Optimizer("momentum", (Rule((("b", rolling),), lambda g, b, t, n: b, couples=True),), Momentum)
+NESTEROV = Optimizer(
+    "nesterov", (Rule((("b", rolling),), lambda g, b, t, n: g + n.momentum * b, couples=True),), Momentum
+)
