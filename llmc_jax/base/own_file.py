@@ -77,7 +77,7 @@ def inside(path: Path, flag: str = "", otherwise: str = "") -> Iterator[None]:
         ours = [f"{each.filename}, line {each.lineno}" for each in frames if "llmc_jax" in each.filename]
         at = f"{otherwise or file}: {ours[-1]}"
         if own := [each for each in frames if each.filename == file]:
-            at = f"{file}: line {own[-1].lineno}: {own[-1].name}"
+            at = f"{file}: line {own[-1].lineno}" + f": {own[-1].name}" * (own[-1].name[0] != "<")
         if isinstance(error, SyntaxError):
             at = f"{file}: line {error.lineno}"
         words = str(error.msg if isinstance(error, SyntaxError) else error).strip().partition("\n")[0]

@@ -252,5 +252,5 @@ def flat(plan: "Plan") -> int:
 def matrices(plan: "Plan") -> Kinds:
     """Return the gradient, and the matrices of the layers as often as they are there while others are made of them."""
     shape, parts = plan.shape, plan.shape.devices if plan.shape.stage else 1
-    copies = (6 if on_cpu(plan) else 3) * shape.element * matrix_elements(plan.model)
-    return Kinds({"gradients": flat(plan) // parts, "working arrays": copies // parts})
+    copies = (5.5 if on_cpu(plan) else 3) * shape.element * matrix_elements(plan.model)
+    return Kinds({"gradients": flat(plan) // parts, "working arrays": int(copies / parts)})

@@ -21,7 +21,7 @@ from llmc_jax.base.errors import InputError
 from llmc_jax.machine.cards import CARDS, NVLINK4, PCIE4
 from llmc_jax.training.parallel.traffic import Sent
 
-AFTER = ("norm", "weights")  # what is sent when the gradients are summed
+AFTER = ("norm", "matrices", "weights")  # what is sent when the gradients are summed
 GBIT = 1e9 / 8  # bytes per second
 BETWEEN = 400  # Gbit/s of each GPU between machines, unless said otherwise
 # Of a link as it is sold, estimates: over PCIe, GPUs share switches and the host's memory.

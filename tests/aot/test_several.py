@@ -25,7 +25,8 @@ STAGES = {stage: Case(f"{STEP} -z {stage}") for stage in (0, 1, 2)}
 BARE = Case(STAGES[1].flags, overlap=False)
 AT_END, IN_LOOP = Case(f"{STEP} -z 1 {FOUR}"), Case(f"{STEP} -z 2 {FOUR}")
 FIXED = Case(f"{STEP} -z 1 {FOUR} --reduction fixed")
-CASES = {"h200": [*STAGES.values(), BARE, AT_END, IN_LOOP, FIXED], "a100": [*STAGES.values()]}
+MUON = Case(f"{STEP} -z 1 --optimizer muon".replace("L3", "L9"))  # two rounds
+CASES = {"h200": [*STAGES.values(), BARE, AT_END, IN_LOOP, FIXED, MUON], "a100": [*STAGES.values()]}
 
 Found = dict[str, Future[list[Measured]]]
 each_gpu = pytest.mark.parametrize("gpu", GPUS)
@@ -128,6 +129,14 @@ def test_a_fixed_order_exchanges_instead_of_summing(found: Found) -> None:
     kinds = Counter(each.kind for each in measured.collectives)
     assert kinds == {"all-to-all": LAYERS + 2, "all-gather": 3}  # losses, rows of the norm, weights
     assert measured.memory.aliased >= measured.state
+
+
+def test_a_round_of_matrices_is_sent_while_another_is_computed(found: Found) -> None:
+    measured = of(found, "h200", MUON)
+    assert_as_computed(measured)
+    sent = [each for each in measured.collectives if each.kind == "all-to-all"]
+    assert len(sent) == 4
+    assert sum(each.asynchronous and each.products >= 40 for each in sent) >= 2  # of 45 that a round takes
 
 
 @each_gpu

@@ -26,7 +26,7 @@ GPT2 = "from llmc_jax.models.gpt2.family import FAMILY as GPT2\n"
 RECORD = "FAMILY: "
 WRONG = {
     "syntax": ("x = 1\ndef f(:\n", ["line 2: SyntaxError"]),
-    "error": ("def f():\n    return 1 / 0\n\nf()\n", ["line 2: ZeroDivisionError"]),
+    "error": ("def f():\n    return 1 / 0\n\nf()\n", ["line 2: f: ZeroDivisionError"]),
     "import": ("import no_such_module\n", ["line 1: ModuleNotFoundError", "no_such_module"]),
     "none": ("x = 1\n", ["no FAMILY"]),
     "other": ("FAMILY = 'toy'\n", ["FAMILY that is a str"]),

@@ -9,13 +9,16 @@ import jax.numpy as jnp
 import pytest
 
 from llmc_jax.config.model import ModelConfig, parse_descriptor
+from llmc_jax.config.train import TrainConfig
 from llmc_jax.models.execution import Execution
 from llmc_jax.models.layout import flat_size, num_parameters
 from llmc_jax.models.work import Shape, Work, flops_per_token, products_flops, step_work
 from llmc_jax.plan.moments import state_kinds
 from llmc_jax.plan.program import Place, Program
 from llmc_jax.training import outliers
-from llmc_jax.training.rules.adamw import AdamWNumbers
+from llmc_jax.training.optimizer import numbers_of
+from llmc_jax.training.rules.adamw import ADAMW, AdamWNumbers
+from llmc_jax.training.rules.muon import MUON
 from llmc_jax.training.schedule import ScheduleNumbers
 from llmc_jax.training.state import initial_state
 from llmc_jax.training.step import StepNumbers, StepOptions, train_step
@@ -34,7 +37,10 @@ def state_of(config: ModelConfig, shape: Shape) -> Any:
     scale = 128.0 if shape.dtype == "fp16" else None
 
     def begin(parameters: jax.Array) -> Any:
-        return initial_state(parameters, DTYPES[shape.dtype], master_weights=shape.master_weights, loss_scale=scale)
+        return initial_state(
+            parameters, DTYPES[shape.dtype], master_weights=shape.master_weights, loss_scale=scale,
+            optimizer=MUON if shape.products else ADAMW,
+        )  # fmt: skip
 
     return jax.eval_shape(begin, flat)
 
@@ -46,9 +52,10 @@ def lowered(model: str | ModelConfig, shape: Shape) -> Any:
     execution = Execution(
         recompute=shape.recompute, recompute_blocks=shape.recompute_blocks, logit_rows=shape.logit_rows
     )
-    return train_step.lower(
-        state_of(config, shape), tokens, tokens, NUMBERS, config, StepOptions("cosine", "matrices", execution)
-    )
+    optimizer = MUON if shape.products else ADAMW
+    numbers = NUMBERS._replace(optimizer=numbers_of(optimizer, TrainConfig(weight_decay=0.1)))
+    options = StepOptions("cosine", "matrices", execution, optimizer=optimizer)
+    return train_step.lower(state_of(config, shape), tokens, tokens, numbers, config, options)
 
 
 def without_phase_of_the_head(counted: Any) -> dict[tuple[Any, ...], int]:
@@ -109,7 +116,7 @@ def kept(config: ModelConfig, shape: Shape) -> int:
 @pytest.mark.parametrize(
     "shape",
     [Shape(3, 16, micro_batches=2, recompute=0), Shape(2, 8, recompute_blocks=2, logit_rows=8),
-     Shape(1, 16, dtype="bf16")],
+     Shape(1, 16, dtype="bf16"), Shape(1, 16, optimizer="optimizer", products=5)],
     ids=str,
 )  # fmt: skip
 def test_the_compiled_program(shape: Shape) -> None:

@@ -56,6 +56,7 @@ ON_A_CPU = {
     f"{OF_LENGTH} -d 16384": "last layer",
     f"{OF_LENGTH} --recompute-blocks 1": "last layer",
     f"{OF_LENGTH} --recompute-blocks 2": "last layer",  # those of two blocks at a time
+    "-e L4-NH4-C512-V257-T64 -b 1 -t 64 --optimizer muon": "update",
     "-e d12 -b 2 -t 256": "head",
 }
 QUICK = list(ON_A_CPU)[:1]  # the compiler's word on processors is recorded too

@@ -60,6 +60,9 @@ IN_TURN = [
     Start("llmc on one", "-y 1 --devices 1", of="llmc"),
     Start("four on one", "-y 1 --devices 1 -z 0", of="four"),
     Start("any on two", "-y 1 --devices 2 -z 1", of="any"),
+    Start("muon", f"{FIXED} --devices 2 -z 2 --optimizer muon"),
+    Start("muon on two", "-y 1", of="muon"),
+    Start("muon on one", "-y 1 --devices 1 -z 0", of="muon"),
     Start("auto", f"{FLAGS} --devices 2 -z 1 -b auto -n 0 -x 0 -v 3 -m 1 -s 0 -h 0"),
 ]
 
@@ -102,6 +105,13 @@ def test_a_run_in_a_fixed_order_goes_on_with_the_same_bits(runs: Path) -> None:
     assert run.values("resume", "step") == [3]
     assert "devices 4 -> 1, ZeRO stage 2 -> 0: the same bits, by --reduction fixed" in run.out
     assert "not bit-exact" not in run.out
+
+
+@pytest.mark.parametrize("name", ["muon on two", "muon on one"])
+def test_a_run_with_muon_goes_on_with_the_same_bits(runs: Path, name: str) -> None:
+    check_same(runs / name, runs / "muon")
+    assert result(runs, name).values("resume", "step") == [3]
+    assert open_checkpoint(runs / name / "state_00000006").metadata.identity.optimizer == "muon"
 
 
 def test_a_run_in_any_order_says_that_it_goes_on_with_other_bits(runs: Path) -> None:

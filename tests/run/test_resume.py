@@ -312,6 +312,7 @@ def copy(stopped: Path, tmp_path: Path) -> Path:
                 *("--rounding is nearest there, stochastic here", "--shuffle is llmc there, none here"),
             ],
         ),
+        (["--optimizer", "sgd"], ["--optimizer is adamw there, sgd here"]),
         (["--attention", "relu"], ["attention is softmax attention there, relu attention here"]),
         (
             ["-e", "L1-NH1-C32-V257-T16", "--dtype", "bf16", "-d", 64, "--seed", 1, "-i", "other"],

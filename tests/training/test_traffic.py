@@ -4,7 +4,7 @@ import pytest
 
 from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.models.layout import num_parameters
-from llmc_jax.models.units import split_size
+from llmc_jax.models.units import row_size, split_size, units
 from llmc_jax.training.parallel.stage import Parallel
 from llmc_jax.training.parallel.traffic import Sent, of_update
 
@@ -37,6 +37,14 @@ def test_what_is_split_is_scattered_and_the_weights_gathered(devices: int, stage
     assert sum(each.bytes for each in gradients(found)) == 2 * split_size(SMALL, devices)
     assert found[-1] == Sent("all-gather", "weights", 2 * split_size(SMALL, devices))
     assert all(each.bytes % devices == 0 for each in gradients(found))
+
+
+@pytest.mark.parametrize("devices", [2, 3, 8])
+def test_whole_matrices_go_there_and_back_in_rounds_of_as_many_layers(devices: int) -> None:
+    found = [each for each in of_update(SMALL, Parallel(devices, 1), 1, 2, True) if each.about == "matrices"]
+    rows = devices * units(SMALL)[-1].share(devices)
+    assert found == 2 * -(-3 // devices) * [Sent("all-to-all", "matrices", 2 * row_size(SMALL) * rows)]
+    assert "matrices" not in {each.about for each in of_update(SMALL, Parallel(devices, 0), 1, 2, True)}
 
 
 def test_stage_2_sends_each_micro_batch_s() -> None:

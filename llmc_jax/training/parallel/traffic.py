@@ -47,7 +47,7 @@ def of_update(
         sent.append(Sent("all-reduce", "norm", NUMBER))
         if matrices:
             rows = _rows(found[-1], parallel) * row_size(config)
-            sent.append(Sent("all-to-all", "matrices", element * rows, 2 * -(-layers // parallel.devices)))
+            sent += 2 * -(-layers // parallel.devices) * [Sent("all-to-all", "matrices", element * rows)]  # both ways
         sent.append(Sent("all-gather", "weights", weights))
     return sent
 

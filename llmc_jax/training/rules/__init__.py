@@ -22,11 +22,12 @@ def named(name: str) -> Optimizer:
     flag, page = "--optimizer", "docs/optimizers.md"
     path, content, digest = own_file.read(flag, name, "an optimizer")
     found = own_file.defined(flag, path, content, "OPTIMIZER", Optimizer, page)
+    found = found._replace(source=digest, path=path, content=content)
     if problem := _problem(found):
         raise InputError(f"{flag} {path}: OPTIMIZER: {problem} ({page})")
     with own_file.inside(path, flag):
         jax.eval_shape(partial(_update, found))
-    return found._replace(source=digest, path=path, content=content)
+    return found
 
 
 def kept_copy(source: str) -> str:
@@ -46,7 +47,8 @@ def _update(found: Optimizer) -> None:
             made["matrix"] = rule.matrix(made["change"])
         for name, each in made.items():
             if each.shape != array.shape:
-                raise InputError(f"{found.name}: {name} is {each.shape}, of arrays {array.shape}; it must be the same")
+                words = f"{name} is {each.shape} of arrays {array.shape}; it must be as large"
+                raise InputError(f"--optimizer {found.path}: {words}")
 
 
 def _problem(found: Optimizer) -> str:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from llmc_jax.training import optimizer, rounding, step
-from llmc_jax.training.parallel import collectives, gradient, placement
+from llmc_jax.training.parallel import collectives, gradient, matrices, placement
 from llmc_jax.training.parallel.collectives import device_number
 from llmc_jax.training.parallel.stage import AXIS, Parallel
 
@@ -154,12 +154,17 @@ def narrow_sums(patch: Patch) -> None:
     patch.setattr(collectives, "wide", lambda array: array)
 
 
+def matrices_of_the_own_rows(patch: Patch) -> None:
+    """A device takes its rows of some layers for all rows of one."""
+    patch.setattr(matrices, "exchange", lambda rows: rows)
+
+
 MISTAKES: dict[str, Callable[[Patch], None]] = {
     each.__name__: each
     for each in (
         all_reduce, reduce_scatter, gather, gather_of_weights, exchange, summed_number, norm_of_the_own_part,
         norm_in_the_order_of_the_parts, decay_by_the_place, noise_by_the_place, sum_from_first_to_last,
         neighbours_on_one_device, micro_batches_summed_in_turn, loss_of_one_device, same_batch_on_every_device,
-        narrow_sums,
+        narrow_sums, matrices_of_the_own_rows,
     )
 }  # fmt: skip

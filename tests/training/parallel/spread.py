@@ -51,6 +51,7 @@ class Case(NamedTuple):
     quick: bool = True  # to compile; else as a run is compiled
     shape: str = SHAPE
     model_file: str = ""  # of --model
+    optimizer: str = "adamw"
 
     def alone(self) -> "Case":
         """The same run on one device, without a mistake."""
@@ -152,14 +153,16 @@ def ran(case: Case) -> Ran:
     import jax
     import jax.numpy as jnp
 
+    from llmc_jax.config.train import TrainConfig
     from llmc_jax.models.execution import Execution
     from llmc_jax.models.family import chosen, parsed
     from llmc_jax.models.layout import initial
     from llmc_jax.training import step
-    from llmc_jax.training.optimizer import LossScaleNumbers
+    from llmc_jax.training.optimizer import LossScaleNumbers, numbers_of
     from llmc_jax.training.outliers import WINDOW, Outliers
     from llmc_jax.training.parallel.placement import placement
     from llmc_jax.training.parallel.stage import Parallel
+    from llmc_jax.training.rules import named
     from llmc_jax.training.state import DTYPES, initial_state
     from tests.comparisons import skewed_tokens, step_numbers
 
@@ -167,14 +170,18 @@ def ran(case: Case) -> Ran:
     flat = initial(config, 42)
     place = placement(config, Parallel(case.devices, case.stage, case.fixed), jax.devices()[: case.devices])
     execution = Execution(recompute=case.recompute, recompute_blocks=case.recompute_blocks, logit_rows=case.logit_rows)
-    options = step.StepOptions("constant", case.decay, execution, case.rounding, parallel=place.parallel)
+    optimizer = named(case.optimizer)
+    options = step.StepOptions("constant", case.decay, execution, case.rounding, optimizer, place.parallel)
     scale = case.loss_scale if case.dtype == "fp16" else None
-    like = initial_state(jnp.asarray(flat), DTYPES[case.dtype], master_weights=case.masters, loss_scale=scale)
+    like = initial_state(
+        jnp.asarray(flat), DTYPES[case.dtype], master_weights=case.masters, loss_scale=scale, optimizer=optimizer
+    )
     window = np.random.default_rng(5).normal((4.5, 1.5), (0.3, 0.5), (WINDOW, 2)).T.astype(np.float32)
     like = like._replace(outliers=Outliers(jnp.asarray(window), jnp.int32(WINDOW)))
     before = {name: np.array(array) for name, array in like.flat.items()}
     state = place.state(like, lambda name: None if name == "m" and place.mesh else before[name])  # it is zeros
     numbers = step_numbers(lr=case.lr, warmup=0, total=1, final=1.0, weight_decay=0.1, grad_clip=case.clip)._replace(
+        optimizer=numbers_of(optimizer, TrainConfig(weight_decay=0.1)),
         loss_scale=LossScaleNumbers(2, case.scale_factor), seed=np.uint32(7), skip_loss_z=case.skip_loss_z,
         skip_norm_z=case.skip_norm_z,
     )  # fmt: skip

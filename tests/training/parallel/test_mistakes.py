@@ -14,6 +14,7 @@ FP32, STOCHASTIC = (case._replace(shape=ONE_LAYER) for case in (two_layers.FP32,
 ANY_ORDER = FP32.on(2, 1)
 IN_ORDER = FP32._replace(fixed=True)
 TREE = IN_ORDER.on(2, 2)
+MATRICES = FP32.on(2, 1, fixed=True, optimizer="muon")
 ROUNDED = STOCHASTIC.on(2, 1, fixed=True)
 
 # Where each of them shows.
@@ -34,6 +35,7 @@ SHOWN = {
     "loss_of_one_device": ANY_ORDER,
     "same_batch_on_every_device": ANY_ORDER,
     "narrow_sums": STOCHASTIC.on(4, 2, fixed=True),
+    "matrices_of_the_own_rows": MATRICES,
 }
 CASES = list(dict.fromkeys(SHOWN.values()))
 

@@ -24,6 +24,7 @@ STOCHASTIC = Case(dtype="bf16", rounding="stochastic")
 NO_MASTERS = Case(dtype="bf16", masters=False, rounding="stochastic")
 NO_MASTERS_NEAREST = Case(dtype="bf16", masters=False)
 FP16 = Case(dtype="fp16")
+MUON = Case(dtype="bf16", optimizer="muon")
 PRECISIONS = {
     "fp32": FP32, "bf16": BF16, "stochastic": STOCHASTIC, "no masters": NO_MASTERS,
     "no masters, nearest": NO_MASTERS_NEAREST, "fp16": FP16,
@@ -44,11 +45,14 @@ FIXED = {
     "fp32": [*fixed(FP32), FP32.on(2, 2, fixed=True, recompute_blocks=1)],
     "bf16": fixed(STOCHASTIC._replace(shape=ONE_LAYER), (8, 1)),
     "fp16": [*fixed(IN_CHUNKS), IN_CHUNKS.on(4, 0, fixed=True, recompute=2)],
+    # two layers on as many devices, and on more: some have none
+    "muon": fixed(MUON, (2, 2), (4, 1), (8, 2)),
 }
 ANY = {
     "fp32": FP32._replace(steps=50).on(4, 1),
     "bf16": STOCHASTIC._replace(shape=ONE_LAYER).on(2, 0),
     "fp16": IN_CHUNKS.on(8, 2),
+    "muon": MUON.on(2, 1),
 }
 LONG = [FIXED["fp32"][0]._replace(steps=50), ANY["fp32"]]
 NUMBERS: dict[str, dict[str, Any]] = {  # no other program
@@ -127,10 +131,10 @@ def test_fifty_steps_in_any_order_are_within_rounding(found: Found) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["bf16", "fp16"])
+@pytest.mark.parametrize("name", ["bf16", "fp16", "muon"])
 def test_in_16_bits_and_any_order(found: Found, name: str) -> None:
     ours, alone = found[ANY[name]], found[FIXED[name][0]]
-    assert close(ours, alone, name), differences(ours, alone)
+    assert close(ours, alone, ANY[name].dtype), differences(ours, alone)
 
 
 @pytest.mark.slow
