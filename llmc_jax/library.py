@@ -24,7 +24,7 @@ from llmc_jax.base.files import refuse_existing
 from llmc_jax.checkpoint.llmc import FILES, write_model
 from llmc_jax.checkpoint.source import gpt2_shape
 from llmc_jax.config.model import ModelShape
-from llmc_jax.config.train import TrainConfig
+from llmc_jax.config.train import OPTIMIZER, OPTIONS, TrainConfig
 from llmc_jax.data.tokenizers import Tokenizer
 from llmc_jax.generate import heads
 from llmc_jax.generate.engine import Drawn, Request, generate
@@ -248,22 +248,7 @@ def stream(
 # ----- training -----------------------------------------------------------------------------------------------------
 
 
-def begin(
-    model: Model,
-    *,
-    learning_rate: float = 3e-4,
-    steps: int = 0,
-    schedule: str = "cosine",
-    warmup_steps: int = 0,
-    final_lr_fraction: float = 1.0,
-    weight_decay: float = 0.0,
-    beta1: float = 0.9,
-    beta2: float = 0.95,
-    eps: float = 1e-8,
-    momentum: float = 0.95,
-    grad_clip: float = 1.0,
-    optimizer: str = "adamw",
-) -> tuple[TrainState, Step]:
+def begin(model: Model, *, steps: int = 0, **options: float | str) -> tuple[TrainState, Step]:
     """Return the state of training before the first step, and the function that makes a step.
 
     `state, metrics = step(state, ids)` trains on ids (B, n): each but a row's first is a target, so B * (n - 1) of
@@ -272,28 +257,25 @@ def begin(
     `learning_rate`, `finite` (False: nothing was updated), and a few more, scalars on the device. The first step of
     each shape compiles.
 
-    The model stays as it is; `trained` makes a new one of the state. Names, meanings and defaults of the options are
-    those of train.py and docs/flags.md, which are llm.c's. steps: of the whole training, over which the learning rate
-    takes its course; 0: it stays as it is after the warm-up. A model in bf16 or fp16 is trained with float32 master
-    weights; load(…, dtype="fp32") trains in float32.
+    The model stays as it is; `trained` makes a new one of the state. options: learning_rate, schedule, optimizer and
+    what else the group Optimizer of docs/flags.md has, with train.py's names, meanings and defaults, which are llm.c's.
+    steps: of the whole training, over which the rate takes its course; 0: it stays as it is after the warm-up. A model
+    in bf16 or fp16 is trained with float32 master weights; load(…, dtype="fp32") trains in float32.
     Raises InputError, here for an option that cannot be, and in a step for ids that the model cannot take.
     Source: llm.c train_gpt2.cu, `gpt2_update`.
     """
-    options = TrainConfig.from_json(
-        {
-            "learning_rate": learning_rate, "schedule": schedule, "warmup_steps": warmup_steps,
-            "final_lr_fraction": final_lr_fraction, "weight_decay": weight_decay, "beta1": beta1, "beta2": beta2,
-            "eps": eps, "momentum": momentum, "grad_clip": grad_clip, "optimizer": optimizer, "max_steps": steps,
-        }
-    )  # fmt: skip
-    if final_lr_fraction != 1.0 and steps < 1:
-        raise InputError(f"final_lr_fraction={final_lr_fraction}: needs steps=…, after how many it is reached")
-    scale = options.loss_scale if model.dtype == "fp16" else None
+    known = [each.name for each in OPTIONS if each.group == OPTIMIZER and "process" not in each.reaches]
+    if other := [name for name in options if name not in known]:
+        raise InputError(f"there is no option {other[0]!r} of a step; there are {', '.join(known)}")
+    config = TrainConfig.from_json({"max_steps": steps, **options})
+    if config.final_lr_fraction != 1.0 and steps < 1:
+        raise InputError(f"final_lr_fraction={config.final_lr_fraction}: needs steps=…, after how many it is reached")
+    scale = config.loss_scale if model.dtype == "fp16" else None
     params = flat_weights(model.weights, model.config).astype(jnp.float32)
-    found = named(optimizer)
+    found = named(config.optimizer)
     state = initial_state(params, head_of(model.weights, model.config).dtype, loss_scale=scale, optimizer=found)
-    numbers = step_numbers(options, found, steps)
-    chosen = StepOptions(options.schedule, options.decay if options.weight_decay else "none", PLAIN, optimizer=found)
+    numbers = step_numbers(config, found, steps)
+    chosen = StepOptions(config.schedule, config.decay if config.weight_decay else "none", PLAIN, optimizer=found)
 
     def step(state: TrainState, ids: Ids) -> tuple[TrainState, Metrics]:
         rows = _rows(model, ids, 2, (2, 3))

@@ -8,20 +8,10 @@ fifth of AdamW's or less. Train with it: python train.py --optimizer examples/op
 Source: Bernstein et al., signSGD (2018, arXiv 1802.04434).
 """
 
-from typing import Any, NamedTuple
-
 import jax.numpy as jnp
 
 from llmc_jax.training.optimizer import Optimizer, Rule
 from llmc_jax.training.rules.adamw import mean
 
-
-class Numbers(NamedTuple):
-    """Signum's numbers: options of train.py by their names."""
-
-    beta1: Any
-    weight_decay: Any
-
-
 RULE = Rule((("m", mean),), lambda g, m, t, n: jnp.sign(m))
-OPTIMIZER = Optimizer("signum", (RULE,), Numbers)
+OPTIMIZER = Optimizer("signum", (RULE,), ("beta1",))

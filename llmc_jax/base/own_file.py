@@ -4,6 +4,7 @@ Leaves out what such a file defines (models/family.py, training/rules/).
 """
 
 import hashlib
+import re
 import sys
 import traceback
 from collections.abc import Container, Iterator
@@ -31,22 +32,25 @@ def read(flag: str, path: str | Path, what: str) -> tuple[Path, bytes, str]:
     return path, data, hashlib.sha256(data).hexdigest()
 
 
-def digest_of(flag: str, name: str, known: Container[str]) -> str:
-    """Return what tells apart what a flag names: the name where it is a known one, else the digest of the file."""
-    return name if name in known else read(flag, name, "your own")[2]
+def kept_copy(source: str, what: str = "model") -> str:
+    """Return the name of the copy of a file in a run's folder, from the file's digest. what: model, optimizer."""
+    return f"{what}_{source[:12]}.py"
 
 
-def defined(flag: str, path: Path, data: bytes, name: str, kind: type, page: str) -> Any:
-    """Return what a file defines by a name, a record of a kind.
+def defined(flag: str, path: Path, data: bytes, name: str, kind: Any, taken: Container[str], page: str) -> Any:
+    """Return what a file defines by a name: a record of a kind, with the file's digest, path and content in it.
 
-    data: what it holds. page: of the documentation. Raises InputError where it cannot be run, with the line, and where
-    it defines no such record.
+    data: what it holds. taken: names that the record cannot have. page: of the documentation.
+    Raises InputError where it cannot be run, with the line, and where it defines no such record.
     """
     found = getattr(_run(flag, path, data), name, None)
     if not isinstance(found, kind):
         words = f"defines no {name}" if found is None else f"has {name} that is a {type(found).__name__}"
         raise InputError(f"{flag} {path}: {words}; it must be an {kind.__module__}.{kind.__name__} ({page})")
-    return found
+    if not re.fullmatch(r"[a-z0-9][a-z0-9_.-]{0,63}", found.name) or found.name in taken:
+        words = "it must be one of its own, of small letters, digits, '-', '_' and '.'"
+        raise InputError(f"{flag} {path}: {name}: the name is {found.name!r}; {words}")
+    return found._replace(source=hashlib.sha256(data).hexdigest(), path=path, content=data)
 
 
 def _run(flag: str, path: Path, data: bytes) -> ModuleType:
@@ -64,10 +68,7 @@ def _run(flag: str, path: Path, data: bytes) -> ModuleType:
 
 @contextmanager
 def inside(path: Path, flag: str = "", otherwise: str = "") -> Iterator[None]:
-    """Make of what a user's file raises an InputError of one line: where in the file, and the reason.
-
-    otherwise: the place to name where none in the file is known, before the one in this package.
-    """
+    """Make of what a user's file raises an InputError of one line: where in the file, or otherwise, and the reason."""
     try:
         yield
     except Exception as error:
@@ -75,10 +76,9 @@ def inside(path: Path, flag: str = "", otherwise: str = "") -> Iterator[None]:
         if isinstance(error, InputError) and file in str(error):
             raise
         ours = [f"{each.filename}, line {each.lineno}" for each in frames if "llmc_jax" in each.filename]
-        at = f"{otherwise or file}: {ours[-1]}"
+        at, words = f"{otherwise or file}: {ours[-1]}", str(error).strip().partition("\n")[0]
         if own := [each for each in frames if each.filename == file]:
             at = f"{file}: line {own[-1].lineno}" + f": {own[-1].name}" * (own[-1].name[0] != "<")
         if isinstance(error, SyntaxError):
-            at = f"{file}: line {error.lineno}"
-        words = str(error.msg if isinstance(error, SyntaxError) else error).strip().partition("\n")[0]
+            at, words = f"{file}: line {error.lineno}", error.msg
         raise InputError(f"{flag} {at}: {type(error).__name__}: {words}".strip()) from None

@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 
 from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.base.files import quoted
+from llmc_jax.base.own_file import kept_copy
 from llmc_jax.config.model import CAUSAL, RELU, ModelShape, attention_of
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.data.tokenizers import Named
-from llmc_jax.models.family import UnknownFamily, kept_copy, loaded_families, shape_from_json, shape_to_json
+from llmc_jax.models.family import UnknownFamily, loaded_families, shape_from_json, shape_to_json
 from llmc_jax.models.layout import tensor_specs
 
 FORMAT = 2  # of the metadata and of the manifest beside it, as they are written

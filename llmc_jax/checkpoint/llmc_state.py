@@ -427,10 +427,7 @@ def _plan(state: OurState, processes: int | None, zero: bool | None, warnings: l
     metadata, updates, has_copy = state.metadata, state.updates, "copy" in state.source.groups
     config, dtype, step = gpt2_shape(metadata.identity.model, llmc.FILES), metadata.identity.dtype, metadata.step
     if metadata.identity.optimizer != "adamw":
-        name = metadata.identity.optimizer
-        raise InputError(
-            f"the state is of --optimizer {name}, and llm.c's are of AdamW; --to llmc converts the weights"
-        )
+        raise InputError(f"llm.c's states are AdamW's, not {metadata.identity.optimizer}'s; take --to llmc, a model")
     origin = metadata.origin.get("llmc", {})
     master = has_copy or (dtype == "fp32" and origin.get("master", True))
     if dtype == "fp16" and not has_copy:

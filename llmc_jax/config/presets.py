@@ -54,7 +54,6 @@ PRESETS: dict[str, Preset] = {
         f"{LLMC_LAUNCH} {_fineweb('fineweb10B', 'fineweb')} -e d12 -b 64 -d 524288 -l 6e-4 -q 0 -s 20000 -g 144 "
         "-n 5000",
     ),
-    # Its yardstick: steps to a mean validation loss of 3.28, which AdamW takes 5,625 for, with another architecture.
     "optimizer-race": Preset(
         "the public optimizer benchmark's protocol with GPT-2 124M: change --optimizer, -l and -x",
         f"{_fineweb('fineweb10B', 'fineweb')} -e d12 -b 64 -t 1024 -d 524288 -x 5625 -k wsd -l 1.8e-3 -u 250 -q 0 "

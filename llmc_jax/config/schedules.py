@@ -1,30 +1,22 @@
 """Learning-rate schedules, a function each: `--schedule`, `--help` and the step have them from this table.
 
 S total steps, W warm-up steps, lr the highest rate, low = lr * final fraction, r = (step - W) / (S - W), within 0..1.
-Each begins with a linear warm-up, lr (step + 1) / W, but for one that does without. Knows no JAX: `at` brings what it
+Each begins with a linear warm-up, lr (step + 1) / W, but for `constant`. Knows no JAX: `at` brings what it
 computes with (training/schedule.py).
 
 Source: llm.c llmc/schedulers.h; `step` is not in llm.c.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
+
+SCHEDULES: dict[str, Callable[[Any], Any]] = {}  # of a `training.schedule.Place` to the rate there
+WITHOUT_WARM_UP = ("constant",)
 
 
-class Schedule(NamedTuple):
-    """The course of the learning rate after the warm-up."""
-
-    rate: Callable[[Any], Any]  # of a `training.schedule.Place` to the rate there
-    warms_up: bool
-
-
-SCHEDULES: dict[str, Schedule] = {}
-
-
-def schedule(rate: Callable[[Any], Any], warms_up: bool = True) -> Callable[[Any], Any]:
+def schedule(rate: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Add a schedule, by its function's name."""
-    SCHEDULES[rate.__name__] = Schedule(rate, warms_up)
-    return rate
+    return SCHEDULES.setdefault(rate.__name__, rate)
 
 
 @schedule
@@ -39,12 +31,10 @@ def linear(at: Any) -> Any:
     return at.high - at.r * (at.high - at.low)
 
 
+@schedule
 def constant(at: Any) -> Any:
     """Return lr."""
     return at.high
-
-
-schedule(constant, warms_up=False)
 
 
 @schedule

@@ -5,7 +5,6 @@ A model is plain data, its shape, which names its family and, of a family in a u
 """
 
 import os
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from importlib import import_module
@@ -88,11 +87,6 @@ def accept(family: Family) -> None:
     _accepted[family.name] = family
 
 
-def kept_copy(source: str) -> str:
-    """Return the name of the copy of a model's file in a run's folder, from the file's digest."""
-    return f"model_{source[:12]}.py"
-
-
 def parsed(descriptor: str, family: Family) -> Any:
     """Return the shape of a descriptor of -e. Raises InputError for one that the family does not know."""
     return of_family(family.parse(descriptor), family)
@@ -142,10 +136,9 @@ def load(path: str | Path) -> Family:
     os.environ[VARIABLE] = str(path.absolute())
     if known := next((family for family in loaded_families() if family.source == source), None):
         return known
-    found = own_file.defined("--model", path, data, "FAMILY", Family, "docs/models.md")
-    if problem := _problem(found):
+    family: Family = own_file.defined("--model", path, data, "FAMILY", Family, BUILT_IN, "docs/models.md")
+    if problem := _problem(family):
         raise InputError(f"--model {path}: FAMILY: {problem}")
-    family = found._replace(source=source, path=path, content=data)
     _families[family.name, source] = family
     return family
 
@@ -158,8 +151,6 @@ def load_of_parent() -> None:
 
 def _problem(family: Family) -> str:
     """Return what is wrong with a family of a user's; empty: nothing that can be seen without a shape."""
-    if not re.fullmatch(r"[a-z0-9][a-z0-9_.-]{0,63}", family.name) or family.name in BUILT_IN:
-        return f"the name is {family.name!r}; it must be one of its own, of small letters, digits, '-', '_' and '.'"
     needed = ("family", "source", "vocab_size", "max_seq_len")
     if not is_dataclass(family.shape) or not family.shape.__dataclass_params__.frozen:  # type: ignore[attr-defined]
         return f"its shape must be a frozen dataclass with {', '.join(needed)}"

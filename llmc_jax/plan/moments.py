@@ -240,17 +240,13 @@ def joined(plan: "Plan") -> Kinds:
     config, shape = plan.model, plan.shape
     e, whole = shape.element, flat_size(config)
     wte = head_spec(config).size
-    return Kinds({"gradients": 4 * wte + (e * (whole - wte) + flat(plan)) // (shape.devices if shape.stage else 1)})
-
-
-def flat(plan: "Plan") -> int:
-    """Return the bytes of the flat gradient of one micro-batch, over all devices; that of several is a sum."""
-    shape = plan.shape
-    return shape.element * flat_size(plan.model) if shape.micro_batches == 1 and not shape.sums else 0
+    flat = e * whole if shape.micro_batches == 1 and not shape.sums else 0
+    return Kinds({"gradients": 4 * wte + (e * (whole - wte) + flat) // (shape.devices if shape.stage else 1)})
 
 
 def matrices(plan: "Plan") -> Kinds:
     """Return the gradient, and the matrices of the layers as often as they are there while others are made of them."""
     shape, parts = plan.shape, plan.shape.devices if plan.shape.stage else 1
     copies = (5.5 if on_cpu(plan) else 3) * shape.element * matrix_elements(plan.model)
-    return Kinds({"gradients": flat(plan) // parts, "working arrays": int(copies / parts)})
+    gradient = 0 if sums(plan).total() else shape.element * flat_size(plan.model)
+    return Kinds({"gradients": gradient // parts, "working arrays": int(copies / parts)})

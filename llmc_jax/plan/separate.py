@@ -93,7 +93,7 @@ def digest(gpu: str, config: TrainConfig, model: ModelShape) -> str:
         "format": FORMAT,
         "gpu": (gpu, target, target and target.gpu),
         "config": shaping | {"weight_decay": bool(shaping["weight_decay"]), "kernels_from": "", **NOT_READ},
-        "optimizer": own_file.digest_of("--optimizer", config.optimizer, OPTIMIZERS),
+        "optimizer": config.optimizer in OPTIMIZERS or own_file.read("--optimizer", config.optimizer, "your own")[2],
         "model": shape_to_json(model),
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "versions": installed(*PACKAGES),

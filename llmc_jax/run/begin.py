@@ -14,6 +14,7 @@ from typing import Any, TextIO, cast
 from llmc_jax import cluster
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import refusing, sync, write_atomic
+from llmc_jax.base.own_file import kept_copy
 from llmc_jax.base.streams import Output
 from llmc_jax.base.text import wrapped
 from llmc_jax.cluster.agreement import of_all, of_first
@@ -22,7 +23,7 @@ from llmc_jax.data import tables
 from llmc_jax.logs.files import config_file, rank_log
 from llmc_jax.logs.state import own_process
 from llmc_jax.machine.gpus import peak_flops
-from llmc_jax.models.family import family_of, kept_copy, shape_to_json
+from llmc_jax.models.family import family_of, shape_to_json
 from llmc_jax.models.layout import num_parameters
 from llmc_jax.models.work import flops_per_token
 from llmc_jax.plan.compiled import arguments
@@ -50,7 +51,6 @@ from llmc_jax.run.state import Run, Setup, first_step
 from llmc_jax.run.stopping import stop_on_signals
 from llmc_jax.run.table import table
 from llmc_jax.run.trackers import Trackers
-from llmc_jax.training import rules
 from llmc_jax.trials.known import run_programs
 
 
@@ -220,10 +220,9 @@ def begun_log(setup: Setup, held: LockedFolder, made: list[Path]) -> RunLog:
 
 def keep_own_files(folder: Path, plan: Plan) -> None:
     """Write copies of the user's files that the model's family and the optimizer stand in, as they were loaded."""
-    if source := plan.model.source:
-        write_atomic(folder / kept_copy(source), family_of(plan.model).content)
-    if source := plan.optimizer.source:
-        write_atomic(folder / rules.kept_copy(source), plan.optimizer.content)
+    for what, found in (("model", family_of(plan.model)), ("optimizer", plan.optimizer)):
+        if found.source:
+            write_atomic(folder / kept_copy(found.source, what), found.content)
 
 
 @contextmanager

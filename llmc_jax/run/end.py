@@ -112,14 +112,9 @@ def places(run: Run, outcome: Outcome) -> Iterator[str]:
         yield f"checkpoint:   {progress.saved}"
     goes_on = progress.saved is not None or (config.save and progress.step == 0)
     if progress.step < run.setup.steps and code != ExitCode.DIVERGED and goes_on and not progress.test.exploded:
+        own = "" if config.optimizer in OPTIMIZERS else f" --optimizer {quoted(config.optimizer)}"
         more = f" --patience {2 * config.patience}" if code == ExitCode.DONE else ""
-        yield f"resume with:  {typed('train')} -y 1 -o {quoted(run.held.folder)}{file_flags(config)}{more}"
-
-
-def file_flags(config: TrainConfig) -> str:
-    """Return the flags that name the user's files, which no resume loads by itself; empty where there are none."""
-    own = "" if config.optimizer in OPTIMIZERS else f" --optimizer {quoted(config.optimizer)}"
-    return model_flag(config) + own
+        yield f"resume with:  {typed('train')} -y 1 -o {quoted(run.held.folder)}{model_flag(config)}{own}{more}"
 
 
 def model_flag(config: TrainConfig) -> str:

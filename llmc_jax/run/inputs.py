@@ -23,7 +23,7 @@ from llmc_jax.cluster.agreement import alike
 from llmc_jax.config.checks import check_model_fit, with_devices
 from llmc_jax.config.flags import models_not_asked_for
 from llmc_jax.config.model import ModelShape, attention_of, refuse_foresight
-from llmc_jax.config.train import BY_NAME, OPTIMIZERS, TrainConfig, of_test
+from llmc_jax.config.train import BY_NAME, TrainConfig, of_test
 from llmc_jax.data import tables
 from llmc_jax.data.corpora import Corpus, stdlib_corpus
 from llmc_jax.data.evalfile import Item, check_fit
@@ -98,8 +98,7 @@ def inputs(asked: TrainConfig, available: Callable[[], tuple[int, str]]) -> Inpu
         family = chosen(config.model_file)
         if config.model_changed:
             accept(family)
-        if config.optimizer not in OPTIMIZERS:
-            named(config.optimizer)
+        named(config.optimizer)
     earlier = find_earlier(config, warnings.append)
     with alike("files"):
         model = resolve_model(config, earlier)

@@ -17,6 +17,7 @@ from llmc_jax.base.commands import typed
 from llmc_jax.base.errors import FormatError, InputError, naming
 from llmc_jax.base.files import quoted, read_json_object
 from llmc_jax.base.options import show_value
+from llmc_jax.base.own_file import kept_copy
 from llmc_jax.checkpoint import store
 from llmc_jax.checkpoint.contents import Identity, Metadata
 from llmc_jax.checkpoint.manifest import MANIFEST
@@ -28,7 +29,6 @@ from llmc_jax.logs.files import KERNELS, LARGEST, MAIN_LOG, METRICS, config_file
 from llmc_jax.logs.state import read_state
 from llmc_jax.machine.device import Device, git_state, versions
 from llmc_jax.plan.plan import Plan, Repeat, parallel_of
-from llmc_jax.training.rules import kept_copy
 
 # ----- which checkpoint -----------------------------------------------------------------------------------------------
 
@@ -179,7 +179,7 @@ def _differences(earlier: Checkpoint, config: TrainConfig, ours: Identity) -> It
         if then is not None and then != now and matters:
             yield f"precision: {words} is {show_value(then)} there, {show_value(now)} here"
     if theirs.optimizer != ours.optimizer:
-        copy = earlier.folder.parent / kept_copy(theirs.optimizer.rpartition("@")[2])
+        copy = earlier.folder.parent / kept_copy(theirs.optimizer.rpartition("@")[2], "optimizer")
         advice = f"; give the run's copy: --optimizer {quoted(copy)}" if copy.is_file() else ""
         yield f"optimizer: --optimizer is {theirs.optimizer} there, {ours.optimizer} here{advice}"
     options = _known(earlier.metadata.options)

@@ -14,7 +14,6 @@ from llmc_jax.models.layout import head_spec, letters, num_parameters
 from llmc_jax.plan.moments import state_kinds
 from llmc_jax.plan.plan import Plan, triton_gemm_wish
 from llmc_jax.run.state import Setup
-from llmc_jax.training.optimizer import numbers_of
 
 NAMES = {"L": "num_layers L", "NH": "num_heads NH", "C": "channels C"}
 
@@ -92,10 +91,8 @@ def optimizer_rows(plan: Plan) -> list[tuple[str, Any]]:
     """Return the optimizer, the memory that it takes of a device, and its numbers but for the weight decay."""
     optimizer, size = plan.optimizer, state_kinds(plan.model, plan.shape)["optimizer"]
     kept = f"{gib(size)} in {' and '.join(optimizer.buffers)}" if size else "keeps nothing"
-    numbers = numbers_of(optimizer, plan.config)._asdict()
-    del numbers["weight_decay"]
-    shown = {name: f"{value:e}" if name == "eps" else value for name, value in numbers.items()}
-    return [("optimizer", f"{optimizer.key}, {kept}"), *shown.items()]
+    numbers = ((name, getattr(plan.config, name)) for name in optimizer.numbers)
+    return [("optimizer", f"{optimizer.key}, {kept}"), *((n, f"{x:e}" if n == "eps" else x) for n, x in numbers)]
 
 
 def rate_rows(config: TrainConfig) -> list[tuple[str, Any]]:

@@ -4,8 +4,9 @@ fp16's loss scale among it: the loss is multiplied up to where fp16 can hold sma
 al., Mixed Precision Training (2018).
 """
 
+from collections import namedtuple
 from collections.abc import Callable, Iterable
-from functools import cache
+from functools import cache, partial, reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 
 from llmc_jax.base.errors import InputError
 from llmc_jax.config.model import ModelShape
-from llmc_jax.config.train import BY_NAME, TrainConfig
+from llmc_jax.config.train import TrainConfig
 from llmc_jax.models.layout import Piece, pieces
 from llmc_jax.models.tensors import FLAT_MULTIPLE, Tensor
 from llmc_jax.training.rounding import Rows, check_rounding, rounded
@@ -49,7 +50,7 @@ class Optimizer(NamedTuple):
 
     name: str
     rules: tuple[Rule, ...]
-    numbers: type  # a NamedTuple of numbers, traced; a field that is an option of train.py's has its value
+    numbers: tuple[str, ...]  # options of train.py that it takes beside the weight decay
     rule_of: Callable[[Tensor], Rule] | None = None  # one of `rules`, where there are several
     scope: str = "optimizer"  # the named scope that it runs in
     update: Callable[..., Any] | None = None  # a kernel in the place of `update_by`
@@ -70,16 +71,17 @@ class Optimizer(NamedTuple):
     @property
     def buffers(self) -> tuple[str, ...]:
         """Return the names of what it keeps beside the parameters: each (flat_size,), at least float32."""
-        return names_of(self.rules)
+        return tuple(dict.fromkeys(name for rule in self.rules for name, _ in rule.buffers))
 
 
+record: Any = cache(partial(namedtuple, "Numbers"))  # the type of numbers with some names
 Ranges = tuple[tuple[int, int], ...]  # [start, stop) of the flat buffer
 
 
 def numbers_of(optimizer: Optimizer, config: TrainConfig) -> Any:
-    """Return an optimizer's numbers: a run's options, and defaults of what is none."""
-    fields = (name for name in optimizer.numbers._fields if name in BY_NAME)  # type: ignore[attr-defined]
-    return optimizer.numbers(**{name: float(getattr(config, name)) for name in fields})
+    """Return an optimizer's numbers as a run sets them, by their names. Traced: others need no new compilation."""
+    names = (*optimizer.numbers, "weight_decay")
+    return record(names)._make(float(getattr(config, name)) for name in names)
 
 
 @cache
@@ -116,10 +118,9 @@ def update_by(
 ) -> tuple[Any, ...]:
     """Update flat params and an optimizer's buffers (flat_size,) by scale * gradient: the new ones, and the copy.
 
-    arrays: the buffers, and the gradient. rules: as `ranges_of` has them. by_matrix: returns what a rule's `change` has
-    found, each matrix in it replaced by what the rule's `matrix` makes of it.
-    rows: where the buffers are a part of the flat ones, which rows of it; decay and stochastic rounding go by those.
-
+    arrays: the buffers, and the gradient. rules: as `ranges_of` has them. by_matrix: returns what a rule's `matrix`
+    makes of each matrix in what its `change` has found. rows: where the buffers are a part of the flat ones, which rows
+    of it; decay and stochastic rounding go by those.
     params: float32 master weights, or bfloat16/float16 without any (llm.c's -w 0); the arithmetic is in at least
     float32 and rounded once. gradient: any of those dtypes. update: t, counted from 1. apply: boolean scalar; where
     False everything stays what it was. decay: the ranges that weight decay applies to; none of them: no decay.
@@ -129,7 +130,7 @@ def update_by(
     stochastic one without a seed or with nothing in bfloat16 to round, and for a copy of params that are no masters.
     """
     *buffers, gradient = arrays
-    wide = wide_of(params.dtype)
+    wide = jnp.promote_types(params.dtype, jnp.float32)
     check_rounding(params, copy, rounding, seed)
     g = gradient.astype(wide) * scale
     masks = [in_ranges(params.size, ranges, rows) for _, ranges in rules[1:]]
@@ -142,16 +143,13 @@ def update_by(
 
     def of_each(found: list[jax.Array]) -> jax.Array:
         """Return of each element what its rule has found."""
-        chosen = found[0]
-        for mask, other in zip(masks, found[1:], strict=True):
-            chosen = jnp.where(mask, other, chosen)
-        return chosen
+        return reduce(lambda rest, one: jnp.where(one[0], one[1], rest), zip(masks, found[1:], strict=True), found[0])
 
     gradients = [pulled(g, params.astype(wide)) if rule.couples else g for rule, _ in rules]
-    kept = dict(zip(names_of(rule for rule, _ in rules), buffers, strict=True))
+    kept = dict(zip(dict.fromkeys(name for rule, _ in rules for name, _ in rule.buffers), buffers, strict=True))
     for name, old in kept.items():
-        pairs = zip(rules, gradients, strict=True)
-        new = [next_of(rule, name, old, each, update, numbers) for (rule, _), each in pairs]
+        moves = (dict(rule.buffers).get(name, lambda old, *_: old) for rule, _ in rules)
+        new = [move(old, each, update, numbers) for move, each in zip(moves, gradients, strict=True)]
         kept[name] = jnp.where(apply, of_each(new), old)
     # The barrier makes the parameters' update read the new buffers. Without it XLA may compute them a second time from
     # the old ones, which it then has to keep: two copies of the buffers.
@@ -172,22 +170,6 @@ def update_by(
         params = jax.lax.optimization_barrier(params)  # as above: the copy is made of the new ones
         copy = jnp.where(apply, rounded(params, copy.dtype, rounding, seed, rows), copy)
     return params, *kept.values(), copy
-
-
-def next_of(rule: Rule, name: str, old: jax.Array, g: jax.Array, update: jax.Array, numbers: Any) -> jax.Array:
-    """Return a buffer after an update: the old one where the rule does not keep such."""
-    keeps = dict(rule.buffers)
-    return keeps[name](old, g, update, numbers) if name in keeps else old
-
-
-def names_of(rules: Iterable[Rule]) -> tuple[str, ...]:
-    """Return the names of the buffers of some rules, in their order."""
-    return tuple(dict.fromkeys(name for rule in rules for name, _ in rule.buffers))
-
-
-def wide_of(dtype: Any) -> Any:
-    """Return a dtype, or float32 where it is narrower."""
-    return jnp.promote_types(dtype, jnp.float32)
 
 
 def clip_scale(norm: jax.Array, limit: jax.Array) -> jax.Array:

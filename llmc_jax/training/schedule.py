@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from llmc_jax.config.schedules import SCHEDULES
+from llmc_jax.config.schedules import SCHEDULES, WITHOUT_WARM_UP
 
 RISING = "rising"  # of --find-lr
 
@@ -32,15 +32,10 @@ class Place(NamedTuple):
     step: jax.Array  # 0-based
     high: jax.Array  # the highest rate
     low: jax.Array  # the rate at the end
-    warmup: jax.Array  # steps
+    r: jax.Array  # share of the steps after the warm-up that are done
     total: jax.Array  # steps
     numbers: ScheduleNumbers
     np: Any = jnp
-
-    @property
-    def r(self) -> jax.Array:
-        """Return the share of the steps after the warm-up that are done."""
-        return self.share(self.step - self.warmup, self.total - self.warmup)
 
     @staticmethod
     def share(done: jax.Array, whole: jax.Array) -> jax.Array:
@@ -53,15 +48,15 @@ def learning_rate(kind: str, step: jax.Array, numbers: ScheduleNumbers) -> jax.A
     """Return the rate at a 0-based step, float32 (float64 if the numbers are). kind: one of SCHEDULES, or RISING."""
     high = jnp.asarray(numbers.learning_rate, jnp.result_type(float))
     low = high * numbers.final_fraction
-    at = Place(step, high, low, jnp.asarray(numbers.warmup_steps), jnp.asarray(numbers.total_steps), numbers)
+    warmup, total = jnp.asarray(numbers.warmup_steps), jnp.asarray(numbers.total_steps)
     if kind == RISING:
-        left = at.share(at.total - 1 - step, at.total - 1)
+        left = Place.share(total - 1 - step, total - 1)
         return high * jnp.power(jnp.asarray(numbers.final_fraction, high.dtype), left)
     if kind not in SCHEDULES:
         raise ValueError(f"unknown schedule {kind!r}; one of {', '.join(SCHEDULES)}")
-    rate, warms_up = SCHEDULES[kind]
-    after: jax.Array = rate(at)
-    if not warms_up:
+    r = Place.share(step - warmup, total - warmup)
+    after: jax.Array = SCHEDULES[kind](Place(step, high, low, r, total, numbers))
+    if kind in WITHOUT_WARM_UP:
         return after
-    rising = high * at.share(step + 1, at.warmup)
-    return jnp.where(step < at.warmup, rising, after)
+    rising = high * Place.share(step + 1, warmup)
+    return jnp.where(step < warmup, rising, after)

@@ -1,6 +1,5 @@
 """Optimizers, each with its derivation: how the gradient of an element, or of a whole matrix, becomes its change."""
 
-import re
 from functools import cache, partial
 from importlib import import_module
 
@@ -20,19 +19,13 @@ def named(name: str) -> Optimizer:
         found: Optimizer = getattr(import_module(f"{__name__}.{OPTIMIZERS[name]}"), name.upper().replace("-", "_"))
         return found
     flag, page = "--optimizer", "docs/optimizers.md"
-    path, content, digest = own_file.read(flag, name, "an optimizer")
-    found = own_file.defined(flag, path, content, "OPTIMIZER", Optimizer, page)
-    found = found._replace(source=digest, path=path, content=content)
+    path, content, _ = own_file.read(flag, name, "an optimizer")
+    found = own_file.defined(flag, path, content, "OPTIMIZER", Optimizer, OPTIMIZERS, page)
     if problem := _problem(found):
         raise InputError(f"{flag} {path}: OPTIMIZER: {problem} ({page})")
     with own_file.inside(path, flag):
         jax.eval_shape(partial(_update, found))
     return found
-
-
-def kept_copy(source: str) -> str:
-    """Return the name of the copy of an optimizer's file in a run's folder, from the file's digest."""
-    return f"optimizer_{source[:12]}.py"
 
 
 def _update(found: Optimizer) -> None:
@@ -47,18 +40,15 @@ def _update(found: Optimizer) -> None:
             made["matrix"] = rule.matrix(made["change"])
         for name, each in made.items():
             if each.shape != array.shape:
-                words = f"{name} is {each.shape} of arrays {array.shape}; it must be as large"
-                raise InputError(f"--optimizer {found.path}: {words}")
+                raise InputError(f"--optimizer {found.path}: {name} has the shape {each.shape}, not {array.shape}")
 
 
 def _problem(found: Optimizer) -> str:
     """Return what is wrong with an optimizer of a user's; empty: nothing that can be seen without a model."""
-    if not re.fullmatch(r"[a-z0-9][a-z0-9_.-]{0,63}", found.name) or found.name in OPTIMIZERS:
-        return f"the name is {found.name!r}; it must be one of its own, of small letters, digits, '-', '_' and '.'"
     if taken := {"params", "copy", "step", "updates"}.intersection(found.buffers):
         return f"a buffer is called {min(taken)!r}, as something else in a checkpoint is"
-    if "weight_decay" not in getattr(found.numbers, "_fields", ()):
-        return "its numbers must be a NamedTuple with weight_decay among them"
+    if unknown := [name for name in found.numbers if type(getattr(TrainConfig(), name, None)) is not float]:
+        return f"its number {unknown[0]!r} is no option of train.py that is a number"
     if len(found.rules) > 1 and found.rule_of is None:
         return "it has several rules, and no rule_of says which tensor has which"
     return ""

@@ -8,7 +8,7 @@ element. Weight decay is added to the gradient. PyTorch's has eps 1e-10, here it
 Source: Duchi, Hazan, Singer, Adaptive Subgradient Methods (2011).
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,17 +16,10 @@ import jax.numpy as jnp
 from llmc_jax.training.optimizer import Optimizer, Rule
 
 
-class Numbers(NamedTuple):
-    """Adagrad's numbers."""
-
-    eps: Any
-    weight_decay: Any
-
-
-def summed(s: jax.Array, g: jax.Array, t: Any, n: Numbers) -> jax.Array:
+def summed(s: jax.Array, g: jax.Array, t: Any, n: Any) -> jax.Array:
     """Return the sum of all squared gradients."""
     return s + g * g
 
 
 RULE = Rule((("s", summed),), lambda g, s, t, n: g / (jnp.sqrt(s) + n.eps), couples=True)
-ADAGRAD = Optimizer("adagrad", (RULE,), Numbers)
+ADAGRAD = Optimizer("adagrad", (RULE,), ("eps",))

@@ -15,34 +15,28 @@ llmc/adamw.cuh.
 """
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from llmc_jax.training.optimizer import Optimizer, Rule, update_by
+from llmc_jax.training.optimizer import Optimizer, Rule, record, update_by
+
+NUMBERS = ("beta1", "beta2", "eps")
+AdamWNumbers = record((*NUMBERS, "weight_decay"))  # for who calls it without a configuration
 
 
-class AdamWNumbers(NamedTuple):
-    """AdamW's numbers."""
-
-    beta1: Any
-    beta2: Any
-    eps: Any
-    weight_decay: Any
-
-
-def mean(m: jax.Array, g: jax.Array, t: Any, n: AdamWNumbers) -> jax.Array:
+def mean(m: jax.Array, g: jax.Array, t: Any, n: Any) -> jax.Array:
     """Return the running mean of the gradient."""
     return n.beta1 * m + (1.0 - n.beta1) * g
 
 
-def mean_square(v: jax.Array, g: jax.Array, t: Any, n: AdamWNumbers) -> jax.Array:
+def mean_square(v: jax.Array, g: jax.Array, t: Any, n: Any) -> jax.Array:
     """Return the running mean of its square."""
     return n.beta2 * v + (1.0 - n.beta2) * g * g
 
 
-def change(g: jax.Array, m: jax.Array, v: jax.Array, t: Any, n: AdamWNumbers) -> jax.Array:
+def change(g: jax.Array, m: jax.Array, v: jax.Array, t: Any, n: Any) -> jax.Array:
     """Return the mean over the root of the mean square, both without their bias."""
     mhat = m / (1.0 - n.beta1**t)
     vhat = v / (1.0 - n.beta2**t)
@@ -51,5 +45,5 @@ def change(g: jax.Array, m: jax.Array, v: jax.Array, t: Any, n: AdamWNumbers) ->
 
 RULE = Rule((("m", mean), ("v", mean_square)), change)
 adamw_update = partial(update_by, rules=((RULE, ()),))
-ADAMW = Optimizer("adamw", (RULE,), AdamWNumbers, scope="adamw", update=adamw_update)
-ADAM = Optimizer("adam", (RULE._replace(couples=True),), AdamWNumbers)
+ADAMW = Optimizer("adamw", (RULE,), NUMBERS, scope="adamw", update=adamw_update)
+ADAM = Optimizer("adam", (RULE._replace(couples=True),), NUMBERS)

@@ -28,13 +28,13 @@ Training (2025, arXiv 2502.16982: the factor); Amsel et al., The Polar Express (
 """
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from llmc_jax.models.tensors import Tensor
-from llmc_jax.training.optimizer import Optimizer, Rule, wide_of
+from llmc_jax.training.optimizer import Optimizer, Rule
 from llmc_jax.training.rules import adamw
 
 Steps = tuple[tuple[float, float, float], ...]
@@ -48,22 +48,12 @@ POLAR_EXPRESS: Steps = (
 )
 
 
-class MuonNumbers(NamedTuple):
-    """Muon's numbers, and AdamW's."""
-
-    momentum: Any
-    beta1: Any
-    beta2: Any
-    eps: Any
-    weight_decay: Any
-
-
-def mean(m: jax.Array, g: jax.Array, t: Any, n: MuonNumbers) -> jax.Array:
+def mean(m: jax.Array, g: jax.Array, t: Any, n: Any) -> jax.Array:
     """Return the running mean of the gradient."""
     return n.momentum * m + (1.0 - n.momentum) * g
 
 
-def nesterov(g: jax.Array, m: jax.Array, t: Any, n: MuonNumbers) -> jax.Array:
+def nesterov(g: jax.Array, m: jax.Array, t: Any, n: Any) -> jax.Array:
     """Return the mean with this gradient counted once more."""
     return (1.0 - n.momentum) * g + n.momentum * m
 
@@ -75,7 +65,7 @@ def orthogonal(u: jax.Array, steps: Steps = KELLER, scale: float = 1.0) -> jax.A
     """
     if u.shape[-2] > u.shape[-1]:  # X X^T is the smaller of the two products
         return jnp.swapaxes(orthogonal(jnp.swapaxes(u, -1, -2), steps, scale), -1, -2)
-    squares = jnp.square(u.astype(wide_of(u.dtype)))
+    squares = jnp.square(u.astype(jnp.promote_types(u.dtype, jnp.float32)))
     norm = jnp.sqrt(jnp.sum(squares, axis=(-2, -1), keepdims=True)) * scale
     x = (u / jnp.maximum(norm, 1e-7)).astype(u.dtype)
     for a, b, c in steps:
@@ -96,7 +86,7 @@ def muon(name: str, steps: Steps, scale: float) -> Optimizer:
     def rule_of(tensor: Tensor) -> Rule:
         return matrices if tensor.layer_matrix else adamw.RULE
 
-    return Optimizer(name, (adamw.RULE, matrices), MuonNumbers, rule_of=rule_of)
+    return Optimizer(name, (adamw.RULE, matrices), ("momentum", *adamw.NUMBERS), rule_of=rule_of)
 
 
 MUON = muon("muon", KELLER, 1.0)

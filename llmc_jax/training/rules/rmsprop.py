@@ -9,21 +9,10 @@ the root, as in PyTorch, whose alpha is beta2 (0.99 there). Weight decay is adde
 Source: Hinton, Neural Networks for Machine Learning, lecture 6e (2012).
 """
 
-from typing import Any, NamedTuple
-
 import jax.numpy as jnp
 
 from llmc_jax.training.optimizer import Optimizer, Rule
 from llmc_jax.training.rules.adamw import mean_square
 
-
-class Numbers(NamedTuple):
-    """RMSProp's numbers."""
-
-    beta2: Any
-    eps: Any
-    weight_decay: Any
-
-
 RULE = Rule((("v", mean_square),), lambda g, v, t, n: g / (jnp.sqrt(v) + n.eps), couples=True)
-RMSPROP = Optimizer("rmsprop", (RULE,), Numbers)
+RMSPROP = Optimizer("rmsprop", (RULE,), ("beta2", "eps"))

@@ -34,9 +34,9 @@ KEPT = (1, 2, 10, 50)  # updates after which the file has the parameters
 
 def numbers(optimizer: Optimizer, arguments: dict[str, Any]) -> Any:
     """An optimizer's numbers, from what PyTorch's was given."""
-    beta1, beta2 = arguments.get("betas", (None, arguments.get("alpha")))
-    found = {**arguments, "beta1": beta1, "beta2": beta2, "weight_decay": arguments.get("weight_decay", 0.0)}
-    return optimizer.numbers(**{name: found.get(name) for name in optimizer.numbers._fields})
+    beta1, beta2 = arguments.get("betas", (0.5, arguments.get("alpha", 0.5)))
+    others = {name: arguments[name] for name in ("eps", "momentum", "weight_decay") if name in arguments}
+    return numbers_of(optimizer, TrainConfig(beta1=beta1, beta2=beta2, **others))
 
 
 @pytest.mark.parametrize("case", CASES)
