@@ -9,6 +9,7 @@ A checkpoint is then one write, AdamW one pass and the gradient norm one reducti
 from collections import namedtuple
 from collections.abc import Iterator, Mapping
 from functools import cache
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -85,10 +86,10 @@ def matrix_elements(shape: ModelShape) -> int:
     return sum(spec.size for spec in tensor_specs(shape) if spec.tensor.layered and spec.tensor.matrix)
 
 
-def matrix_shape(spec: TensorSpec) -> tuple[int, int, int]:
-    """Return how many matrices a layer has of one of its tensors, their rows, and their columns."""
-    _, rows, columns = spec.shape
-    return spec.tensor.parts, rows // spec.tensor.parts, columns
+def matrix_shapes(spec: TensorSpec, shape: ModelShape) -> list[tuple[int, int, int]]:
+    """Return the matrices of a layer that stand in a tensor: how many of one shape in a row, their rows and columns."""
+    rows = sizes(spec.tensor.parts, letters(shape)) or spec.shape[1:2]
+    return [(len([*alike]), size, spec.shape[2]) for size, alike in groupby(rows)]
 
 
 class Piece(NamedTuple):

@@ -28,7 +28,7 @@ class Tensor(NamedTuple):
     hugging_face: str = ""  # transformers' name, within the layer where each layer has one; empty: it has none
     bias: bool = False  # it is added, rather than multiplied with
     own: bool = False  # its gradient is reduced by itself: it is large, or complete before or after the others
-    parts: int = 1  # equal matrices that stand in it one below the other: Q, K and V
+    parts: str = ""  # rows of the matrices that stand in it one below the other, in letters; empty: it is one
 
     @property
     def layered(self) -> bool:

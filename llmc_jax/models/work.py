@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 from llmc_jax.config.model import ModelShape, attention_of
 from llmc_jax.models.family import family_of
 from llmc_jax.models.gpt2 import operations as gpt2
-from llmc_jax.models.layout import head_spec, letters, matrix_shape, num_layers, num_parameters, tensor_specs
+from llmc_jax.models.layout import head_spec, letters, matrix_shapes, num_layers, num_parameters, tensor_specs
 from llmc_jax.models.tensors import Activation, Operation, Tables, Tensor, sizes
 
 PHASES = ("forward", "backward", "update")
@@ -238,10 +238,10 @@ def _iteration(config: ModelShape, shape: Shape) -> tuple[int, int]:
     flops = elements = 0
     for spec in tensor_specs(config):
         if spec.tensor.layer_matrix:
-            parts, *sides = matrix_shape(spec)
-            n, m = sorted(sides)
-            flops += parts * (4 * n * n * m + 2 * n**3)
-            elements += parts * (2 * n * m + 3 * n * n)
+            for parts, *sides in matrix_shapes(spec, config):
+                n, m = sorted(sides)
+                flops += parts * (4 * n * n * m + 2 * n**3)
+                elements += parts * (2 * n * m + 3 * n * n)
     devices = shape.devices if shape.stage else 1
     layers = -(-num_layers(config) // devices) * devices
     return shape.products * layers * flops, shape.products * layers * elements * shape.element

@@ -155,9 +155,9 @@ def update_by(
     # the old ones, which it then has to keep: two copies of the buffers.
     kept = dict(zip(kept, jax.lax.optimization_barrier(tuple(kept.values())), strict=True))
     changes = []
-    for (rule, _), each in zip(rules, gradients, strict=True):
+    for (rule, ranges), each in zip(rules, gradients, strict=True):
         change = rule.change(each, *(kept[name] for name, _ in rule.buffers), update, numbers)
-        if rule.matrix is not None and by_matrix is not None:
+        if ranges and rule.matrix is not None and by_matrix is not None:
             change = by_matrix(rule, change)
         changes.append(change)
     before = params.astype(wide)

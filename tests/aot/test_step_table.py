@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import aot, step_table
+from llmc_jax.config.model import parse_descriptor
+from llmc_jax.models.work import Shape, step_work
 
 pytestmark = [
     pytest.mark.slow,
@@ -45,6 +47,16 @@ def test_nothing_is_copied_widened_or_added_by_itself(tables: dict[int, step_tab
         for passes in ("bias additions", "bias gradients", "delta of attention"):
             assert table.groups[passes].kernels == 0
         assert table.facts.epilogues["BIAS"] == 4 * layers
+
+
+def test_the_matrices_of_all_layers_are_computed_together(tmp_path: Path) -> None:
+    """Muon's products are three in each of five steps, for each of four tensors, whatever the number of layers."""
+    table = made(tmp_path, "-e", f"L{LAYERS}-NH12-C768", "-b", "4", "-r", "0", "--optimizer", "muon")
+    assert table.groups["products update"].kernels == 3 * 5 * 4 and table.groups["AdamW"].kernels == 0
+    assert table.facts.copies == [] and table.facts.wide == []
+    work = step_work(parse_descriptor(f"L{LAYERS}-NH12-C768"), Shape(4, 1024, products=5))
+    flops = sum(each.flops for each in work if each.operation == "matrices")
+    assert table.groups["products update"].flops == flops
 
 
 @pytest.mark.parametrize(("flags", "times"), [("-r 0", 1), ("--recompute-blocks 1", 2)])

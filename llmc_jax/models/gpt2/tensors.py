@@ -4,7 +4,7 @@ The order and the shapes are llm.c's (`fill_in_parameter_sizes` in train_gpt2.c)
 else knows the tensors (initialisation, weight decay, file formats, comparisons, memory) derives it from the tables.
 
     B batch, T sequence length, C channels, L layers, NH heads, Q channels of queries, keys and values
-    (3C), F hidden channels of the MLP (4C), V vocabulary, Vp padded vocabulary
+    (3C), K channels of keys (C), F hidden channels of the MLP (4C), V vocabulary, Vp padded vocabulary
 """
 
 from typing import Any, NamedTuple
@@ -39,7 +39,7 @@ TENSORS = (  # in the order of the file, which is that of Params
     Tensor("wpe", "maxT C", "embedding", "normal", "wpe.weight"),
     Tensor("ln1w", "L C", "layernorm", "one", "ln_1.weight"),
     Tensor("ln1b", "L C", "layernorm", "zero", "ln_1.bias", bias=True),
-    Tensor("qkvw", "L Q C", "linear", "normal", "attn.c_attn.weight", parts=3),
+    Tensor("qkvw", "L Q C", "linear", "normal", "attn.c_attn.weight", parts="C K K"),
     Tensor("qkvb", "L Q", "linear", "zero", "attn.c_attn.bias", bias=True),
     Tensor("attprojw", "L C C", "linear", "residual", "attn.c_proj.weight"),
     Tensor("attprojb", "L C", "linear", "zero", "attn.c_proj.bias", bias=True),
@@ -89,6 +89,7 @@ def letters(config: ModelConfig) -> dict[str, int]:
     """Return what the letters of the tensors' shapes stand for, and NH."""
     return {
         "C": config.channels, "Q": (config.num_heads + 2 * config.kv_heads) * config.head_size, "F": config.hidden,
+        "K": config.kv_heads * config.head_size,
         "L": config.num_layers, "NH": config.num_heads,
         "V": config.vocab_size, "Vp": config.padded_vocab_size, "maxT": config.max_seq_len,
     }  # fmt: skip

@@ -12,8 +12,10 @@ barriers. So it is compiled alike on any number of devices, and gives the same b
     n devices, L layers, C elements of a row, R rows of a layer, s = R / n rounded up
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import jax
@@ -21,7 +23,7 @@ import jax.numpy as jnp
 
 from llmc_jax.config.model import ModelShape
 from llmc_jax.models.gradients import put_together
-from llmc_jax.models.layout import flat_size, matrix_shape, num_layers, num_parameters, tensor_specs
+from llmc_jax.models.layout import flat_size, matrix_shapes, num_layers, num_parameters, tensor_specs
 from llmc_jax.models.tensors import Tensor, TensorSpec
 from llmc_jax.models.units import row_size, units
 from llmc_jax.training.optimizer import Rule
@@ -60,7 +62,10 @@ def by_matrix(
     def of_spec(spec: TensorSpec, rows: jax.Array) -> jax.Array:
         if rule.matrix is None or rule_of(spec.tensor) != rule:
             return jnp.zeros_like(rows)
-        return rule.matrix(rows.reshape(matrix_shape(spec))).reshape(-1, C)
+        shapes = matrix_shapes(spec, config)
+        parts = jnp.split(rows.reshape(-1), list(accumulate(math.prod(shape) for shape in shapes))[:-1])
+        found = [rule.matrix(part.reshape(shape)).reshape(-1) for part, shape in zip(parts, shapes, strict=True)]
+        return jnp.concatenate(found).reshape(-1, C)
 
     def of_layer(rows: jax.Array) -> jax.Array:
         """Return the results of a round, (n, s, C): this device's rows of n layers in and out."""

@@ -8,18 +8,10 @@ element. Weight decay is added to the gradient. PyTorch's has eps 1e-10, here it
 Source: Duchi, Hazan, Singer, Adaptive Subgradient Methods (2011).
 """
 
-from typing import Any
-
-import jax
 import jax.numpy as jnp
 
 from llmc_jax.training.optimizer import Optimizer, Rule
 
-
-def summed(s: jax.Array, g: jax.Array, t: Any, n: Any) -> jax.Array:
-    """Return the sum of all squared gradients."""
-    return s + g * g
-
-
-RULE = Rule((("s", summed),), lambda g, s, t, n: g / (jnp.sqrt(s) + n.eps), couples=True)
+SQUARES = (("s", lambda s, g, t, n: s + g * g),)
+RULE = Rule(SQUARES, lambda g, s, t, n: g / (jnp.sqrt(s) + n.eps), couples=True)
 ADAGRAD = Optimizer("adagrad", (RULE,), ("eps",))

@@ -8,8 +8,8 @@ keeps the directions and makes all singular values one. With the gradient G of o
     O = orthogonal(U)                                   U = P S Q^T becomes about P Q^T
     p = p - lr (0.2 sqrt(max(rows, cols)) O + decay p)
 
-The elements of P Q^T are 1 / sqrt(max(rows, cols)) on average, so the factor makes them 0.2, about as large as AdamW's
-changes: one rate and one decay do for both.
+The root mean square of the elements of P Q^T is 1 / sqrt(max(rows, cols)). The factor makes it 0.2, which is about that
+of AdamW's changes: one rate and one decay do for both.
 
 Newton and Schulz find P Q^T by products alone. An odd polynomial of a matrix is the same polynomial of its singular
 values: X (X^T X) = P S^3 Q^T. So X is scaled until no singular value exceeds 1, by the Frobenius norm, which is the
@@ -75,7 +75,7 @@ def orthogonal(u: jax.Array, steps: Steps = KELLER, scale: float = 1.0) -> jax.A
 
 
 def direction(u: jax.Array, steps: Steps, scale: float) -> jax.Array:
-    """Return the change of matrices (…, rows, cols): orthogonal, with elements of 0.2 on average."""
+    """Return the change of matrices (…, rows, cols): orthogonal, and as large as AdamW's."""
     return 0.2 * max(u.shape[-2:]) ** 0.5 * orthogonal(u, steps, scale)
 
 

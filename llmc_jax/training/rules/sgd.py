@@ -10,19 +10,9 @@ Weight decay is added to the gradient: g + decay p. PyTorch's SGD has the same f
 Source: Polyak (1964); Nesterov (1983); Sutskever et al., On the importance of initialization and momentum (2013).
 """
 
-from typing import Any
-
-import jax
-
 from llmc_jax.training.optimizer import Optimizer, Rule
 
-
-def rolling(b: jax.Array, g: jax.Array, t: Any, n: Any) -> jax.Array:
-    """Return the sum of all gradients, older ones smaller by mu for each update."""
-    return n.momentum * b + g
-
-
-BUFFERS = (("b", rolling),)
+BUFFERS = (("b", lambda b, g, t, n: n.momentum * b + g),)
 SGD = Optimizer("sgd", (Rule((), lambda g, t, n: g, couples=True),), ())
 MOMENTUM = Optimizer("momentum", (Rule(BUFFERS, lambda g, b, t, n: b, couples=True),), ("momentum",))
 NESTEROV = Optimizer("nesterov", (Rule(BUFFERS, lambda g, b, t, n: g + n.momentum * b, couples=True),), ("momentum",))

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmc_jax.config.model import ModelConfig
+from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.config.train import OPTIMIZERS, TrainConfig
 from llmc_jax.models.layout import flat_size, tensor_specs, views
 from llmc_jax.training.optimizer import Optimizer, decay_ranges, numbers_of, ranges_of, update_by
@@ -26,6 +26,7 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 SMALL = ModelConfig(max_seq_len=9, vocab_size=11, padded_vocab_size=16, num_layers=3, num_heads=2, channels=6)
 TORCH = np.load(Path(__file__).parents[2] / "golden/torch_optimizers.npz")
+MODELS = {"SMALL": SMALL, "GROUPED": parse_descriptor("L2-NH4-C8-KV1-V11-T9")}
 CASES: dict[str, Any] = json.loads(str(TORCH["cases"]))
 OURS = {"sgd_decay": "sgd", "muon_bf16": "muon"}  # the others have PyTorch's name
 LIMITS = {"muon": 1e-9, "muon_bf16": 2e-2}
@@ -52,9 +53,9 @@ def test_fifty_updates_are_pytorchs(case: str) -> None:
             by_matrix = lambda rule, u, shape=shape: rule.matrix(u.reshape(shape)).ravel()  # noqa: E731
             update = jax.jit(
                 partial(
-                    update_by, rules=((rule, ()),), by_matrix=by_matrix, scale=jnp.float64(1), apply=jnp.array(True),
-                    learning_rate=jnp.float64(arguments["lr"]), numbers=numbers(optimizer, arguments),
-                    decay=((0, params.size),),
+                    update_by, rules=((rule, ((0, params.size),)),), by_matrix=by_matrix, scale=jnp.float64(1),
+                    apply=jnp.array(True), learning_rate=jnp.float64(arguments["lr"]),
+                    numbers=numbers(optimizer, arguments), decay=((0, params.size),),
                 )
             )  # fmt: skip
             for t, gradient in enumerate(TORCH[f"gradients_{i}"], 1):
@@ -64,10 +65,10 @@ def test_fifty_updates_are_pytorchs(case: str) -> None:
             assert error <= LIMITS.get(case, 1e-12), (i, error)
 
 
-def updated(name: str, apply: bool = True, **config: float) -> tuple[Any, Any, np.ndarray]:
-    """The state before and after an update of the small model by random gradients, and these."""
+def updated(name: str, apply: bool = True, model: ModelConfig = SMALL, **config: float) -> tuple[Any, Any, np.ndarray]:
+    """The state before and after an update of a model by random gradients, and these."""
     rng, optimizer = np.random.default_rng(2), named(name)
-    flat = plain_model.random_flat(SMALL, flat_size(SMALL), seed=1).astype(np.float32)
+    flat = plain_model.random_flat(model, flat_size(model), seed=1).astype(np.float32)
     gradient = rng.normal(0, 0.1, flat.size).astype(np.float32) * (flat != 0)
     state = initial_state(jnp.asarray(flat), optimizer=optimizer)
     kept = {each: jnp.asarray(rng.uniform(0, 0.1, flat.size).astype(np.float32)) for each in state.buffers}
@@ -76,8 +77,8 @@ def updated(name: str, apply: bool = True, **config: float) -> tuple[Any, Any, n
         gradient[5:900] = np.nan
     options = StepOptions("constant", "matrices", optimizer=optimizer, parallel=ALONE)
     params, *buffers, _ = update_state(
-        state, jnp.asarray(gradient), SMALL, options, scale=jnp.float32(1), learning_rate=jnp.float32(0.1),
-        update=jnp.int32(3), apply=jnp.array(apply), decay=decay_ranges(SMALL, "matrices"),
+        state, jnp.asarray(gradient), model, options, scale=jnp.float32(1), learning_rate=jnp.float32(0.1),
+        update=jnp.int32(3), apply=jnp.array(apply), decay=decay_ranges(model, "matrices"),
         numbers=numbers_of(optimizer, TrainConfig(weight_decay=0.1, **config)),
     )  # fmt: skip
     return state, state._replace(params=params, buffers=dict(zip(optimizer.buffers, buffers, strict=True))), gradient
@@ -111,17 +112,20 @@ def test_all_that_is_no_matrix_of_a_layer_is_adamws_to_the_bit() -> None:
     assert alike == set(found) - {"qkvw", "attprojw", "fcw", "fcprojw"}
 
 
-def test_each_matrix_is_by_itself_q_k_and_v_too() -> None:
-    before, after, gradient = updated("muon", momentum=0.9)
+@pytest.mark.parametrize(("model", "queries_and_keys"), [("SMALL", [6, 12]), ("GROUPED", [8, 10])])
+def test_each_matrix_is_by_itself_q_k_and_v_too(model: str, queries_and_keys: list[int]) -> None:
+    """The second model has fewer heads of keys, so that its K and V have fewer rows than Q."""
+    shape = MODELS[model]
+    before, after, gradient = updated("muon", model=shape, momentum=0.9)
     old, new, g, m = (
-        views(np.asarray(each, np.float64), SMALL)._asdict()
+        views(np.asarray(each, np.float64), shape)._asdict()
         for each in (before.params, after.params, gradient, before.buffers["m"])
     )
-    for name, parts in (("qkvw", 3), ("attprojw", 1), ("fcw", 1), ("fcprojw", 1)):
+    for name, ends in (("qkvw", queries_and_keys), ("attprojw", []), ("fcw", []), ("fcprojw", [])):
         mean = 0.9 * m[name] + 0.1 * g[name]
         u = 0.1 * g[name] + 0.9 * mean
-        for layer in range(SMALL.num_layers):
-            for part in np.split(np.arange(u.shape[1]), parts):
+        for layer in range(shape.num_layers):
+            for part in np.split(np.arange(u.shape[1]), ends):
                 sides = len(part), u.shape[2]
                 change = 0.2 * max(sides) ** 0.5 * by_singular_values(u[layer, part], muon.KELLER)
                 expected = old[name][layer, part] - 0.1 * (change + 0.1 * old[name][layer, part])
