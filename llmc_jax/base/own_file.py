@@ -45,7 +45,7 @@ def defined(flag: str, path: Path, data: bytes, name: str, kind: Any, taken: Con
     """
     found = getattr(_run(flag, path, data), name, None)
     if not isinstance(found, kind):
-        words = f"defines no {name}" if found is None else f"has {name} that is a {type(found).__name__}"
+        words = f"defines no {name}" if found is None else f"has {name} of the type {type(found).__name__}"
         raise InputError(f"{flag} {path}: {words}; it must be an {kind.__module__}.{kind.__name__} ({page})")
     if not re.fullmatch(r"[a-z0-9][a-z0-9_.-]{0,63}", found.name) or found.name in taken:
         words = "it must be one of its own, of small letters, digits, '-', '_' and '.'"
@@ -71,7 +71,7 @@ def inside(path: Path, flag: str = "", otherwise: str = "") -> Iterator[None]:
     """Make of what a user's file raises an InputError of one line: where in the file, or otherwise, and the reason."""
     try:
         yield
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         file, frames = str(path), traceback.extract_tb(error.__traceback__)
         if isinstance(error, InputError) and file in str(error):
             raise

@@ -193,7 +193,8 @@ def _state_source(folder: Path, warnings: tuple[str, ...] = ()) -> Source:
     checkpoint = store.open_checkpoint(folder)
     metadata = checkpoint.metadata
     config, dtype = metadata.identity.model, metadata.identity.dtype
-    groups = tuple(group for group in ("params", "m", "v", "copy") if checkpoint.holds(group))
+    buffers = [name for name in checkpoint.manifest.tensors if "/" not in name and name not in ("step", "updates")]
+    groups = tuple(sorted(buffers, key=lambda name: ((name != "params") + (name == "copy"), name)))
     for name in groups or ("params",):
         checkpoint.check_buffer(name)
         if (found := checkpoint.manifest.tensors[name].dtype) not in ("float32", "bfloat16", "float16"):

@@ -142,7 +142,7 @@ def table(rows: Sequence[Row]) -> str:
 
 def _cells(row: Row) -> list[str]:
     found, shapes, nothing = row.found, dict.fromkeys(map(index_text, row.shapes)), [""] * 9
-    start = [WORDS[row.group], row.name, " and ".join(shapes)]
+    start = [WORDS.get(row.group, row.group), row.name, " and ".join(shapes)]
     if found is None:
         return [*start, *nothing, "SHAPE DIFFERS"]
     if found.same_bits:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from llmc_jax import kernels
+from llmc_jax.base import own_file
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.options import parse_rates
 from llmc_jax.config.model import ModelShape, attention_of
@@ -22,7 +23,7 @@ from llmc_jax.models.layout import head_size, head_spec, letters
 from llmc_jax.models.memory import Needed, chosen_logit_rows, required_memory_bytes
 from llmc_jax.models.program import program_of
 from llmc_jax.models.work import Shape
-from llmc_jax.training.optimizer import LossScaleNumbers, Optimizer, frozen_ranges, numbers_of
+from llmc_jax.training.optimizer import LossScaleNumbers, Optimizer, frozen_ranges, numbers_of, ranges_of
 from llmc_jax.training.parallel.gradient import sums_kept
 from llmc_jax.training.parallel.stage import Parallel
 from llmc_jax.training.schedule import RISING, ScheduleNumbers
@@ -170,6 +171,8 @@ def make_plan(
     recorded = None if repeat is None else record.here(repeat.resolved, machine)
     selection = record.choose_again(recorded, asked_of(config), config.strict_kernels, setting, findings)
     frozen_ranges(model)  # raises InputError for what is no tensor of it
+    with own_file.inside(selection.optimizer.path or Path(selection.optimizer.name), "--optimizer"):
+        ranges_of(model, selection.optimizer)
     recompute, blocks = _recomputed(config, model)
     shape = Shape(
         config.batch_size, config.sequence_length, config.grad_accumulation, recompute, blocks, dtype=dtype,

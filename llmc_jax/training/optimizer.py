@@ -88,14 +88,15 @@ def numbers_of(optimizer: Optimizer, config: TrainConfig) -> Any:
 def ranges_of(config: ModelShape, optimizer: Optimizer) -> tuple[tuple[Rule, Ranges], ...]:
     """Return an optimizer's rules, and the ranges of the flat buffer that each is for. The first is for all others.
 
-    Raises InputError where a rule for matrices is for what is no matrix of a layer.
+    Raises InputError where a tensor's rule is none of them, or is one for matrices and the tensor none of a layer.
     """
     found: dict[Rule, list[Piece]] = {rule: [] for rule in optimizer.rules}
     for piece in pieces(config):
         tensor = piece.spec.tensor
         rule = optimizer.rule(tensor)
-        if rule.matrix is not None and not tensor.layer_matrix:
-            raise InputError(f"--optimizer {optimizer.name}: its rule for matrices is for {tensor.name}, which is none")
+        if rule not in found or (rule.matrix is not None and not tensor.layer_matrix):
+            words = "its rule for matrices is for it, which is none" if rule in found else "its rule is none of `rules`"
+            raise InputError(f"--optimizer {optimizer.path or optimizer.name}: {tensor.name}: {words}")
         found[rule].append(piece)
     return tuple((rule, joined(ranges)) for rule, ranges in found.items())
 
@@ -115,12 +116,14 @@ def update_by(
     seed: jax.Array | None = None,
     rows: Rows | None = None,
     by_matrix: Callable[[Rule, jax.Array], jax.Array] | None = None,
+    held: Callable[[jax.Array], jax.Array] = lambda values: values,
 ) -> tuple[Any, ...]:
     """Update flat params and an optimizer's buffers (flat_size,) by scale * gradient: the new ones, and the copy.
 
     arrays: the buffers, and the gradient. rules: as `ranges_of` has them. by_matrix: returns what a rule's `matrix`
     makes of each matrix in what its `change` has found. rows: where the buffers are a part of the flat ones, which rows
-    of it; decay and stochastic rounding go by those.
+    of it; decay and stochastic rounding go by those. held: a barrier behind each product, where the compiler must not
+    choose by the program which products it fuses with a sum.
     params: float32 master weights, or bfloat16/float16 without any (llm.c's -w 0); the arithmetic is in at least
     float32 and rounded once. gradient: any of those dtypes. update: t, counted from 1. apply: boolean scalar; where
     False everything stays what it was. decay: the ranges that weight decay applies to; none of them: no decay.
@@ -132,14 +135,14 @@ def update_by(
     *buffers, gradient = arrays
     wide = jnp.promote_types(params.dtype, jnp.float32)
     check_rounding(params, copy, rounding, seed)
-    g = gradient.astype(wide) * scale
+    g = held(gradient.astype(wide) * scale)
     masks = [in_ranges(params.size, ranges, rows) for _, ranges in rules[1:]]
 
     def pulled(values: jax.Array, before: jax.Array) -> jax.Array:
         """Return values with what weight decay adds to them. before: the parameters, in at least float32."""
         if not decay:
             return values
-        return values + jnp.where(in_ranges(params.size, decay, rows), numbers.weight_decay * before, 0.0)
+        return values + held(jnp.where(in_ranges(params.size, decay, rows), numbers.weight_decay * before, 0.0))
 
     def of_each(found: list[jax.Array]) -> jax.Array:
         """Return of each element what its rule has found."""
@@ -162,7 +165,7 @@ def update_by(
         changes.append(change)
     before = params.astype(wide)
     changes = [each if rule.couples else pulled(each, before) for (rule, _), each in zip(rules, changes, strict=True)]
-    after = before - learning_rate * of_each(changes)
+    after = before - held(learning_rate * of_each(changes))
     if params.dtype != wide:
         return jnp.where(apply, rounded(after, params.dtype, rounding, seed, rows), params), *kept.values(), None
     params = jnp.where(apply, after, params)

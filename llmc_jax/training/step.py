@@ -23,7 +23,7 @@ from llmc_jax.training.optimizer import (
     update_by,
 )
 from llmc_jax.training.outliers import Outliers, is_outlier, update_outliers
-from llmc_jax.training.parallel.collectives import device_number, gather
+from llmc_jax.training.parallel.collectives import device_number, gather, pinned
 from llmc_jax.training.parallel.gradient import batch_gradient as gradient_over
 from llmc_jax.training.parallel.gradient import gathered, gradient_norm
 from llmc_jax.training.parallel.matrices import by_matrix
@@ -214,6 +214,8 @@ def update_state(
             by_matrix, rule_of=optimizer.rule, config=config, parallel=parallel, dtype=kind, update=how["update"]
         )
         updated = partial(update_by, rules=ranges_of(config, optimizer), by_matrix=jax.named_scope(MATRICES)(matrices))
+    if parallel.fixed and (optimizer.update is None or options.decay == "all"):  # the bits of AdamW stay as they were
+        how["held"] = pinned
     if not parallel.splits:
         return updated(state.params, *buffers, gradient, copy=state.copy, **how)
     rows = own_part(config, parallel)

@@ -29,7 +29,7 @@ WRONG = {
     "error": ("def f():\n    return 1 / 0\n\nf()\n", ["line 2: f: ZeroDivisionError"]),
     "import": ("import no_such_module\n", ["line 1: ModuleNotFoundError", "no_such_module"]),
     "none": ("x = 1\n", ["no FAMILY"]),
-    "other": ("FAMILY = 'toy'\n", ["FAMILY that is a str"]),
+    "other": ("FAMILY = 'toy'\n", ["FAMILY of the type str"]),
     "built in": (f"{GPT2}FAMILY = GPT2\n", [RECORD, "'gpt2'"]),
     "name": (f"{GPT2}FAMILY = GPT2._replace(name='A b')\n", [RECORD, "'A b'"]),
     "shape": (f"{GPT2}FAMILY = GPT2._replace(name='a', shape=dict)\n", [RECORD, "frozen dataclass"]),

@@ -28,7 +28,6 @@ Training (2025, arXiv 2502.16982: the factor); Amsel et al., The Polar Express (
 """
 
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -46,16 +45,6 @@ POLAR_EXPRESS: Steps = (
     (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
     (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
 )
-
-
-def mean(m: jax.Array, g: jax.Array, t: Any, n: Any) -> jax.Array:
-    """Return the running mean of the gradient."""
-    return n.momentum * m + (1.0 - n.momentum) * g
-
-
-def nesterov(g: jax.Array, m: jax.Array, t: Any, n: Any) -> jax.Array:
-    """Return the mean with this gradient counted once more."""
-    return (1.0 - n.momentum) * g + n.momentum * m
 
 
 def orthogonal(u: jax.Array, steps: Steps = KELLER, scale: float = 1.0) -> jax.Array:
@@ -81,7 +70,10 @@ def direction(u: jax.Array, steps: Steps, scale: float) -> jax.Array:
 
 def muon(name: str, steps: Steps, scale: float) -> Optimizer:
     """Return Muon with the steps of an iteration."""
-    matrices = Rule((("m", mean),), nesterov, matrix=partial(direction, steps=steps, scale=scale), products=len(steps))
+    mean = ("m", lambda m, g, t, n: n.momentum * m + (1.0 - n.momentum) * g)
+    matrix = partial(direction, steps=steps, scale=scale)
+    # Nesterov's: the mean with this gradient counted once more
+    matrices = Rule((mean,), lambda g, m, t, n: (1.0 - n.momentum) * g + n.momentum * m, False, matrix, len(steps))
 
     def rule_of(tensor: Tensor) -> Rule:
         return matrices if tensor.layer_matrix else adamw.RULE

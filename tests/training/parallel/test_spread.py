@@ -24,7 +24,9 @@ STOCHASTIC = Case(dtype="bf16", rounding="stochastic")
 NO_MASTERS = Case(dtype="bf16", masters=False, rounding="stochastic")
 NO_MASTERS_NEAREST = Case(dtype="bf16", masters=False)
 FP16 = Case(dtype="fp16")
-MUON = Case(dtype="bf16", optimizer="muon")
+# Compiled as a run is, in fp32: so it may fuse products with sums, one way on one device, another on several.
+MUON = Case(optimizer="muon", shape="L3-NH2-C48-V97-T32", micro_batches=8, quick=False)
+MOMENTUM = Case(optimizer="momentum", decay="all", lr=0.1, quick=False)
 PRECISIONS = {
     "fp32": FP32, "bf16": BF16, "stochastic": STOCHASTIC, "no masters": NO_MASTERS,
     "no masters, nearest": NO_MASTERS_NEAREST, "fp16": FP16,
@@ -45,8 +47,9 @@ FIXED = {
     "fp32": [*fixed(FP32), FP32.on(2, 2, fixed=True, recompute_blocks=1)],
     "bf16": fixed(STOCHASTIC._replace(shape=ONE_LAYER), (8, 1)),
     "fp16": [*fixed(IN_CHUNKS), IN_CHUNKS.on(4, 0, fixed=True, recompute=2)],
-    # two layers on as many devices, and on more: some have none
-    "muon": fixed(MUON, (2, 2), (4, 1), (8, 2)),
+    # three layers on fewer devices, and on more: some have none
+    "muon": fixed(MUON, (2, 2), (8, 1)),
+    "momentum": fixed(MOMENTUM, (2, 1), (4, 2)),
 }
 ANY = {
     "fp32": FP32._replace(steps=50).on(4, 1),
