@@ -104,6 +104,17 @@ def test_a_state_of_ours(tmp_path: Path, dtype: str, weights: str, copy: str | N
     assert (source.kind, source.dtype, source.step, source.path) == ("state", dtype, 3, folder)
 
 
+def test_a_state_holds_all_that_its_optimizer_keeps(tmp_path: Path) -> None:
+    """Whatever it is called, and of each buffer the size is checked."""
+    arrays = {name.replace("m/", "b/"): each for name, each in random_arrays(3).items() if not name.startswith("v/")}
+    folder = save(tmp_path / "run", 3, arrays, optimizer="momentum")
+    assert_holds(folder, arrays, ("params", "b"))
+    assert store.open_checkpoint(folder).metadata.identity.optimizer == "momentum"
+    short = save(tmp_path / "short", 3, arrays | {"c": np.zeros(5, np.float32)})
+    with pytest.raises(FormatError, match=r"state_00000003: c has shape \(5,\)"):
+        open_source(short)
+
+
 def test_the_newest_good_one_of_a_run(tmp_path: Path) -> None:
     run, first = tmp_path / "run", random_arrays(1)
     save(run, 1, first)
