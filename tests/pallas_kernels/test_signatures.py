@@ -14,7 +14,9 @@ TWINS = PLAIN | {
     for way in ("forward", "backward")
 }
 OWN = {"target", "interpret", "version", "form"}
-OF_THE_TWIN = {"spec", "starts"}  # a kernel computes one kind of attention
+# A kernel computes one kind of attention, and one rule of an optimizer, whose buffers it names.
+OF_THE_TWIN = {"spec", "starts", "rules", "by_matrix", "held"}
+BUFFERS = {"arrays": ["m", "v", "gradient"]}
 
 
 @pytest.mark.parametrize("name", sorted(set(TWINS) & set(FILES)))
@@ -22,5 +24,6 @@ def test_the_parameters_are_the_twin_s(name: str) -> None:
     kernel = inspect.signature(getattr(importlib.import_module(f"pallas_kernels.{FILES[name]}"), name)).parameters
     assert {"target", "interpret"} <= set(kernel)
     renamed = {"lse": "att", "saved": "att"}  # what attention keeps differs, and with it its name
-    expected = [each.lstrip("_") for each in inspect.signature(TWINS[name]).parameters if each not in OF_THE_TWIN]
+    plain = [each.lstrip("_") for each in inspect.signature(TWINS[name]).parameters if each not in OF_THE_TWIN]
+    expected = [each for name in plain for each in BUFFERS.get(name, [name])]
     assert [renamed.get(parameter, parameter) for parameter in kernel if parameter not in OWN] == expected
