@@ -57,7 +57,7 @@ PRESETS: dict[str, Preset] = {
     "optimizer-race": Preset(
         "the public optimizer benchmark's protocol with GPT-2 124M: change --optimizer, -l and -x",
         f"{_fineweb('fineweb10B', 'fineweb')} -e d12 -b 64 -t 1024 -d 524288 -x 5625 -k wsd -l 1.8e-3 -u 250 -q 0 "
-        "-c 0.1 -v 125 -m 160 -s 0 -n 0 -z 1",
+        "-c 0.1 -v 125 -m 160 -s 0 -n 1000 -z 1",
     ),
     "gpt2-350M": Preset(
         "llm.c's run_gpt2_350M.sh: 60,000 steps on FineWeb 100B",
