@@ -264,7 +264,8 @@ def begin(model: Model, *, steps: int = 0, **options: float | str) -> tuple[Trai
     Raises InputError, here for an option that cannot be, and in a step for ids that the model cannot take.
     Source: llm.c train_gpt2.cu, `gpt2_update`.
     """
-    known = [each.name for each in OPTIONS if each.group == OPTIMIZER and not each.name.startswith(("find", "max"))]
+    of_step = (each for each in OPTIONS if each.group == OPTIMIZER and each.reaches & {"program", "numbers"})
+    known = [each.name for each in of_step if each.resume != "must match"]  # which are those of a range test
     if other := [name for name in options if name not in known]:
         raise InputError(f"there is no option {other[0]!r} of a step; there are {', '.join(known)}")
     config = TrainConfig.from_json({"max_steps": steps, **options})

@@ -14,7 +14,7 @@ from llmc_jax.base.errors import InputError
 from llmc_jax.config.train import OPTIMIZERS, OPTIONS, TrainConfig
 from llmc_jax.training.optimizer import Optimizer, Rule, numbers_of
 
-TAKEN = ("params", "copy", "step", "updates")  # names of a checkpoint's other arrays
+TAKEN = ("params", "copy", "step", "updates", "loss_scale", "outliers")  # names of a checkpoint's other arrays
 NUMBERS = [each.name for each in OPTIONS if each.type is float and each.name != "weight_decay"]
 
 

@@ -26,7 +26,7 @@ NO_MASTERS_NEAREST = Case(dtype="bf16", masters=False)
 FP16 = Case(dtype="fp16")
 # Compiled as a run is, in fp32: so it may fuse products with sums, one way on one device, another on several.
 MUON = Case(optimizer="muon", shape="L3-NH2-C48-V97-T32", micro_batches=8, quick=False)
-MOMENTUM = Case(optimizer="momentum", decay="all", lr=0.1, quick=False)
+MOMENTUM = Case(optimizer="momentum", lr=0.2, shape="L3-NH2-C32-V257-T32", quick=False)
 PRECISIONS = {
     "fp32": FP32, "bf16": BF16, "stochastic": STOCHASTIC, "no masters": NO_MASTERS,
     "no masters, nearest": NO_MASTERS_NEAREST, "fp16": FP16,
