@@ -56,6 +56,7 @@ from llmc_jax.plan.efficiency import (  # noqa: E402
     ATTENTION_BACKWARD,
     COPY,
     MEMORY,
+    OWN_PRODUCTS,
     PRODUCTS,
     Hardware,
 )
@@ -159,6 +160,8 @@ def group_of(program: Program, instruction: Instruction, rows: int, model: Model
 def _kernel_group(place: Place, names: str) -> str:
     """The group of a handwritten kernel, or of XLA's in its place. What is computed again is a forward."""
     phase = "forward" if place.phase == "forward" or "_forward" in names else "backward"
+    if place.operation == "head":  # around a product of ours: what is left of the classifier
+        return "classifier"
     known = {"gelu": "GELU", "attention": "attention"} | dict.fromkeys(LAYERNORMS, "layernorm")
     if place.operation in known:
         return f"{known[place.operation]} {phase}"
@@ -174,15 +177,16 @@ def kernel_seconds(
     program: Program, instruction: Instruction, moved: int, rates: dict[str, float], here: Hardware
 ) -> float:
     """Seconds of one kernel but attention's, with the gap behind it."""
-    flops = 0
+    flops, ours = 0, False
     for part in (instruction, *program.members(instruction)):
         if own := program.product_flops(part):
-            flops += own
+            flops, ours = flops + own, ours or program.is_own_product(part)
             sides = [int(size) for size in re.findall(r"\d+", re.findall(r"\[([\d,]*)\]", part.shape)[0])]
     if not flops:
         owner = program.owners.get(instruction.name)
         return max(moved / memory_rate(rates, owner.place if owner else None), here.least) + here.gap.typical
-    by_products = flops / (rates["products"] * here.filled(math.prod(sides[:-1]), sides[-1]))
+    rate, filled = ("products of ours", here.filled_by_own) if ours else ("products", here.filled)
+    by_products = flops / (rates[rate] * filled(math.prod(sides[:-1]), sides[-1]))
     return max(by_products, moved / rates["bandwidth"]) + here.gap.typical
 
 
@@ -207,7 +211,8 @@ def rates_of(gpu: str, dtype: str, attention: str = "") -> dict[str, float]:
     except ValueError as error:
         raise InputError(f"--attention {attention}: must be two rates in TFLOP/s, as in 300,250") from error
     return {
-        "products": here.flops * shares[PRODUCTS].typical, "attention_forward": forward,
+        "products": here.flops * shares[PRODUCTS].typical,
+        "products of ours": here.flops * shares[OWN_PRODUCTS].typical, "attention_forward": forward,
         "attention_backward": backward, "bandwidth": here.bandwidth * shares[COPY].typical,
         "memory": here.bandwidth * shares[MEMORY].typical,
         **{name: here.bandwidth * each.typical for name, each in shares.items() if name.startswith(PHASES)},
@@ -228,7 +233,7 @@ def make_table(
     for instruction, times in launched(program):
         name = group_of(program, instruction, shape.rows, model)
         known = name in KNOWN_BYTES and "mosaic_gpu" in instruction.rest
-        moved = 0 if known else moved_bytes(program, instruction)
+        moved = 0 if known or stands_by(program, instruction) else moved_bytes(program, instruction)
         flops = sum(program.product_flops(each) for each in (instruction, *program.members(instruction)))
         seconds = here.gap.typical if known else kernel_seconds(program, instruction, moved, rates, here)
         groups[name] = _added(groups[name], Group(times, times * moved, times * flops, times * seconds))
@@ -240,6 +245,12 @@ def make_table(
             seconds = max(seconds, flops / rates[f"attention_{phase}"])
         groups[name] = _added(groups[name], Group(0, moved, flops, seconds))
     return Table(case, jax, shape.rows * shape.micro_batches, rates, groups, facts_of(program, text, model, shape))
+
+
+def stands_by(program: Program, instruction: Instruction) -> bool:
+    """Return whether a kernel does nothing in a usual step: the head's that run where a sum is too large."""
+    parts = (instruction, *program.members(instruction))
+    return any(re.search(r"/head_\w+_(again|largest)/", each.op_name) for each in parts)
 
 
 def _added(one: Group, other: Group) -> Group:

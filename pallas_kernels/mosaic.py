@@ -26,6 +26,7 @@ from jaxlib.mlir.dialects import arith, vector
 
 f32 = jnp.float32
 bf16 = jnp.bfloat16
+WGMMA = plgpu.Layout.WGMMA  # of sums by wgmma, 64 rows at a time
 
 WARPS = 4  # of a warpgroup
 LANES = 32  # of a warp
@@ -48,12 +49,14 @@ def kernel(
     auto_barriers: bool = True,
     sums_cross_warps: bool = True,
     warpgroups: int = 1,
+    blocks: int = 1,
     interpret: bool = False,
 ) -> Callable[..., Any]:
     """Return a Mosaic GPU kernel: at each point of the grid a warpgroup runs body(*inputs, *outputs, *scratch) on Refs.
 
     name: what profilers, dumps and compiled programs call it. warpgroups: how many of them run the body together, with
-    the same SMEM; where there are several, lax.axis_index("warpgroup") tells them apart. approx_math: tanh.approx,
+    the same SMEM; where there are several, lax.axis_index("warpgroup") tells them apart. blocks: of a cluster, of which
+    there is one at each point of the grid then; lax.axis_index("block") tells them apart. approx_math: tanh.approx,
     ex2.approx and the like. auto_barriers=False leaves out the barriers round memory accesses: legal where no thread
     reads what another wrote. sums_cross_warps=False saves the 2 KB of SMEM in which warps would meet for a sum or a
     maximum: legal where each is taken within a warp; lowering refuses the others then.
@@ -71,6 +74,8 @@ def kernel(
         out_type=out_type,
         grid=tuple(grid),
         grid_names=tuple(grid_names),
+        cluster=(blocks,) if blocks > 1 else (),
+        cluster_names=("block",) if blocks > 1 else (),
         scratch_types=list(scratch),
         num_threads=warpgroups if warpgroups > 1 else None,
         thread_name="warpgroup" if warpgroups > 1 else None,
@@ -208,7 +213,9 @@ def widened(values: jax.Array, layout: Any, interpret: bool) -> jax.Array:
     LLVM takes the two halves of a register apart before it shifts them, half an instruction more for each element.
     Other dtypes are converted as ever, and so is everything in interpret mode.
     """
-    if interpret or values.dtype != bf16 or layout.to_mgpu().vec_size % 2:
+    made = layout.to_mgpu()
+    vector = made.vec_size if hasattr(made, "vec_size") else made.vector_length  # of a flat layout, of a tiled one
+    if interpret or values.dtype != bf16 or vector % 2:
         return values.astype(f32)
 
     @plgpu.inline_mgpu(
@@ -369,12 +376,17 @@ class Copies(NamedTuple):
         """Return for each (number, copies) so many barriers, each completed by so many copies; or none at all."""
         return [] if self.by_thread else [plgpu.Barrier(num_arrivals=copies, num_barriers=n) for n, copies in kinds]
 
-    def start(self, source: Any, tile: Any, barriers: Sequence[Any], kind: int, slot: Any = 0) -> None:
-        """Start copying; barriers[kind], of those that `barriers` made, reports at its slot."""
+    def start(
+        self, source: Any, tile: Any, barriers: Sequence[Any], kind: int, slot: Any = 0, *, to_all: bool = False
+    ) -> None:
+        """Start copying; barriers[kind], of those that `barriers` made, reports at its slot.
+
+        to_all: every block of the cluster starts this copy, and all of them get it: each reads a part for all.
+        """
         if self.by_thread:
             plgpu.copy_gmem_to_smem(source, tile, oob_mode=plgpu.OOBFillMode.PROMISE_IN_BOUNDS)
         else:
-            plgpu.copy_gmem_to_smem(source, tile, barriers[kind].at[slot])
+            plgpu.copy_gmem_to_smem(source, tile, barriers[kind].at[slot], collective_axes="block" if to_all else None)
 
     def wait(self, barriers: Sequence[Any], kind: int, slot: Any = 0) -> None:
         """Wait until the copies are there, for all threads to see."""
@@ -386,6 +398,29 @@ class Copies(NamedTuple):
     def release(self, barriers: Sequence[Any], kind: int, slot: Any) -> None:
         """Tell that this warpgroup is done with a slot."""
         plgpu.barrier_arrive(barriers[kind].at[slot])
+
+
+def barriers_of_a_cluster(number: int, blocks: int) -> Any:
+    """Return so many barriers, each completed by one arrival in each of a cluster's blocks, for all of them."""
+    if blocks == 1:
+        return plgpu.Barrier(num_arrivals=1, num_barriers=number)
+    return plgpu.ClusterBarrier(collective_axes=("block",), num_arrivals=1, num_barriers=number)
+
+
+def send(tile: Any, destination: Any) -> None:
+    """Start copying a tile in SMEM, which this warpgroup has written, to GMEM; `wait_for_sent` before it is changed."""
+    plgpu.commit_smem()
+    plgpu.copy_smem_to_gmem(tile, destination)
+
+
+def wait_for_sent(under_way: int, *, arrived: bool = False) -> None:
+    """Wait until at most so many tiles that this warpgroup sent are still read; arrived: or not in GMEM yet."""
+    plgpu.wait_smem_to_gmem(under_way, wait_read_only=not arrived)
+
+
+def finish_reading() -> None:
+    """Wait, before a copy overwrites what this warpgroup has loaded from SMEM, so that no thread reads what follows."""
+    plgpu.commit_smem()
 
 
 def set_registers(number: int, *, more: bool) -> None:
@@ -545,6 +580,35 @@ class WgmmaProducts(NamedTuple):
 
         state = (start, *(sum for sum, _ in sums))
         return list(pl.run_state(lambda refs: multiply(*refs))(tuple(map(plgpu.ACC.init, state)))[1:])
+
+    def summed(
+        self, shape: tuple[int, int], steps: int, operands: Callable[[Any], Operands], done: Callable[[Any], None]
+    ) -> jax.Array:
+        """Return the sum of so many products, of shape; done(k) is called when the operands of step k have been read.
+
+        The next product is begun before the one before it has ended.
+        """
+        if self.interpret:
+
+            def add_loaded(k: Any, sums: jax.Array) -> jax.Array:
+                sums = sums + self.loaded_product(*operands(k))
+                done(k)
+                return sums
+
+            return lax.fori_loop(0, steps, add_loaded, jnp.zeros(shape, f32))
+
+        def multiply(sums: Any) -> jax.Array:
+            def step(k: Any, _: None) -> None:
+                plgpu.wgmma(sums, *operands(k))
+                plgpu.wgmma_wait(1)
+                pl.when(k > 0)(lambda: done(k - 1))
+
+            lax.fori_loop(0, steps, step, None)
+            found = sums[...]
+            done(steps - 1)
+            return found
+
+        return pl.run_scoped(multiply, plgpu.ACC(shape, f32))
 
     def loaded_product(self, a: Any, b: Any) -> jax.Array:
         """Multiply as interpret mode can."""

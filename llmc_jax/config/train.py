@@ -433,6 +433,12 @@ class TrainConfig:
         "each; the start-up table says which",
         choices=("auto", "xla", "pallas", "triton"),
     )
+    products: str = option(
+        "auto", "--products", KERNELS, {"program"}, "said",
+        "what computes the matrix products before the classifier and on both sides of GELU: pallas (handwritten for "
+        "Hopper GPUs, in bf16: they do the classifier's and GELU's work as well), xla (NVIDIA's library); auto = as "
+        "--kernels has it", choices=("auto", "xla", "pallas"),
+    )
     strict_kernels: bool = option(
         False, "--strict-kernels", KERNELS, {"process"}, "free",
         "stop if an operation cannot run as --kernels or --attention ask", switch=True, of_this_start=True,

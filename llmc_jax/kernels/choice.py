@@ -11,7 +11,7 @@ from typing import NamedTuple
 from llmc_jax.base.errors import InputError
 from llmc_jax.config.model import CAUSAL, RELU, Attention
 from llmc_jax.kernels import functions
-from llmc_jax.kernels.functions import GROUPS, PLAIN, assembled
+from llmc_jax.kernels.functions import GROUPS, PLAIN, PRODUCTS, assembled
 from llmc_jax.machine.compiling import Options
 from llmc_jax.machine.gpus import Machine, measured_on
 from llmc_jax.ops import attention, gelu
@@ -89,6 +89,7 @@ class Preferences(NamedTuple):
     gelu_fusion: int = -1
     logit_rows: int = -1
     triton_gemm: str = "auto"
+    products: str = "auto"
 
 
 class Setting(NamedTuple):
@@ -101,6 +102,7 @@ class Setting(NamedTuple):
     spread: bool = False  # the optimizer's state is split over devices, or sums are in a fixed order
     attention: Attention = CAUSAL  # as the model has it
     optimizer: str = "adamw"  # as --optimizer has it
+    widths: tuple[int, int, int] = (0, 0, 0)  # C, F, Vp: of the stream, the MLP's hidden layer (0: none), the logits
 
 
 Maker = Callable[[str, Setting], Function]  # of a function in ops/ its implementation, by name
@@ -212,6 +214,31 @@ def _cudnn_problem(setting: Setting) -> str:
     return ""
 
 
+def _product_problem(setting: Setting) -> str:
+    """Return why our kernels cannot compute a product and what follows it; empty where they can."""
+    if problem := _pallas_problem(setting):
+        return problem
+    if setting.machine.target != "sm_90":
+        return f"the kernels are made of Hopper's instructions, which {setting.machine.kind} has not"
+    return "" if setting.dtype == "bf16" else f"the kernels compute in bf16, not {setting.dtype}"
+
+
+def _head_problem(setting: Setting) -> str:
+    return _product_problem(setting) or _of_widths("C", setting.widths[0], "the logits", setting.widths[2])
+
+
+def _mlp_problem(setting: Setting) -> str:
+    return _product_problem(setting) or _of_widths("C", setting.widths[0], "the hidden layer", setting.widths[1])
+
+
+def _of_widths(summed: str, over: int, what: str, columns: int) -> str:
+    if not columns:
+        return f"the model has not {what}"
+    if over % 64 or columns % 128:
+        return f"the kernels take {summed} in 64s and {what} in 128s, not {over} and {columns}"
+    return ""
+
+
 def _cublas_problem(setting: Setting) -> str:
     if setting.machine.version < (8, 0):
         return f"NVIDIA's library computes it, on Ampere GPUs and later, not on {setting.machine.kind}"
@@ -295,6 +322,12 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
     _row("adamw", "xla"),
     _row("global norm", "xla"),
     _row("global norm", "pallas", problem=_update_problem),
+    _row("head", "pallas", problem=_head_problem),
+    _row("head", "xla"),
+    _row("fc", "pallas", problem=_mlp_problem),
+    _row("fc", "xla"),
+    _row("fcproj", "pallas", problem=_mlp_problem),
+    _row("fcproj", "xla"),
 )  # fmt: skip
 
 
@@ -348,6 +381,10 @@ def candidates(operation: str, asked: Preferences, setting: Setting) -> Candidat
     """Return what may run an operation, in the order in which it is tried."""
     if operation == "attention":
         return _attention_candidates(asked, setting)
+    if operation in PRODUCTS:
+        if operation == "fc" and asked.gelu_fusion >= 1:
+            return Candidates(list(implementations(operation).values())[-1:], "-ge 1 has GELU in NVIDIA's product")
+        asked = asked._replace(kernels=asked.kernels if asked.products == "auto" else asked.products)
     rows = {row.by: row for row in implementations(operation).values() if row.by != "cublas"}  # -ge asks for that
     if asked.kernels == "auto":
         return _automatic([row for row in rows.values() if row.by != "triton"], setting)

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from llmc_jax.ops import gelu, head
 from llmc_jax.ops.linear import bias_backward
 from llmc_jax.ops.table import XLA, Function, Operations
 from llmc_jax.training.optimizer import Optimizer, global_norm
@@ -37,6 +38,18 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "embedding backward": ("embedding_backward",),
     "adamw": ("adamw_update",),
     "global norm": ("global_norm",),
+    # products that end in what would be a pass over their result; XLA's are None: both, one after the other
+    "head": ("head_weights", "head_totals"),
+    "fc": ("linear_gelu_forward",),
+    "fcproj": ("linear_gelu_backward",),
+}
+PRODUCTS = ("head", "fc", "fcproj")  # of GROUPS: what --products is about
+# What such a product computes, plainly.
+TWINS: dict[str, Function] = {
+    "head_weights": head.head_weights,
+    "head_totals": head.head_totals,
+    "linear_gelu_forward": gelu.linear_gelu_forward,
+    "linear_gelu_backward": gelu.linear_gelu_backward,
 }
 
 
@@ -66,6 +79,7 @@ BY_FILE = {  # of pallas_kernels/; of some there is one in triton/ too, in a fil
     "classifier": GROUPS["classifier"],
     "embedding": GROUPS["embedding backward"],
     "adamw": (*GROUPS["adamw"], *GROUPS["global norm"]),
+    "matmul": tuple(name for product in PRODUCTS for name in GROUPS[product]),
 }
 FILES = {name: file for file, names in BY_FILE.items() for name in names}  # of each kernel
 

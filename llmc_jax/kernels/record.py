@@ -23,7 +23,7 @@ from llmc_jax.kernels.choice import (
     implementations,
     select,
 )
-from llmc_jax.kernels.functions import operations
+from llmc_jax.kernels.functions import PRODUCTS, operations
 from llmc_jax.machine.compiling import Options, of_one_device
 from llmc_jax.machine.gpus import Machine
 
@@ -149,6 +149,7 @@ def _recorded(
     """Return what a record has for each operation that it decides, and why that cannot run; empty where it can."""
     choices = {choice.operation: choice for choice in before.choices}
     options = {"gelu": ("kernels", "gelu_fusion"), "attention": ("kernels", "attention")}
+    options |= dict.fromkeys(PRODUCTS, ("kernels", "products", "gelu_fusion"))
     return {
         each: (choices.get(each), _problem(choices.get(each), setting, findings))
         for each in operations(setting.optimizer)

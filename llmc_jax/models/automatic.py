@@ -124,7 +124,9 @@ def _head(
 
     def forward(rows: jax.Array, head: jax.Array) -> tuple[Any, Any]:
         dlosses = weight_of_rows(shape, targets, weight, jnp.promote_types(rows.dtype, jnp.float32))
-        losses, *gradients = head_gradients(rows, head, flat, dlosses, V, op.classifier, limit)
+        losses, *gradients = head_gradients(
+            rows, head, flat, dlosses, V, op.classifier, limit, op.head_weights, op.embedding_backward
+        )
         return weight * mean_of(losses, shape, T), (gradients, jnp.zeros((), head.dtype))
 
     def backward(saved: Any, dloss: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -132,7 +134,7 @@ def _head(
         return (drows * dloss).astype(drows.dtype), (dhead * dloss).astype(like.dtype)
 
     def loss(rows: jax.Array, head: jax.Array) -> jax.Array:
-        return weight * mean_of(head_losses(rows, head, flat, V, op.classifier_forward, limit), shape, T)
+        return weight * mean_of(head_losses(rows, head, flat, V, op.classifier_forward, limit, op.head_totals), shape, T)
 
     function = jax.custom_vjp(loss)
     function.defvjp(forward, backward)

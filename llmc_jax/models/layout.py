@@ -81,6 +81,12 @@ def head_size(shape: ModelShape) -> int:
     return head_spec(shape).shape[1] // letters(shape).get("NH", 1)
 
 
+def widths(shape: ModelShape) -> tuple[int, int, int]:
+    """Return C, F and Vp: of what the head reads, of the MLP's hidden layer (0: there is none), of the logits."""
+    Vp, C = head_spec(shape).shape
+    return C, letters(shape).get("F", 0), Vp
+
+
 def matrix_elements(shape: ModelShape) -> int:
     """Return the elements of the matrices of all layers: 12 L C C of a GPT-2."""
     return sum(spec.size for spec in tensor_specs(shape) if spec.tensor.layered and spec.tensor.matrix)

@@ -21,7 +21,7 @@ from llmc_jax.models.layout import separate, tensors_of
 from llmc_jax.ops.attention import document_starts
 from llmc_jax.ops.head import head_losses
 from llmc_jax.ops.linear import bias_backward, linear_forward
-from llmc_jax.ops.table import Operations
+from llmc_jax.ops.table import Operations, without_replaced
 
 separated = jax.jit(separate, static_argnames="config")  # a flat buffer's weights, as a decoder is given them
 
@@ -82,7 +82,7 @@ def running(shape: ModelShape, execution: Execution, tokens: jax.Array | None = 
     Attention is bound to what the shape says of it. tokens (B, T): by which its rows know their document.
     """
     program, spec = program_of(shape), attention_of(shape)
-    op = program.operations(execution.op)
+    op = without_replaced(program.operations(execution.op), execution.op)
     if spec != CAUSAL:
         starts = None if spec.documents < 0 or tokens is None else document_starts(tokens, spec.documents)
         forward, backward = (
@@ -170,7 +170,7 @@ def token_losses(
     with scope("forward"):
         return head_losses(
             found.reshape(-1, found.shape[-1]), head_of(params, shape), targets.reshape(-1), shape.vocab_size,
-            op.classifier_forward, execution.logit_rows,
+            op.classifier_forward, execution.logit_rows, op.head_totals,
         )  # fmt: skip
 
 

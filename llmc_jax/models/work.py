@@ -47,6 +47,8 @@ class Shape(NamedTuple):
     products: int = 0  # steps of Newton's and Schulz's iteration that it makes of each matrix of the layers
     devices: int = 1  # that the state is split over
     stage: int = 0  # of ZeRO
+    # Products that end in what would be a pass over their result, by the operation: head, fc in GELU, fcproj backwards.
+    ended: tuple[str, ...] = ()
     sums: int = 0  # gradients in float32 that a tree of sums over micro-batches keeps; 0: there is no tree
 
     @property
@@ -122,6 +124,7 @@ def step_work(config: ModelShape, shape: Shape) -> list[Work]:
         if tables is None
         else [*_forward(config, shape, tables), *_backward(config, shape, tables)]
     )
+    model = list(_ended(model, config, shape))
     A = shape.micro_batches
     repeated = [work._replace(flops=A * work.flops, bytes=A * work.bytes, times=A * work.times) for work in model]
     return [*repeated, *_update(config, shape)]
@@ -150,6 +153,36 @@ def _forward(config: ModelShape, shape: Shape, tables: Tables) -> Iterator[Work]
     yield from (lnf, head._replace(times=chunks))
     # The logits become their own gradient. The sum over a row is a product on a CPU alone (ops/classifier.py).
     yield Work("forward", "classifier", None, 0, e * 2 * n * Vp + 4 * 3 * n, chunks)
+
+
+def _ended(works: Sequence[Work], config: ModelShape, shape: Shape) -> Iterator[Work]:
+    """Yield works where some products do what follows them (`Shape.ended`): its bytes are theirs, or nobody's.
+
+    Of the classifier there remain passes over rows of C: the targets' logits; x / S; the rows of wte and their
+    gradients, in float32; and a sum for each 128 logits, written and read.
+    """
+    (Vp, C), n, e = head_spec(config).shape, shape.rows, shape.element
+    for work in works:
+        place = work.phase, work.operation
+        if place == ("forward", "classifier") and "head" in shape.ended:
+            yield work._replace(bytes=n * C * (9 * e + 2 * 4) + 2 * 4 * n * Vp // 128 + 8 * min(n, Vp) * C)
+        elif place == ("forward", "fc") and "fc" in shape.ended:
+            yield work._replace(bytes=work.bytes + array_bytes("fch_gelu", config, shape))
+        elif place == ("backward", "fcproj") and "fcproj" in shape.ended:
+            yield work._replace(bytes=work.bytes + array_bytes("fch", config, shape))
+        elif place == ("backward", "gelu") and "fcproj" in shape.ended:
+            again = work.bytes - _gelu_backward_bytes(config, shape)
+            if again:
+                yield work._replace(bytes=again)
+        elif not (place == ("forward", "gelu") and "fc" in shape.ended):
+            yield work
+
+
+def _gelu_backward_bytes(config: ModelShape, shape: Shape) -> int:
+    """Return the bytes of GELU's backward alone."""
+    tables = tables_of(config)
+    assert tables is not None
+    return _bytes(tuple(each for each in tables.block_backward if each.name == "gelu"), config, shape)
 
 
 def block(tables: Tables, layer: int) -> tuple[Operation, ...]:

@@ -13,7 +13,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from llmc_jax.ops.linear import bias_backward
+from llmc_jax.ops.linear import bias_backward, linear_forward
 
 _S = math.sqrt(2.0 / math.pi)
 _CUBIC = 0.044715
@@ -51,3 +51,23 @@ def gelu_backward(dout: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
     slope = 0.5 * (1.0 + tanh) + 0.5 * wide * (1.0 - tanh * tanh) * du
     dx = (dout * slope).astype(x.dtype)
     return dx, bias_backward(dx)
+
+
+# ----- with the product before it -----------------------------------------------------------------------------------
+
+
+def linear_gelu_forward(x: jax.Array, w: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return h = x w^T + b (..., O) and GELU of it, from x (..., I), w (O, I) and b (O,).
+
+    What a kernel does in one pass (pallas_kernels/matmul.py). Source: as `linear_forward` and `gelu_forward`.
+    """
+    h = linear_forward(x, w, b)
+    return h, gelu_forward(h)
+
+
+def linear_gelu_backward(dout: jax.Array, w: jax.Array, h: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return the gradient of h (..., I), which goes through GELU and then w (O, I), and its sum over all rows (I,).
+
+    dout (..., O): what reaches the result of the linear layer. Source: as `linear_backward` and `gelu_backward`.
+    """
+    return gelu_backward(jnp.einsum("...o,oi->...i", dout, w, preferred_element_type=h.dtype), h)

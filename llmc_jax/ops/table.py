@@ -27,6 +27,26 @@ class Operations(NamedTuple):
     embedding_backward: Function
     linear_forward: Function
     linear_backward: Function
+    # Products that end in what would be a pass over their result; None: both are done, one after the other.
+    head_weights: Function | None = None
+    head_totals: Function | None = None
+    linear_gelu_forward: Function | None = None
+    linear_gelu_backward: Function | None = None
+
+
+# Of each such product the operations whose place it takes.
+PARTS = {
+    "head_weights": ("linear_forward", "linear_backward", "classifier"),
+    "head_totals": ("linear_forward", "classifier_forward"),
+    "linear_gelu_forward": ("linear_forward", "gelu_forward"),
+    "linear_gelu_backward": ("linear_backward", "gelu_backward"),
+}
+
+
+def without_replaced(op: Operations, before: Operations) -> Operations:
+    """Return operations of a model without the products whose parts it has replaced by its own."""
+    changed = {name for name in Operations._fields if getattr(op, name) is not getattr(before, name)}
+    return op._replace(**{name: None for name, parts in PARTS.items() if changed & set(parts)})
 
 
 XLA = Operations(

@@ -16,8 +16,8 @@ from llmc_jax.machine import gpus
 from llmc_jax.models.work import Work
 
 # Kinds of work, by what their rate depends on.
-PRODUCTS, ATTENTION, ATTENTION_BACKWARD, MATRIX, MEMORY, COPY = (
-    "products", "attention forward", "attention backward", "attention's matrix", "memory", "copy",
+PRODUCTS, OWN_PRODUCTS, ATTENTION, ATTENTION_BACKWARD, MATRIX, MEMORY, COPY = (
+    "products", "products of ours", "attention forward", "attention backward", "attention's matrix", "memory", "copy",
 )  # fmt: skip
 
 
@@ -59,6 +59,10 @@ class Hardware(NamedTuple):
         slow = self.multiprocessors is not None and self.flops <= SLOW * self.multiprocessors
         return filled(rows, columns, self.multiprocessors, (*TILES, *SMALL_TILES) if slow else TILES)
 
+    def filled_by_own(self, rows: int, columns: int) -> float:
+        """Return the share of it that a product of ours keeps busy (pallas_kernels/matmul.py)."""
+        return filled(rows, columns, self.multiprocessors, OWN_TILES)
+
     @property
     def roof(self) -> "Roof":
         """Return what floors are computed with. A GeForce card may run faster than the clock of its peak."""
@@ -88,6 +92,7 @@ def roofline(work: Work, roof: Roof) -> tuple[float, str]:
 TILES = ((128, 256), (256, 128))  # of a product's result that a block makes
 # Those that cuBLASLt took on an NVIDIA H200, and one that divides the widths of GPT-2 1558M.
 HOPPER_TILES = (*TILES, (192, 192), (128, 160), (160, 128), (128, 128), (256, 160))
+OWN_TILES = ((128, 128),)  # of our products, whose sum is never split
 # A multiprocessor of at most so many FLOP/s, as of GeForce and workstation cards, is fed by smaller tiles as well.
 SLOW, SMALL_TILES = 2.7e12, ((128, 128), (128, 64), (64, 128))
 SPLITS = (1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 16)  # parts that the sum of a product may be split into
@@ -127,6 +132,9 @@ def _estimates(source: str, *shares: Bounds) -> tuple[Efficiency, ...]:
 
 
 _WAITING = {
+    OWN_PRODUCTS: Efficiency(
+        0.60, 0.65, 0.73, None, "not measured: cuBLASLt's best in whole steps at most, its worst of one size at least",
+    ),
     COPY: Efficiency(0.85, 0.90, 0.94, None, "what a large copy reaches of the bandwidth"),
     MEMORY: Efficiency(
         0.68, 0.90 * OF_COPY, 0.86, None, "86 % of a copy; apex' layernorm reaches 75 to 81 % on an A100, QuACK's 77 "

@@ -17,9 +17,10 @@ from llmc_jax.base.options import parse_rates
 from llmc_jax.config.model import ModelShape, attention_of
 from llmc_jax.config.train import AUTO_BATCH, TrainConfig
 from llmc_jax.kernels import record
+from llmc_jax.kernels.functions import PRODUCTS
 from llmc_jax.machine import compiling, gpus
 from llmc_jax.models.execution import Execution
-from llmc_jax.models.layout import head_size, head_spec, letters
+from llmc_jax.models.layout import head_size, head_spec, letters, widths
 from llmc_jax.models.memory import Needed, chosen_logit_rows, required_memory_bytes
 from llmc_jax.models.program import program_of
 from llmc_jax.models.work import Shape
@@ -162,6 +163,7 @@ def make_plan(
         spread=parallel.splits or parallel.fixed,
         attention=attention_of(model),
         optimizer=config.optimizer,
+        widths=widths(model),
     )
     made_for = kernels.MadeFor(
         record.target_of(machine), dtype, config.batch_size, config.sequence_length, numbers["L"],
@@ -179,7 +181,7 @@ def make_plan(
         master_weights=config.master_weights, flash=not kernels.makes_matrix(selection.choices),
         optimizer=selection.optimizer.scope, buffers=len(selection.optimizer.buffers),
         products=max(rule.products for rule in selection.optimizer.rules), devices=parallel.devices,
-        stage=parallel.stage, sums=sums_kept(config.grad_accumulation) if parallel.fixed else 0,
+        stage=parallel.stage, ended=ended_of(selection), sums=sums_kept(config.grad_accumulation) if parallel.fixed else 0,
     )  # fmt: skip
     rows = _logit_rows(config, model, machine, shape, recorded)
     options = _options(config, machine, recorded, findings, xla_flags or {})
@@ -190,6 +192,12 @@ def make_plan(
         config, model, machine, xla_flags or {}, dtype, execution, selection.optimizer, selection.choices, made_for,
         repeat, problems, shape._replace(logit_rows=rows), memory,
     )  # fmt: skip
+
+
+def ended_of(selection: kernels.Selection) -> tuple[str, ...]:
+    """Return the operations whose products do what would be a pass over their result, ours and NVIDIA's (-ge 1)."""
+    ours = [choice.operation for choice in selection.choices if choice.operation in PRODUCTS and choice.by == "pallas"]
+    return (*ours, *(["fc"] if selection.gelu_fusion else []))
 
 
 def recomputes(model: ModelShape) -> bool:

@@ -21,6 +21,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from llmc_jax.base.numbers import Interval, certain, total
 from llmc_jax.config.model import ModelShape
+from llmc_jax.kernels.functions import PRODUCTS as MADE_BY_US
 from llmc_jax.machine.compiling import TRITON_GEMM
 from llmc_jax.models.layout import letters, matrix_elements, num_layers
 from llmc_jax.models.tensors import sizes
@@ -43,6 +44,7 @@ from llmc_jax.plan.efficiency import (
     COPY,
     MATRIX,
     MEMORY,
+    OWN_PRODUCTS,
     PRODUCTS,
     Efficiency,
     Hardware,
@@ -220,19 +222,16 @@ def works_of(plan: Plan) -> Iterator[tuple[Work, bool]]:
 
 def times_of(plan: Plan, hardware: Hardware) -> Iterator[tuple[Work, OperationTime]]:
     """Yield every operation of a step on one GPU, layer by layer, and what it takes."""
-    model, shape, fused = plan.model, plan.shape, plan.execution.gelu_fusion
+    model, shape, own = plan.model, plan.shape, own_products(plan)
     biases_in_products = dict(plan.execution.compiler_options).get(TRITON_GEMM) is False
     for work, forward in works_of(plan):
-        if fused and work[:2] == ("forward", "gelu"):
-            continue  # the product before it does it, and writes its result as well
-        if fused and work[:2] == ("forward", "fc"):
-            work = work._replace(bytes=work.bytes + shape.micro_batches * array_bytes("fch_gelu", model, shape))
         kind, large, small = _kernels(work, forward, model, shape)
         sides = _sides(work, forward, model, shape) if kind == PRODUCTS else ()
         added = work.bytes * (work.operation == MATRICES)  # of what is no product by itself, such as adding a bias
         if forward and sides and not biases_in_products and work.operation != "head":
             large, added = large + 1, 2 * shape.element * sides[0][0] * sides[0][1] * work.times
-        by_work = work_seconds(work, kind, sides, added, hardware)
+        ours = forward and work.operation in own or work[:2] == ("backward", "fcproj") and "fcproj" in own
+        by_work = work_seconds(work, kind, sides, added, hardware, ours)
         least = certain(work.times * large * hardware.least)
         seconds = total([_larger(by_work, least), certain(work.times * small * hardware.least)])
         floor, bound = roofline(work, hardware.roof)
@@ -240,6 +239,11 @@ def times_of(plan: Plan, hardware: Hardware) -> Iterator[tuple[Work, OperationTi
             work.phase, work.operation, work.times, work.times * (large + small), work.flops, work.bytes, floor,
             "launches" if by_work.typical < seconds.typical / 2 else bound, seconds, hardware.share(kind),
         )  # fmt: skip
+
+
+def own_products(plan: Plan) -> set[str]:
+    """Return the operations whose first product is a kernel of ours; of fcproj it is its backward's."""
+    return {each.operation for each in plan.choices if each.operation in MADE_BY_US and each.by == "pallas"}
 
 
 def _kernels(work: Work, forward: bool, model: ModelShape, shape: Shape) -> tuple[str, int, int]:
@@ -278,14 +282,22 @@ def _sides(work: Work, forward: bool, model: ModelShape, shape: Shape) -> Sides:
     return ((rows, outputs),) if forward else ((rows, inputs), (outputs, inputs))
 
 
-def work_seconds(work: Work, kind: str, sides: Sides, added: int, hardware: Hardware) -> Interval:
-    """Return the seconds of a work on a GPU by its products or its bytes, without small kernels and gaps."""
+def work_seconds(
+    work: Work, kind: str, sides: Sides, added: int, hardware: Hardware, ours: bool = False
+) -> Interval:
+    """Return the seconds of a work on a GPU by its products or its bytes, without small kernels and gaps.
+
+    ours: the first of its products is a kernel of ours, in tiles of its own.
+    """
     shares = hardware.shares
     by_products, moved = work.flops / hardware.flops, work.bytes / hardware.bandwidth
     if kind == PRODUCTS:
-        by_products *= sum(1 / hardware.filled(*each) for each in sides) / len(sides) if sides else 1
+        parts = [by_products / len(sides) / hardware.filled(*each) for each in sides] or [by_products]
+        seconds = [shares[PRODUCTS].seconds(each) for each in parts]
+        if ours:
+            seconds[0] = shares[OWN_PRODUCTS].seconds(by_products / len(sides) / hardware.filled_by_own(*sides[0]))
         alone = shares[MEMORY].seconds(added / hardware.bandwidth)
-        return total([alone, _larger(shares[PRODUCTS].seconds(by_products), shares[COPY].seconds(moved))])
+        return total([alone, _larger(total(seconds), shares[COPY].seconds(moved))])
     if kind == MATRIX:
         return total([shares[PRODUCTS].seconds(by_products), shares[MATRIX].seconds(moved)])
     if kind in (ATTENTION, ATTENTION_BACKWARD):

@@ -8,7 +8,7 @@ from llmc_jax.config.model import ModelShape, attention_of
 from llmc_jax.kernels.choice import Finding, Implementation, Preferences, Setting, candidates
 from llmc_jax.machine.compiling import Options
 from llmc_jax.machine.gpus import Machine
-from llmc_jax.models.layout import flat_size, head_size, head_spec, letters
+from llmc_jax.models.layout import flat_size, head_size, head_spec, letters, widths
 
 
 class Case(NamedTuple):
@@ -36,8 +36,9 @@ class Case(NamedTuple):
     def setting(self) -> Setting:
         """Return what an implementation may or may not be able to serve."""
         return Setting(
-            self.machine, self.dtype, head_size(self.model), self.interpret, attention=attention_of(self.model)
-        )
+            self.machine, self.dtype, head_size(self.model), self.interpret, attention=attention_of(self.model),
+            widths=widths(self.model),
+        )  # fmt: skip
 
 
 # ----- what is tried ------------------------------------------------------------------------------------------------
@@ -72,15 +73,19 @@ def parts(case: Case, operation: str) -> dict[str, list[int]]:
     """Return the functions of an operation as problems of problems.py, with their sizes: the run's own."""
     model, B, T = case.model, case.batch_size, case.sequence_length
     numbers, rows, size = letters(model), B * T, flat_size(model)
+    at_once = min(case.logit_rows or rows, rows)
     Vp, C = head_spec(model).shape
     sizes = {
         "layernorm": [rows, C],
         "gelu": [rows, numbers.get("F", 4 * C)],
         "attention": [B, T, numbers.get("NH", 1), head_size(model)],
-        "classifier": [min(case.logit_rows or rows, rows), model.vocab_size, Vp],
+        "classifier": [at_once, model.vocab_size, Vp],
         "embedding backward": [B, T, C, Vp],
         "adamw": [size],
         "global norm": [size],
+        "head": [at_once, C, model.vocab_size, Vp],
+        "fc": [rows, C, numbers.get("F", 4 * C)],
+        "fcproj": [rows, C, numbers.get("F", 4 * C)],
     }[operation]
     if operation == "attention":
         return {"relu_attention" if attention_of(model).weights == "relu" else "attention": sizes}

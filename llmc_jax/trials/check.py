@@ -6,7 +6,7 @@ A task of children.py. Leaves out what is tried (candidates.py) and what follows
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
@@ -85,22 +85,24 @@ class Step(NamedTuple):
     loss: float  # in nats per token
     gradient: np.ndarray  # (flat_size,) float32
     seconds: float  # 0: not known
+    beside: float = 0.0  # of the step that took turns with it
 
 
-def measure_step(case: Case, chosen: Rows, options: compiling.Options) -> Tried:
+def measure_step(case: Case, chosen: Rows, options: compiling.Options, beside: Rows = ()) -> Tried:
     """Return what is wrong with a step on what was chosen beside XLA's, and its seconds.
 
     chosen: nothing is XLA's step itself. options: of XLA, beside the run's own. Both steps are the run's own program,
-    but for their number of layers (LAYERS); the gradient is what AdamW makes of it in its first step.
+    but for their number of layers (LAYERS); the gradient is what AdamW makes of it in its first step. beside: the rows
+    of a step that is timed in turns with this one, because the clock of a GPU moves more than some steps differ.
     """
     if getattr(case.model, "num_layers", 0) > LAYERS:
         case = case._replace(model=replace(case.model, num_layers=LAYERS))
     reference = _xla_step(case)
     if not chosen:
         return Tried("", reference.seconds)
-    found = _step(case, chosen_functions(case, chosen), options)
+    found = _step(case, chosen_functions(case, chosen), options, chosen_functions(case, beside) if beside else None)
     _, wrong = numerics.judged_model(case.model, case.dtype, found[:2], reference[:2])
-    return Tried("; ".join(wrong), found.seconds)
+    return Tried("; ".join(wrong), found.seconds, beside=found.beside)
 
 
 @cache
@@ -129,42 +131,56 @@ def chosen_functions(case: Case, chosen: Rows) -> dict[str, Function]:
     return by_name
 
 
-def _step(case: Case, given: dict[str, Function], options: compiling.Options) -> Step:
-    """Run the program on random weights and tokens: loss and gradient of its first step, seconds of the next ones."""
-    op, optimizer = kernels.assembled(given)
+def _step(
+    case: Case, given: dict[str, Function], options: compiling.Options, beside: dict[str, Function] | None = None
+) -> Step:
+    """Run the program on random weights and tokens: loss and gradient of its first step, seconds of the next ones.
+
+    beside: the functions of another one, which goes on with the same state.
+    """
     model, kind = case.model, DTYPES[case.dtype]
     merged = tuple((dict(case.options) | dict(options)).items())
-    execution = Execution(op, case.recompute, case.recompute_blocks, case.logit_rows, case.gelu_fusion, merged)
-    step_options = StepOptions("constant", "matrices", execution, case.rounding, optimizer)
     scale = 128.0 if case.dtype == "fp16" else None
     master = case.master_weights or case.dtype == "fp32"
-    state = initial_state(problems.random_weights(case.model), kind, master_weights=master, loss_scale=scale)
+    states = [initial_state(problems.random_weights(case.model), kind, master_weights=master, loss_scale=scale)]
     shape = case.accumulation, case.batch_size, case.sequence_length + 1
     tokens = problems.skewed_tokens(shape, model.vocab_size, seed=1)
     batch = jnp.asarray(tokens[..., :-1]), jnp.asarray(tokens[..., 1:])
     # Nothing is clipped, and the weights hardly move: AdamW's first m is the gradient times 1 - beta1.
     config = TrainConfig(learning_rate=1e-6, grad_clip=0.0)
-    numbers = jax.device_put(step_numbers(config, optimizer, 1000))
-    program = compiling.compiled(train_step.lower(state, *batch, numbers, model, step_options), merged)
-    states = [state]
 
-    def run_calls(calls: int) -> Any:
-        for _ in range(calls):
-            states[0], metrics = program(states[0], *batch, numbers)
-        return jax.block_until_ready(metrics)
+    def made(given: dict[str, Function]) -> Callable[[int], Any]:
+        op, optimizer = kernels.assembled(given)
+        execution = Execution(op, case.recompute, case.recompute_blocks, case.logit_rows, case.gelu_fusion, merged)
+        step_options = StepOptions("constant", "matrices", execution, case.rounding, optimizer)
+        numbers = jax.device_put(step_numbers(config, optimizer, 1000))
+        program = compiling.compiled(train_step.lower(states[0], *batch, numbers, model, step_options), merged)
 
+        def run_calls(calls: int) -> Any:
+            for _ in range(calls):
+                states[0], metrics = program(states[0], *batch, numbers)
+            return jax.block_until_ready(metrics)
+
+        return run_calls
+
+    programs = [made(each) for each in (given, beside) if each is not None]
     with running():
-        loss, gradient = float(run_calls(1).loss), np.asarray(states[0].buffers["m"]) / np.float32(1 - config.beta1)
-        return Step(loss, gradient, 1.0 if case.interpret else _seconds_of(run_calls))
+        loss = float(programs[0](1).loss)
+        gradient = np.asarray(states[0].buffers["m"]) / np.float32(1 - config.beta1)
+        return Step(loss, gradient, *([1.0] * len(programs) if case.interpret else _seconds_of(programs)))
 
 
-def _seconds_of(run_calls: Callable[[int], Any]) -> float:
-    """Return the seconds of one call, of which run_calls(n) queues n and waits for the last: the median of rounds."""
+def _seconds_of(programs: Sequence[Callable[[int], Any]]) -> list[float]:
+    """Return the seconds of a call of each, in turns: the median of rounds.
 
-    def took(calls: int) -> float:
+    Each takes a number of calls, queues so many and waits for the last.
+    """
+
+    def took(run_calls: Callable[[int], Any], calls: int) -> float:
         start = time.perf_counter()
         run_calls(calls)
         return (time.perf_counter() - start) / calls
 
-    calls = math.ceil(ROUND / took(1))
-    return statistics.median(took(calls) for _ in range(ROUNDS))
+    calls = [math.ceil(ROUND / took(each, 1)) for each in programs]
+    rounds = [[took(*each) for each in zip(programs, calls, strict=True)] for _ in range(ROUNDS)]
+    return [statistics.median(each) for each in zip(*rounds, strict=True)]

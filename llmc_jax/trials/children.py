@@ -38,6 +38,7 @@ class Tried(NamedTuple):
     problem: str = ""  # what is wrong with it; empty: nothing
     seconds: float = 0.0  # of a step; 0: not known
     unjudged: str = ""  # why nobody knows whether it is right
+    beside: float = 0.0  # seconds of the step that took turns with it; 0: none did
 
 
 class NotMeasured(Exception):

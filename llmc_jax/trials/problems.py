@@ -22,10 +22,11 @@ import numpy as np
 
 from llmc_jax import kernels
 from llmc_jax.config.model import RELU, ModelShape
-from llmc_jax.kernels.functions import PLAIN
+from llmc_jax.kernels.functions import PLAIN, TWINS
 from llmc_jax.models.layout import flat_size, num_parameters, tensor_specs
 from llmc_jax.ops import attention as jnp_attention
 from llmc_jax.ops import softmax as jnp_softmax
+from llmc_jax.ops.head import picked_logits
 from llmc_jax.training.rules.adamw import AdamWNumbers, adamw_update
 from llmc_jax.training.state import DTYPES
 
@@ -44,6 +45,7 @@ class Problem(NamedTuple):
     bind: Callable[[Function], Function]  # of an implementation: a function of the arrays, which returns a tuple
     cut: tuple[int, ...] = ()  # arrays of as many rows, or sequences, each of which has its own part of the answer
     sums: tuple[tuple[int, int], ...] = ()  # outputs that are sums over another's rows, before or after its rounding
+    wide: int = 0  # columns of the largest output, where that is larger than every array
 
 
 def _tuple(result: Any) -> tuple[jax.Array, ...]:
@@ -79,6 +81,8 @@ def problem(function: str, dtype: str, sizes: Sequence[int], seed: int, **option
         return _softmax(function, normal, *sizes)
     if function == "classifier":
         return _classifier(normal, *sizes, seed=seed)
+    if function in TWINS:
+        return _product(function, normal, *sizes, seed=seed)
     if function == "embedding_backward":
         return _embedding(normal, *sizes, seed=seed)
     if function == "adamw_update":
@@ -123,6 +127,25 @@ def _classifier(normal: Function, n: int, V: int, Vp: int, *, seed: int) -> Prob
         return lambda *arrays: _tuple(function(*arrays, V))
 
     return Problem("classifier", (logits, targets, dlosses), bind, cut=(0, 1, 2))
+
+
+def _product(function: str, normal: Function, n: int, C: int, *columns: int, seed: int) -> Problem:
+    """Return a product that ends in something. columns: V and Vp of the head, F of an MLP."""
+    x, wide = normal(n, C), columns[-1]
+    if function == "linear_gelu_forward":
+        return Problem(function, (x, normal(wide, C, scale=2 / math.sqrt(C)), normal(wide)), _plain, (0,), wide=wide)
+    if function == "linear_gelu_backward":
+        arrays = x, normal(C, wide, scale=1 / math.sqrt(C)), normal(n, wide, scale=2.0)
+        return Problem(function, arrays, _plain, (0, 2), sums=((1, 0),))
+    w, V = normal(wide, C, scale=2 / math.sqrt(C)), columns[0]
+    targets = jax.random.randint(jax.random.key(seed + 1), (n,), 0, V, jnp.int32).at[0].set(V - 1)
+    # one row in a hundred is so far off that its exponentials would overflow
+    picked = picked_logits(x, w, targets) - jnp.where(jnp.arange(n) % 100 == 99, 100.0, 0.0)
+
+    def bind(function: Function) -> Function:
+        return lambda *arrays: _tuple(function(*arrays, V))
+
+    return Problem(function, (x, w, targets, picked), bind, (0, 2, 3), wide=wide)
 
 
 def _embedding(normal: Function, B: int, T: int, C: int, Vp: int, *, seed: int) -> Problem:
@@ -182,7 +205,7 @@ def plain_twin(function: str) -> Any:
         return by_blocks_forward, by_blocks_backward
     if "attention" in function:
         return tuple(partial(getattr(jnp_attention, f"attention_{way}"), spec=RELU) for way in WAYS)
-    return getattr(jnp_softmax, function, None) or PLAIN[function]
+    return getattr(jnp_softmax, function, None) or TWINS.get(function) or PLAIN[function]
 
 
 def expected(given: Problem, wide: Any = jnp.float64) -> tuple[jax.Array, ...]:

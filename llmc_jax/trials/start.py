@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from llmc_jax.base.commands import typed
 from llmc_jax.base.streams import print_error
 from llmc_jax.kernels import Findings
+from llmc_jax.kernels.functions import PRODUCTS
 from llmc_jax.machine import driver
 from llmc_jax.machine.compiling import Options
 from llmc_jax.machine.driver import Card
@@ -175,31 +176,43 @@ def compare_steps(case: Case, attempt: Attempt, findings: Findings) -> Findings:
         findings = findings._replace(found=tuple(found), notes=tuple(notes))
     if tried is None:  # time or memory did not suffice; what was found wrong before counts
         return findings
-    best = _fastest(case, attempt, right, attentions)
+    best = _fastest(case, attempt, right, xla, attentions)
     steps = tuple((step.name, step.seconds) for step in right)
     return findings._replace(fastest=tuple(best.rows.items()), options=best.options, steps=steps)
 
 
 def _attempts(ours: dict[str, str], xla: dict[str, str], attentions: Sequence[str], options: Options) -> list[Step]:
     """Return what may be right, the best first: all kernels, compiled otherwise too, or without one of them."""
-    fewer = {name: xla[name] if name == "classifier" else row for name, row in ours.items()}
+    first = Step("the kernels", ours, options)
+    plain = without_products(first, xla)
+    fewer = {name: xla[name] if name == "classifier" else row for name, row in plain.rows.items()}
     found = [
-        Step("the kernels", ours, options),
-        Step("the kernels without XLA's dynamic-slice fusion", ours, (*options, *NO_FUSION)),
-        *([Step("the kernels with XLA's classifier", fewer, options)] if fewer != ours else []),
-        *(_with_attention(Step("the kernels", ours, options), row) for row in attentions),
+        first,
+        *([plain] if plain.rows != ours else []),
+        plain._replace(name="the kernels without XLA's dynamic-slice fusion", options=(*options, *NO_FUSION)),
+        *([Step("the kernels with XLA's classifier", fewer, options)] if fewer != plain.rows else []),
+        *(_with_attention(plain, row) for row in attentions),
     ]
     return [step for step in found if step.rows != xla]
+
+
+def without_products(step: Step, xla: dict[str, str]) -> Step:
+    """Return a step all of whose matrix products are NVIDIA's library's. xla: of each operation what is XLA's."""
+    rows = {name: xla[name] if name in PRODUCTS else row for name, row in step.rows.items()}
+    return step if rows == step.rows else step._replace(name=f"{step.name}, products by NVIDIA's library", rows=rows)
 
 
 def _with_attention(step: Step, row: str) -> Step:
     return step._replace(name=f"{step.name}, attention by {row}", rows=step.rows | {"attention": row})
 
 
-def _fastest(case: Case, attempt: Attempt, right: list[Step], attentions: Sequence[str]) -> Step:
+def _fastest(
+    case: Case, attempt: Attempt, right: list[Step], xla: dict[str, str], attentions: Sequence[str]
+) -> Step:
     """Return the fastest of steps that are right, that by kernels last, with what else is worth a try added.
 
-    attentions: that are right too. XLA's default options are tried on the fastest, and last, because XLA may time each
+    xla: of each operation what is XLA's. attentions: that are right too. Products of ours save passes over their
+    result, so a step on them is timed in turns with one without them. XLA's default options are tried on the fastest, and last, because XLA may time each
     product for them first.
     """
 
@@ -211,6 +224,14 @@ def _fastest(case: Case, attempt: Attempt, right: list[Step], attentions: Sequen
     def best() -> Step:
         return min(right, key=lambda step: step.seconds or math.inf)
 
+    ours = right[-1]
+    if len(right) > 1 and (plain := without_products(ours, xla)) is not ours:
+        tried = _step(case, attempt, plain, beside=ours)
+        if tried is not None and not tried.problem:
+            right[-1] = ours._replace(seconds=tried.beside or ours.seconds)
+            right.append(plain._replace(seconds=tried.seconds))
+            if right[-1].seconds > right[-2].seconds:
+                right[-2:] = reversed(right[-2:])  # the last one is what others are made of
     if len(right) > 1 and attentions and right[-1].rows["attention"] not in attentions:
         add(_with_attention(right[-1], attentions[0]))
     if case.other_options and best().seconds:
@@ -219,10 +240,14 @@ def _fastest(case: Case, attempt: Attempt, right: list[Step], attentions: Sequen
     return best()
 
 
-def _step(case: Case, attempt: Attempt, step: Step) -> Tried | None:
-    """Return what came of a step; None: time was up, the memory too small for two steps, or it could not be judged."""
+def _step(case: Case, attempt: Attempt, step: Step, beside: Step | None = None) -> Tried | None:
+    """Return what came of a step; None: time was up, the memory too small for two steps, or it could not be judged.
+
+    beside: the one that is timed in turns with it.
+    """
     say(name := f"a whole step on {step.name}")
-    tried = _tried(case, attempt, name, "step", chosen=tuple(step.rows.items()), options=step.options)
+    more = {} if beside is None else {"beside": tuple(beside.rows.items())}
+    tried = _tried(case, attempt, name, "step", chosen=tuple(step.rows.items()), options=step.options, **more)
     return None if tried is None or tried.unjudged else tried
 
 

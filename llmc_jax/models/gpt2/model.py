@@ -108,11 +108,15 @@ def block_forward(
         attproj = pinned(op.linear_forward(atty, p.attprojw, p.attprojb))  # (B, T, C)
     with scope("ln2"):
         residual2, ln2, ln2_mean, ln2_rstd = pinned(op.residual_layernorm_forward(residual1, attproj, p.ln2w, p.ln2b))
-    with scope("fc"):
-        fch = op.linear_forward(ln2, p.fcw, p.fcb)  # (B, T, F)
-        fch = fch if execution.gelu_fusion else pinned(fch)
-    with scope("gelu"):
-        fch, fch_gelu = pinned((fch, op.gelu_forward(fch)))  # (B, T, F) each
+    if op.linear_gelu_forward is not None:
+        with scope("fc"):
+            fch, fch_gelu = pinned(op.linear_gelu_forward(ln2, p.fcw, p.fcb))  # (B, T, F) each
+    else:
+        with scope("fc"):
+            fch = op.linear_forward(ln2, p.fcw, p.fcb)  # (B, T, F)
+            fch = fch if execution.gelu_fusion else pinned(fch)
+        with scope("gelu"):
+            fch, fch_gelu = pinned((fch, op.gelu_forward(fch)))  # (B, T, F) each
     with scope("fcproj"):
         fcproj = pinned(op.linear_forward(fch_gelu, p.fcprojw, p.fcprojb))  # (B, T, C)
     return residual2, fcproj, BlockActivations(
@@ -171,9 +175,13 @@ def block_backward(
     # straight on, to be added to what comes out of layernorm 2.
     with scope("fcproj"):
         dfch_gelu, dfcprojw = op.linear_backward(dresidual3, a.fch_gelu, p.fcprojw)
-        dfch_gelu = pinned(dfch_gelu)
-    with scope("gelu"):
-        dfch, dfcb = op.gelu_backward(dfch_gelu, a.fch)
+        if op.linear_gelu_backward is not None:  # then XLA drops the product that nobody takes
+            dfch, dfcb = op.linear_gelu_backward(dresidual3, p.fcprojw, a.fch)
+        else:
+            dfch_gelu = pinned(dfch_gelu)
+    if op.linear_gelu_backward is None:
+        with scope("gelu"):
+            dfch, dfcb = op.gelu_backward(dfch_gelu, a.fch)
     with scope("fc"):
         dln2, dfcw = op.linear_backward(dfch, a.ln2, p.fcw)
     with scope("ln2"):
@@ -345,7 +353,7 @@ def _loss_forward(
     with scope("forward"):
         losses, dlnf, dhead = head_gradients(
             lnf.reshape(-1, config.channels), head_of(params, config), targets.reshape(-1), dlosses, config.vocab_size,
-            execution.op.classifier, execution.logit_rows,
+            execution.op.classifier, execution.logit_rows, execution.op.head_weights, execution.op.embedding_backward,
         )  # fmt: skip
     return weight * mean_of(losses, config, targets.shape[1]), (
         params,

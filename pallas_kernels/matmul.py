@@ -1,0 +1,421 @@
+"""Matrix products on Hopper that end in what would be a pass over their result: the head's exp, GELU, GELU's backward.
+
+A product of a training step writes its result to memory only for the next kernel to read it again. Here an epilogue, a
+function of a piece of the sums while they are still in registers, does that kernel's work; docs/kernels/matmul.md
+explains it from the beginning. Three warpgroups share a block ("ping-pong"): one starts copies, and two compute, each
+a tile of its own, in turns: while one is in its epilogue, the tensor cores work for the other. Two blocks make a
+cluster: their tiles lie under each other, so each copies half of what both read of the right factor, to both of them.
+
+    grid        a cluster for each two multiprocessors, which goes round over pairs of tiles
+    copies      tile after tile, 64 elements of the sum at a time, into a ring of slots that both computing warpgroups
+                read: a slot is copied anew when both blocks of the cluster have read it
+    epilogue    of 64 x 64 elements at a time, written to memory by way of SMEM, so that whole lines are written
+
+No atomics: the same inputs give the same bits. Leaves out other GPUs, other dtypes than bfloat16, and products that
+end in nothing, where NVIDIA's library is at least as good. Source: llmc_jax/ops/head.py and gelu.py; the scheme is
+CUTLASS' "warp-specialized ping-pong".
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+
+from pallas_kernels import gelu, mosaic
+from pallas_kernels.mosaic import bf16, f32, round_up
+from pallas_kernels.tuning import architecture_of, sizes
+
+ROWS = COLUMNS = 128  # of a tile of the result: 128 registers of each thread of a warpgroup
+DEPTH = 64  # of the sum that a slot holds: 128 bytes of a row, the widest swizzle
+PIECE = 64  # rows and columns that an epilogue takes at a time
+WORKERS = 2  # warpgroups that compute
+# Of a thread: 240 where it computes, since a launch gives all alike 168 of the 65,536 of a multiprocessor.
+COMPUTING_REGISTERS, COPYING_REGISTERS = 240, 24
+STRIP = 16  # clusters' tiles below each other that are taken before the next columns: what they read stays in L2
+LOG2E = math.log2(math.e)
+# The largest sum of exponentials that is taken as it is: a loss of 44 nats. exp(88.7) would overflow; up to here one
+# over the sum and over the tokens of a batch keeps all its digits in bfloat16 as well. Source: llmc_jax/ops/head.py.
+LARGEST = 2.0**64
+
+
+class Epilogue(NamedTuple):
+    """What becomes of a piece of the sums, and of what: arrays beside the two factors, in this order."""
+
+    # (sums (PIECE, PIECE) float32, column of the tile's first, vectors by row, by column, read) -> values of each output
+    apply: Callable[..., Sequence[jax.Array]]
+    rows: int = 0  # vectors (M,)
+    columns: int = 0  # vectors (N,)
+    reads: bool = False  # an array (M, N), which lies in shared memory when the sums are there
+    outputs: int = 1  # arrays (M, N), in bfloat16
+    # Of the first value in each tile, float32: its sum "by row" (N / COLUMNS, M) or "by column" (M / ROWS, N), or the
+    # "largest by row"; empty: nothing.
+    sums: str = ""
+
+
+@partial(jax.jit, static_argnames=("vocab_size", "target", "interpret"))
+def head_weights(
+    x: jax.Array,
+    w: jax.Array,
+    targets: jax.Array,
+    picked: jax.Array,
+    vocab_size: int,
+    *,
+    target: str = "sm_90",
+    interpret: bool = False,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return e (n, Vp) = exp(x w^T - base) in bfloat16, without targets and padding, its sums (n,), and base (n,).
+
+    x (n, C) and w (Vp, C) bfloat16, targets (n,) int32, picked (n,) float32: the targets' logits. e is 0 in the column
+    of the row's target and from vocab_size on. The sums are float32, of e before it is rounded. base is picked; of a
+    row whose sum would be larger than LARGEST it is the largest logit, for which the product is made again.
+    C to a multiple of 64, Vp of 128, else ValueError; n is padded to a multiple of 256, by copies.
+
+    Compulsory bytes: 2 n C + 2 Vp C + 2 n Vp; 2 n C Vp operations, of which d12's 65,536 rows have 5.1e12: 5.1 ms at an
+    H200's peak. Source: llmc_jax/ops/head.py, `head_weights`; docs/derivations/head.md.
+    """
+    return _head(_Head(x, w, targets, vocab_size, target, interpret), picked, weights=True)  # type: ignore[return-value]
+
+
+@partial(jax.jit, static_argnames=("vocab_size", "target", "interpret"))
+def head_totals(
+    x: jax.Array,
+    w: jax.Array,
+    targets: jax.Array,
+    picked: jax.Array,
+    vocab_size: int,
+    *,
+    target: str = "sm_90",
+    interpret: bool = False,
+) -> tuple[jax.Array, jax.Array]:
+    """Return the sums (n,) and base (n,) of `head_weights` alone, whose e is then never in memory."""
+    return _head(_Head(x, w, targets, vocab_size, target, interpret), picked, weights=False)  # type: ignore[return-value]
+
+
+@partial(jax.jit, static_argnames=("target", "interpret"))
+def linear_gelu_forward(
+    x: jax.Array, w: jax.Array, b: jax.Array, *, target: str = "sm_90", interpret: bool = False
+) -> tuple[jax.Array, jax.Array]:
+    """Return h = x w^T + b (..., O) and GELU of h as it was rounded, both bfloat16; x (..., I), w (O, I), b (O,).
+
+    I to a multiple of 64, O of 128, else ValueError; the rows of x are padded to a multiple of 256, by copies.
+    GELU's bits are those of `gelu.gelu_forward` of h, so that a backward may compute it again.
+
+    Compulsory bytes of n rows: 2 n I + 4 n O + 2 O I. Source: llmc_jax/ops/gelu.py, `linear_gelu_forward`.
+    """
+
+    def apply(sums: jax.Array, _column: Any, _rows: Any, columns: Any, _read: Any) -> list[jax.Array]:
+        h = (sums + mosaic.along(columns[0].astype(f32), sums, 1)).astype(bf16)
+        return [h, gelu.forward(mosaic.widened(h, mosaic.WGMMA, interpret))]
+
+    epilogue = Epilogue(apply, columns=1, outputs=2)
+    h, out = _product(x, w, [b], epilogue, target, interpret, name="linear_gelu_forward")
+    return h, out
+
+
+@partial(jax.jit, static_argnames=("target", "interpret"))
+def linear_gelu_backward(
+    dout: jax.Array, w: jax.Array, h: jax.Array, *, target: str = "sm_90", interpret: bool = False
+) -> tuple[jax.Array, jax.Array]:
+    """Return the gradient of h (..., I) through GELU and the linear layer after it, and its sum over all rows (I,).
+
+    dout (..., O), w (O, I), h (..., I), bfloat16 all; both results too. The sum is of the gradient as it was rounded.
+    O to a multiple of 64, I of 128, else ValueError; the rows are padded to a multiple of 256, by copies.
+
+    Compulsory bytes of n rows: 2 n O + 4 n I + 2 O I. Source: llmc_jax/ops/gelu.py, `linear_gelu_backward`.
+    """
+
+    def apply(sums: jax.Array, _column: Any, _rows: Any, _columns: Any, read: jax.Array) -> list[jax.Array]:
+        return [gelu.backward(sums, mosaic.widened(read, mosaic.WGMMA, interpret))]
+
+    epilogue = Epilogue(apply, reads=True, sums="by column")
+    dh, shares = _product(dout, w, [h], epilogue, target, interpret, name="linear_gelu_backward", transposed=False)
+    return dh, jnp.sum(shares, axis=0).astype(h.dtype)
+
+
+class _Head(NamedTuple):
+    """A product of the head, which several epilogues may end."""
+
+    x: jax.Array
+    w: jax.Array
+    targets: jax.Array
+    vocab_size: int
+    target: str
+    interpret: bool
+
+    def taken(self, shape: tuple[int, ...], column: Any, wanted: jax.Array) -> jax.Array:
+        """Return which elements of a piece are real logits of other tokens than the row's target."""
+        here = mosaic.iota(shape, 1, mosaic.WGMMA)
+        return (here != mosaic.along(wanted - column, here, 0)) & (here < self.vocab_size - column)
+
+    def ended(self, epilogue: Epilogue, beside: jax.Array, name: str, **more: Any) -> list[jax.Array]:
+        """Return what a product gives. beside (n,): what the epilogue takes of each row beside its target."""
+        rows = [self.targets.astype(jnp.int32), beside]
+        return _product(self.x, self.w, rows, epilogue, self.target, self.interpret, name=name, **more)
+
+
+def _head(head: _Head, picked: jax.Array, *, weights: bool) -> tuple[jax.Array, ...]:
+    """Return e, if weights, its sums and base. The products after the first run where a sum is too large, else not."""
+
+    def exponentials(sums: jax.Array, column: Any, rows: Any, _columns: Any, _read: Any) -> list[jax.Array]:
+        wanted, base = rows
+        e = jnp.exp2(sums * LOG2E - mosaic.along(base, sums, 0))
+        return [jnp.where(head.taken(sums.shape, column, wanted), e, 0.0)]
+
+    def logits(sums: jax.Array, column: Any, rows: Any, _columns: Any, _read: Any) -> list[jax.Array]:
+        return [jnp.where(head.taken(sums.shape, column, rows[0]), sums, -jnp.inf)]
+
+    n, name = head.x.shape[0], "head_weights" if weights else "head_totals"
+    e_epilogue = Epilogue(exponentials, rows=2, outputs=int(weights), sums="by row")
+    *e, shares = head.ended(e_epilogue, picked * LOG2E, name)
+    total = jnp.sum(shares, axis=0)[:n]
+    again = ~(total <= LARGEST)  # also where it is no number
+    run = jnp.any(again)
+    largest_epilogue = Epilogue(logits, rows=2, outputs=0, sums="largest by row")
+    (largest,) = head.ended(largest_epilogue, picked, f"{name}_largest", run=run)
+    base = jnp.where(again, jnp.max(largest, axis=0)[:n], picked)
+    *e, shares = head.ended(e_epilogue, base * LOG2E, f"{name}_again", run=run, over=e)
+    return *e, jnp.where(run, jnp.sum(shares, axis=0)[:n], total), base
+
+
+# ----- a product, for any epilogue ----------------------------------------------------------------------------------
+
+
+class Problem(NamedTuple):
+    """What a kernel is made for. Static."""
+
+    M: int  # rows of the result, a multiple of a cluster's
+    N: int  # its columns, a multiple of COLUMNS
+    K: int  # of the sum, a multiple of DEPTH
+    transposed: bool  # the right factor is (N, K), else (K, N)
+    clusters: int
+    blocks: int  # of a cluster
+    stages: int  # slots of the ring
+    epilogue: Epilogue
+    interpret: bool
+    asks: bool = False  # whether to run at all: what a number in memory says
+
+    @property
+    def steps(self) -> int:
+        """Return the slots that a tile's sum is read from, one after another."""
+        return self.K // DEPTH
+
+    @property
+    def tiles(self) -> int:
+        """Return the tiles of a cluster, one for each of its blocks."""
+        return self.M // (ROWS * self.blocks) * (self.N // COLUMNS)
+
+    def place(self, tile: Any) -> tuple[Any, Any]:
+        """Return the first row of a cluster's tile, and its first column: down a strip of rows, then to the right."""
+        high, wide = self.M // (ROWS * self.blocks), self.N // COLUMNS
+        strip, within = lax.div(tile, STRIP * wide), lax.rem(tile, STRIP * wide)
+        below = jnp.minimum(STRIP, high - strip * STRIP)
+        row, column = strip * STRIP + lax.rem(within, below), lax.div(within, below)
+        return row * (ROWS * self.blocks), column * COLUMNS
+
+
+SLOT_BYTES = 2 * (ROWS + COLUMNS) * DEPTH
+STAGED = (ROWS // PIECE) * (COLUMNS // PIECE)  # pieces of a tile, for each of which there is a place in SMEM
+
+
+def _product(
+    a: jax.Array,
+    b: jax.Array,
+    beside: Sequence[jax.Array],
+    epilogue: Epilogue,
+    target: str,
+    interpret: bool,
+    *,
+    name: str,
+    transposed: bool = True,
+    run: jax.Array | None = None,
+    over: Sequence[jax.Array] = (),
+) -> list[jax.Array]:
+    """Return an epilogue's outputs, and its sums, of a (..., K) times b (N, K) transposed, or (K, N).
+
+    beside: what the epilogue takes besides. run: a bool; where it is false nothing is computed, and what is returned
+    is what was there before. over: the outputs, if they exist; they are changed in place.
+    Raises ValueError for shapes and dtypes that the kernel does not serve.
+    """
+    p = _problem(a, b, epilogue, target, interpret, transposed)
+    rows, wide = a.size // p.K, (p.M, p.N)
+    kinds = ["row"] * epilogue.rows + ["column"] * epilogue.columns + ["read"] * epilogue.reads
+    given = [_padded(a.reshape(rows, p.K), p.M), b]
+    for kind, array in zip(kinds, beside, strict=True):
+        flat = array.reshape(rows, p.N) if kind == "read" else array
+        given.append(flat if kind == "column" else _padded(flat, p.M))
+    if run is not None:
+        given.append(run.reshape(1).astype(jnp.int32))
+    sums = {"": [], "by column": [(p.M // ROWS, p.N)]}.get(epilogue.sums, [(p.N // COLUMNS, p.M)])
+    made = [] if over else [mosaic.shape_of(wide, bf16)] * epilogue.outputs
+    slots = (p.stages, ROWS, DEPTH), (p.stages, COLUMNS, DEPTH) if transposed else (p.stages, DEPTH, COLUMNS)
+    call = mosaic.kernel(
+        partial(_body, p._replace(asks=run is not None)),
+        name=name,
+        out_type=[*made, *(mosaic.shape_of(shape, f32) for shape in sums)],
+        grid=(p.clusters,),
+        grid_names=("cluster",),
+        blocks=p.blocks,
+        scratch=[
+            *[mosaic.tile_spec(shape, bf16) for shape in slots],
+            *([mosaic.tile_spec((WORKERS, COLUMNS // PIECE, ROWS, PIECE), bf16)] if epilogue.outputs else []),
+            *mosaic.Copies("sm_90", interpret).barriers((WORKERS * p.stages, 2)),
+            mosaic.barriers_of_a_cluster(p.stages, p.blocks),
+            *(mosaic.Copies("sm_90", interpret).barriers((WORKERS, STAGED)) if epilogue.reads else []),
+        ],
+        approx_math=True,
+        sums_cross_warps=False,
+        warpgroups=WORKERS + 1,
+        interpret=interpret,
+    )
+    found, changed = mosaic.in_place(call, given, [_padded(each.reshape(rows, p.N), p.M) for each in over])
+    found = [*changed, *found]
+    outputs = [each[:rows].reshape(*a.shape[:-1], p.N) for each in found[: epilogue.outputs]]
+    return [*outputs, *found[epilogue.outputs :]]
+
+
+def _problem(
+    a: jax.Array, b: jax.Array, epilogue: Epilogue, target: str, interpret: bool, transposed: bool
+) -> Problem:
+    """Check shapes and dtypes. Raises ValueError with what is possible."""
+    if architecture_of(target) != "sm_90":
+        raise ValueError(f"the products are made of Hopper's instructions (sm_90), not for {architecture_of(target)}")
+    N, K = b.shape if transposed else b.shape[::-1]
+    if a.dtype != bf16 or b.dtype != bf16:
+        raise ValueError(f"the products take bfloat16, not {a.dtype} and {b.dtype}")
+    if a.shape[-1] != K or K % DEPTH or N % COLUMNS:
+        raise ValueError(
+            f"the products take {N} columns and a sum over {K} of a {a.shape}: the sum must be over a multiple of "
+            f"{DEPTH}, the columns a multiple of {COLUMNS}"
+        )
+    size = sizes(target)
+    blocks = 1 if interpret else 2  # interpret mode knows no copy to several blocks
+    M = round_up(a.size // K, ROWS * blocks)
+    staged = 2 * WORKERS * STAGED * PIECE * PIECE if epilogue.outputs else 0
+    stages = min((size.smem - staged - 1024) // SLOT_BYTES, 4 if interpret else 6)
+    p = Problem(M, N, K, transposed, 0, blocks, stages, epilogue, interpret)
+    return p._replace(clusters=min(2 if interpret else size.sms // blocks, p.tiles))
+
+
+def _padded(x: jax.Array, rows: int) -> jax.Array:
+    return x if x.shape[0] == rows else jnp.pad(x, [(0, rows - x.shape[0]), *[(0, 0)] * (x.ndim - 1)])
+
+
+# ----- the kernel ---------------------------------------------------------------------------------------------------
+
+FULL, RELEASED, READ = 0, 1, 2  # kinds of barriers: a slot is there; all who read it are done; what is read is there
+
+
+def _body(p: Problem, a: Any, b: Any, *refs: Any) -> None:
+    epilogue, given = p.epilogue, list(refs)
+
+    def take(count: int) -> list[Any]:
+        found = given[:count]
+        del given[:count]
+        return found
+
+    rows_g, columns_g, read_g, run_g = map(take, (epilogue.rows, epilogue.columns, epilogue.reads, p.asks))
+    outputs_g, sums_g = take(epilogue.outputs), take(bool(epilogue.sums))
+    (a_s, b_s), staged_s, barriers = take(2), take(bool(epilogue.outputs)), given
+    worker, cluster = lax.axis_index("warpgroup"), lax.axis_index("cluster")
+    block = lax.axis_index("block") if p.blocks > 1 else 0
+    count = lax.div(p.tiles - cluster + p.clusters - 1, p.clusters)  # of this cluster's tiles
+    if run_g:
+        count *= run_g[0][0]
+    copies = mosaic.Copies("sm_90", p.interpret)
+    products = mosaic.WgmmaProducts(bf16, p.interpret)
+
+    def place(j: Any) -> tuple[Any, Any]:
+        row, column = p.place(cluster + j * p.clusters)
+        return row + block * ROWS, column
+
+    def copy() -> None:
+        """Fill slots, tile after tile; at the end wait until all have been read, in the other block too."""
+        total = count * p.steps
+
+        def released(step: Any) -> None:
+            copies.wait(barriers, RELEASED, lax.rem(step, p.stages))
+
+        def fill(step: Any, _: None) -> None:
+            j, k = lax.div(step, p.steps), lax.rem(step, p.steps)
+            slot = lax.rem(step, p.stages)
+            full = lax.rem(j, WORKERS) * p.stages + slot
+            row, column = place(j)
+            depth = pl.ds(k * DEPTH, DEPTH)
+            pl.when(step >= p.stages)(lambda: released(step))
+            copies.start(a.at[pl.ds(row, ROWS), depth], a_s.at[slot], barriers, FULL, full)
+            columns = pl.ds(column, COLUMNS)
+            right = b.at[columns, depth] if p.transposed else b.at[depth, columns]
+            copies.start(right, b_s.at[slot], barriers, FULL, full, to_all=p.blocks > 1)
+
+        lax.fori_loop(0, total, fill, None)
+        lax.fori_loop(jnp.maximum(total - p.stages, 0), total, lambda step, _: released(step), None)
+
+    def compute(i: Any, _: None) -> None:
+        """Do one tile."""
+        j = i * WORKERS + worker
+        row, column = place(j)
+
+        def slot(k: Any) -> Any:
+            return lax.rem(j * p.steps + k, p.stages)
+
+        def operands(k: Any) -> tuple[Any, Any]:
+            copies.wait(barriers, FULL, worker * p.stages + slot(k))
+            right = b_s.at[slot(k)]
+            return a_s.at[slot(k)], right.T if p.transposed else right
+
+        def here(array: Any, r: int, c: int) -> Any:
+            return array.at[pl.ds(row + r * PIECE, PIECE), pl.ds(column + c * PIECE, PIECE)]
+
+        pieces = [(r, c) for c in range(COLUMNS // PIECE) for r in range(ROWS // PIECE)]
+        own_s = [staged_s[0].at[worker, c, pl.ds(r * PIECE, PIECE)] for r, c in pieces] if staged_s else []
+        if read_g:
+            mosaic.wait_for_sent(0)
+            mosaic.finish_reading()
+            for (r, c), tile_s in zip(pieces, own_s, strict=True):
+                copies.start(here(read_g[0], r, c), tile_s, barriers, READ, worker)
+        by_row = [
+            [mosaic.load(each.at[pl.ds(row + r * PIECE, PIECE)], mosaic.WGMMA.reduce(1)) for each in rows_g]
+            for r in range(ROWS // PIECE)
+        ]
+        sums = products.summed((ROWS, COLUMNS), p.steps, operands, lambda k: copies.release(barriers, RELEASED, slot(k)))
+        if read_g:
+            copies.wait(barriers, READ, worker)
+        totals: dict[int, jax.Array] = {}
+        for n, (r, c) in enumerate(pieces):
+            part = sums[r * PIECE : (r + 1) * PIECE, c * PIECE : (c + 1) * PIECE]
+            columns = pl.ds(column + c * PIECE, PIECE)
+            by_column = [mosaic.load(each.at[columns], mosaic.WGMMA.reduce(0)) for each in columns_g]
+            read = mosaic.load_tile(own_s[n], mosaic.WGMMA) if read_g else None
+            values = epilogue.apply(part, column + c * PIECE, by_row[r], by_column, read)
+            for o, (value, output_g) in enumerate(zip(values, outputs_g, strict=False)):
+                tile_s = own_s[(n * epilogue.outputs + o) % STAGED]
+                if not read_g:
+                    mosaic.wait_for_sent(STAGED - 1)
+                tile_s[...] = value.astype(bf16)
+                mosaic.send(tile_s, here(output_g, r, c))
+            if epilogue.sums == "by column" and r == ROWS // PIECE - 1:
+                mosaic.store(sums_g[0].at[lax.div(row, ROWS), columns], mosaic.column_sums(staged_s[0].at[worker, c]))
+            elif epilogue.sums == "by row":
+                totals[r] = totals.get(r, 0.0) + values[0].sum(1)
+            elif epilogue.sums == "largest by row":
+                largest = values[0].max(1)
+                totals[r] = jnp.maximum(totals[r], largest) if r in totals else largest
+        for r, total in totals.items():
+            mosaic.store(sums_g[0].at[lax.div(column, COLUMNS), pl.ds(row + r * PIECE, PIECE)], total)
+
+    @pl.when(worker < WORKERS)
+    def _() -> None:
+        mosaic.set_registers(COMPUTING_REGISTERS, more=True)
+        lax.fori_loop(0, lax.div(count - worker + WORKERS - 1, WORKERS), compute, None)
+        if epilogue.outputs:
+            mosaic.wait_for_sent(0, arrived=True)
+
+    @pl.when(worker == WORKERS)
+    def _() -> None:
+        mosaic.set_registers(COPYING_REGISTERS, more=False)
+        copy()
