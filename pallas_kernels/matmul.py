@@ -33,7 +33,7 @@ from pallas_kernels.tuning import architecture_of, sizes
 ROWS = COLUMNS = 128  # of a tile of the result: 128 registers of each thread of a warpgroup
 DEPTH = 64  # of the sum that a slot holds: 128 bytes of a row, the widest swizzle
 PIECE = 64  # rows and columns that an epilogue takes at a time
-WORKERS = 2  # warpgroups that compute
+WORKERS, BLOCKS = 2, 2  # warpgroups of a block that compute, blocks of a cluster
 # Of a thread: 240 where it computes, since a launch gives all alike 168 of the 65,536 of a multiprocessor.
 COMPUTING_REGISTERS, COPYING_REGISTERS = 240, 24
 STRIP = 16  # clusters' tiles below each other that are taken before the next columns: what they read stays in L2
@@ -46,7 +46,7 @@ LARGEST = 2.0**64
 class Epilogue(NamedTuple):
     """What becomes of a piece of the sums, and of what: arrays beside the two factors, in this order."""
 
-    # (sums (PIECE, PIECE) float32, column of the tile's first, vectors by row, by column, read) -> values of each output
+    # (sums (PIECE, PIECE) float32, the first one's column, vectors by row, by column, read) -> values of each output
     apply: Callable[..., Sequence[jax.Array]]
     rows: int = 0  # vectors (M,)
     columns: int = 0  # vectors (N,)
@@ -72,7 +72,7 @@ def head_weights(
 
     x (n, C) and w (Vp, C) bfloat16, targets (n,) int32, picked (n,) float32: the targets' logits. e is 0 in the column
     of the row's target and from vocab_size on. The sums are float32, of e before it is rounded. base is picked; of a
-    row whose sum would be larger than LARGEST it is the largest logit, for which the product is made again.
+    row whose sum would be larger than LARGEST it is the largest other logit, for which the product is made again.
     C to a multiple of 64, Vp of 128, else ValueError; n is padded to a multiple of 256, by copies.
 
     Compulsory bytes: 2 n C + 2 Vp C + 2 n Vp; 2 n C Vp operations, of which d12's 65,536 rows have 5.1e12: 5.1 ms at an
@@ -193,7 +193,6 @@ class Problem(NamedTuple):
     K: int  # of the sum, a multiple of DEPTH
     transposed: bool  # the right factor is (N, K), else (K, N)
     clusters: int
-    blocks: int  # of a cluster
     stages: int  # slots of the ring
     epilogue: Epilogue
     interpret: bool
@@ -207,15 +206,15 @@ class Problem(NamedTuple):
     @property
     def tiles(self) -> int:
         """Return the tiles of a cluster, one for each of its blocks."""
-        return self.M // (ROWS * self.blocks) * (self.N // COLUMNS)
+        return self.M // (ROWS * BLOCKS) * (self.N // COLUMNS)
 
     def place(self, tile: Any) -> tuple[Any, Any]:
         """Return the first row of a cluster's tile, and its first column: down a strip of rows, then to the right."""
-        high, wide = self.M // (ROWS * self.blocks), self.N // COLUMNS
+        high, wide = self.M // (ROWS * BLOCKS), self.N // COLUMNS
         strip, within = lax.div(tile, STRIP * wide), lax.rem(tile, STRIP * wide)
         below = jnp.minimum(STRIP, high - strip * STRIP)
         row, column = strip * STRIP + lax.rem(within, below), lax.div(within, below)
-        return row * (ROWS * self.blocks), column * COLUMNS
+        return row * (ROWS * BLOCKS), column * COLUMNS
 
 
 SLOT_BYTES = 2 * (ROWS + COLUMNS) * DEPTH
@@ -259,12 +258,12 @@ def _product(
         out_type=[*made, *(mosaic.shape_of(shape, f32) for shape in sums)],
         grid=(p.clusters,),
         grid_names=("cluster",),
-        blocks=p.blocks,
+        blocks=BLOCKS,
         scratch=[
             *[mosaic.tile_spec(shape, bf16) for shape in slots],
             *([mosaic.tile_spec((WORKERS, COLUMNS // PIECE, ROWS, PIECE), bf16)] if epilogue.outputs else []),
             *mosaic.Copies("sm_90", interpret).barriers((WORKERS * p.stages, 2)),
-            mosaic.barriers_of_a_cluster(p.stages, p.blocks),
+            mosaic.barriers_of_a_cluster(p.stages),
             *(mosaic.Copies("sm_90", interpret).barriers((WORKERS, STAGED)) if epilogue.reads else []),
         ],
         approx_math=True,
@@ -278,9 +277,7 @@ def _product(
     return [*outputs, *found[epilogue.outputs :]]
 
 
-def _problem(
-    a: jax.Array, b: jax.Array, epilogue: Epilogue, target: str, interpret: bool, transposed: bool
-) -> Problem:
+def _problem(a: jax.Array, b: jax.Array, epilogue: Epilogue, target: str, interpret: bool, transposed: bool) -> Problem:
     """Check shapes and dtypes. Raises ValueError with what is possible."""
     if architecture_of(target) != "sm_90":
         raise ValueError(f"the products are made of Hopper's instructions (sm_90), not for {architecture_of(target)}")
@@ -293,12 +290,11 @@ def _problem(
             f"{DEPTH}, the columns a multiple of {COLUMNS}"
         )
     size = sizes(target)
-    blocks = 1 if interpret else 2  # interpret mode knows no copy to several blocks
-    M = round_up(a.size // K, ROWS * blocks)
+    M = round_up(a.size // K, ROWS * BLOCKS)
     staged = 2 * WORKERS * STAGED * PIECE * PIECE if epilogue.outputs else 0
     stages = min((size.smem - staged - 1024) // SLOT_BYTES, 4 if interpret else 6)
-    p = Problem(M, N, K, transposed, 0, blocks, stages, epilogue, interpret)
-    return p._replace(clusters=min(2 if interpret else size.sms // blocks, p.tiles))
+    p = Problem(M, N, K, transposed, 0, stages, epilogue, interpret)
+    return p._replace(clusters=min(2 if interpret else size.sms // BLOCKS, p.tiles))
 
 
 def _padded(x: jax.Array, rows: int) -> jax.Array:
@@ -321,8 +317,7 @@ def _body(p: Problem, a: Any, b: Any, *refs: Any) -> None:
     rows_g, columns_g, read_g, run_g = map(take, (epilogue.rows, epilogue.columns, epilogue.reads, p.asks))
     outputs_g, sums_g = take(epilogue.outputs), take(bool(epilogue.sums))
     (a_s, b_s), staged_s, barriers = take(2), take(bool(epilogue.outputs)), given
-    worker, cluster = lax.axis_index("warpgroup"), lax.axis_index("cluster")
-    block = lax.axis_index("block") if p.blocks > 1 else 0
+    worker, cluster, block = (lax.axis_index(name) for name in ("warpgroup", "cluster", "block"))
     count = lax.div(p.tiles - cluster + p.clusters - 1, p.clusters)  # of this cluster's tiles
     if run_g:
         count *= run_g[0][0]
@@ -350,7 +345,7 @@ def _body(p: Problem, a: Any, b: Any, *refs: Any) -> None:
             copies.start(a.at[pl.ds(row, ROWS), depth], a_s.at[slot], barriers, FULL, full)
             columns = pl.ds(column, COLUMNS)
             right = b.at[columns, depth] if p.transposed else b.at[depth, columns]
-            copies.start(right, b_s.at[slot], barriers, FULL, full, to_all=p.blocks > 1)
+            copies.start(right, b_s.at[slot], barriers, FULL, full, to_all=True)
 
         lax.fori_loop(0, total, fill, None)
         lax.fori_loop(jnp.maximum(total - p.stages, 0), total, lambda step, _: released(step), None)
@@ -382,7 +377,9 @@ def _body(p: Problem, a: Any, b: Any, *refs: Any) -> None:
             [mosaic.load(each.at[pl.ds(row + r * PIECE, PIECE)], mosaic.WGMMA.reduce(1)) for each in rows_g]
             for r in range(ROWS // PIECE)
         ]
-        sums = products.summed((ROWS, COLUMNS), p.steps, operands, lambda k: copies.release(barriers, RELEASED, slot(k)))
+        sums = products.summed(
+            (ROWS, COLUMNS), p.steps, operands, lambda k: copies.release(barriers, RELEASED, slot(k))
+        )
         if read_g:
             copies.wait(barriers, READ, worker)
         totals: dict[int, jax.Array] = {}

@@ -381,12 +381,14 @@ class Copies(NamedTuple):
     ) -> None:
         """Start copying; barriers[kind], of those that `barriers` made, reports at its slot.
 
-        to_all: every block of the cluster starts this copy, and all of them get it: each reads a part for all.
+        to_all: every block of the cluster starts this copy, and all of them get it: each reads a part for all. In
+        interpret mode, which knows no such copy, each reads all for itself.
         """
         if self.by_thread:
             plgpu.copy_gmem_to_smem(source, tile, oob_mode=plgpu.OOBFillMode.PROMISE_IN_BOUNDS)
         else:
-            plgpu.copy_gmem_to_smem(source, tile, barriers[kind].at[slot], collective_axes="block" if to_all else None)
+            together = "block" if to_all and not self.interpret else None
+            plgpu.copy_gmem_to_smem(source, tile, barriers[kind].at[slot], collective_axes=together)
 
     def wait(self, barriers: Sequence[Any], kind: int, slot: Any = 0) -> None:
         """Wait until the copies are there, for all threads to see."""
@@ -400,10 +402,8 @@ class Copies(NamedTuple):
         plgpu.barrier_arrive(barriers[kind].at[slot])
 
 
-def barriers_of_a_cluster(number: int, blocks: int) -> Any:
+def barriers_of_a_cluster(number: int) -> Any:
     """Return so many barriers, each completed by one arrival in each of a cluster's blocks, for all of them."""
-    if blocks == 1:
-        return plgpu.Barrier(num_arrivals=1, num_barriers=number)
     return plgpu.ClusterBarrier(collective_axes=("block",), num_arrivals=1, num_barriers=number)
 
 

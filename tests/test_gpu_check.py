@@ -35,7 +35,7 @@ from llmc_jax.base.errors import InputError
 from llmc_jax.config.flags import parse_args
 from llmc_jax.config.model import parse_descriptor
 from llmc_jax.kernels import GROUPS
-from llmc_jax.kernels.functions import FILES
+from llmc_jax.kernels.functions import FILES, PRODUCTS
 from llmc_jax.machine import deviceless
 from llmc_jax.machine.nvml import GpuReading
 from llmc_jax.models.layout import flat_size
@@ -83,7 +83,7 @@ def test_every_kernel_is_checked() -> None:
     checked = {item.arguments["function"] for item in plan() if item.part == "numerics"} - {"model"}
     assert checked == solvers.FUNCTIONS
     assert public_kernels() == {f"{file}.{name}" for name, file in FILES.items()}
-    assert {*targets.COMPARED, "attention"} == set(GROUPS)
+    assert {*targets.COMPARED, "attention", *PRODUCTS} == set(GROUPS)
     assert set(ATTENTION) == set(tuning.VERSIONS)
 
 
@@ -366,7 +366,7 @@ def test_first_calls_take_what_matters() -> None:
         for pattern in leg.patterns:
             assert first.items_of(leg._replace(patterns=(pattern,)), items, tiny=False), pattern
     one, two, rest = ({item.part for item in each} for each in first.calls(items).values())
-    assert one == {"machine", "numerics", "step", "llmc", "torch", "kernels", "profile", "start"}
+    assert one == {"machine", "numerics", "step", "variants", "llmc", "torch", "kernels", "profile", "start"}
     assert two == {"check", "kernels", "repeat", "resume", "step"} and "numerics" in rest
     assert [item.name for item in items if item.part == "numerics"][: len(D12_NUMERICS)] == list(D12_NUMERICS)
     small = {item.part for each in first.calls(plan(tiny=True), tiny=True).values() for item in each}
@@ -586,7 +586,8 @@ def test_races_are_looked_for_where_threads_share_memory(monkeypatch: pytest.Mon
         for each in items
     ]
     C = {each["function"]: each["sizes"][1] for each in items}
-    assert {*C} == {"attention", "layernorm_backward", "gelu_backward", "classifier"}
+    products = {"head_weights", "linear_gelu_backward"}
+    assert {*C} == {"attention", "layernorm_backward", "gelu_backward", "classifier", *products}
     assert layernorm.plan_rows(C["layernorm_backward"], tuning.sizes("sm_90").layernorm_backward).rows > 1
     assert gelu.plan_strips(C["gelu_backward"], 8, tuning.sizes("sm_90").gelu_block).at_once > 1
     assert {each["form"] for each in items if each["function"] == "classifier"} == {"shared", "sweeps"}

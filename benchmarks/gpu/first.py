@@ -31,6 +31,8 @@ LEGS = (
     )),
     Leg("call 1", "is every kernel of the step right", "numerics", D12_NUMERICS),
     Leg("call 1", "the step", "step", ("d12 bf16 B=64",)),
+    Leg("call 1", "the step on NVIDIA's products alone", "variants", ("--products xla",)),
+    Leg("call 1", "our products", "kernels", (f"head_weights bf16 {ROWS}x*", f"linear_gelu_* bf16 {ROWS}x768x3072")),
     Leg("call 1", "llm.c's step", "llmc", ("d12 bf16 B=64",)),
     Leg("call 1", "PyTorch's step", "torch", ("d12 bf16 B=64",)),
     Leg("call 1", "attention", "kernels", tuple(

@@ -37,10 +37,12 @@ ATTENTION = ("wgmma", "mma")  # the versions of our own, as pallas_kernels/tunin
 LAYERNORM = (
     "layernorm_forward", "layernorm_backward", "residual_layernorm_forward", "residual_layernorm_backward",
 )  # fmt: skip
+PRODUCTS_OF_MLP = ("linear_gelu_forward", "linear_gelu_backward")
 GELU, SOFTMAX = (tuple(f"{name}_{way}" for way in ("forward", "backward")) for name in ("gelu", "softmax"))
 D12_NUMERICS = (
     *[f"{function} bf16 {ROWS}x768" for function in LAYERNORM], *[f"{function} bf16 {ROWS}x3072" for function in GELU],
     f"classifier bf16 4096x{V}x{VP} form=shared", f"embedding_backward bf16 64x1024x768x{VP}",
+    f"head_weights bf16 4096x768x{V}x{VP}", *[f"{function} bf16 {ROWS}x768x3072" for function in PRODUCTS_OF_MLP],
     f"adamw_update bf16 {D12_ELEMENTS}", f"global_norm bf16 {D12_ELEMENTS}",
     *[f"attention bf16 4x1024x12x64 implementation={name}" for name in (*ATTENTION, "cudnn")],
     "model L2-NH12-C768 bf16",
@@ -171,6 +173,8 @@ def _numerics() -> Iterator[str]:
         ["embedding_backward"],
         f"bf16 64x1024x768x{VP}, bf16 4x1000x1600x{VP}, bf16 2x63x100x384, fp16 4x1024x768x{VP}, fp32 4x1024x768x{VP}",
     )
+    yield from _names(["head_weights", "head_totals"], f"bf16 4096x768x{V}x{VP}, bf16 1001x1600x65x128")
+    yield from _names(PRODUCTS_OF_MLP, f"bf16 {ROWS}x768x3072, bf16 1001x1600x6400")
     for dtype in ("bf16", "fp32", "fp16"):
         yield from _names(["adamw_update", "global_norm"], f"{dtype} {D12_ELEMENTS}")
     yield f"adamw_update bf16 {D48_ELEMENTS} reference=fp32"  # more than 2^32 bytes
@@ -187,11 +191,12 @@ def _numerics() -> Iterator[str]:
 
 
 def races(tiny: bool) -> Iterator[Item]:
-    """Attention, and the kernels without automatic barriers whose threads share memory."""
+    """Attention, products of ours, and the kernels without automatic barriers whose threads share memory."""
     names = [f"attention bf16 1x256x2x64 implementation={name}" for name in (ATTENTION[-1:] if tiny else ATTENTION)]
     if not tiny:  # of 6400 columns gelu's warps have rows of their own, unlike 3072
         names += ["layernorm_backward bf16 64x768", "gelu_backward bf16 64x6400"]
         names += [f"classifier bf16 4x{V}x{VP} form={form}" for form in ("shared", "sweeps")]
+        names += ["head_weights bf16 512x128x250x256", "linear_gelu_backward bf16 512x128x256"]
     for name in names:
         yield _kernel("races", "races", name)._replace(fresh=True)
 
@@ -200,7 +205,7 @@ def kernels(tiny: bool) -> Iterator[Item]:
     """Times of every kernel beside XLA's, at GPT-2 124M's shapes and at the largest model's."""
     more = {"interpret": True} if tiny else {}
     for name in _tiny_kernels() if tiny else _kernels():
-        beside = not any(part in name for part in ("attention", "rounding=", "bf16 8192x"))
+        beside = not any(part in name for part in ("attention", "rounding=", "bf16 8192x", "head_"))
         yield _kernel("kernels", "times", name, **({"against": "xla"} if beside else {}), **more)
 
 
@@ -217,6 +222,8 @@ def _kernels() -> Iterator[str]:
             yield from _names(functions, f"bf16 {ROWS}x{width * C}")
     for form in ("shared", "sweeps"):
         yield from _names(["classifier"], f"bf16 {ROWS // 2}x{V}x{VP}, bf16 8192x{V}x{VP}", f"form={form}")
+    yield f"head_weights bf16 {ROWS}x768x{V}x{VP} far=False"  # beside cuBLASLt's: what `variants` has for --products
+    yield from _names(PRODUCTS_OF_MLP, f"bf16 {ROWS}x768x3072, bf16 16384x1600x6400")
     yield from (f"classifier fp32 4096x{V}x{VP}", f"embedding_backward bf16 64x1024x768x{VP}")
     for size in (D12_ELEMENTS, D48_ELEMENTS):
         yield from _names(["adamw_update", "global_norm"], f"bf16 {size}")
@@ -295,7 +302,7 @@ def variants(tiny: bool) -> Iterator[Item]:
     for flags in () if tiny else (
         "--kernels xla", "--kernels xla --attention cudnn", "--kernels xla --attention flash", "--attention cudnn",
         "--attention naive", "--kernels pallas", "--logit-rows 8192", "--logit-rows 32768", "-r 1", "-r 2",
-        "--recompute-blocks 1", "-ge 1", "-w 0", "--dtype fp16",
+        "--recompute-blocks 1", "-ge 1", "-w 0", "--dtype fp16", "--products xla",
     ):  # fmt: skip
         yield _step("variants", flags, tiny, **(fixed | _flags(flags)))
     for flag in () if tiny else (

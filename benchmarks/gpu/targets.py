@@ -183,6 +183,8 @@ COMPARED = {
 }  # fmt: skip
 ATTENTION = "attention bf16 64x1024x12x64 implementation="
 VERSIONS = {"wgmma": "flash", "mma": "flash"}  # of ours; another name is an implementation's own
+PRODUCTS = ("head", "fc", "fcproj")  # of kernels.GROUPS: they save passes, so a whole step without them is beside them
+PRODUCTS_ASIDE = "--products xla"  # the variant that is such a step
 TRITON = "d12 bf16 --triton-gemm {} B=64"
 Times = dict[str, float]  # of implementations by their names
 
@@ -211,7 +213,14 @@ def measured_lines(results: Results) -> str:
         choice: ms for choice in ("on", "off") for _, ms in results.figures("step", TRITON.format(choice), "ms")
     }
     lines += _line(target, "triton_gemm", by_triton, results.card) if len(by_triton) == 2 else []
-    return "\n".join(lines)
+    return "\n".join([*lines, *_product_lines(results, target)])
+
+
+def _product_lines(results: Results, target: str | None) -> list[str]:
+    """Return the lines of products of ours, which save passes: a whole step with them, and one without any."""
+    steps = {"pallas": ("step", "d12 bf16 B=64"), "xla": ("variants", PRODUCTS_ASIDE)}
+    times = {by: ms for by, (part, name) in steps.items() for _, ms in results.figures(part, name, "ms")}
+    return [line for name in PRODUCTS if len(times) == 2 for line in _line(target, name, times, results.card)]
 
 
 def _line(target: str | None, operation: str, times: Times, card: str) -> list[str]:

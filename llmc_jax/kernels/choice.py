@@ -102,7 +102,8 @@ class Setting(NamedTuple):
     spread: bool = False  # the optimizer's state is split over devices, or sums are in a fixed order
     attention: Attention = CAUSAL  # as the model has it
     optimizer: str = "adamw"  # as --optimizer has it
-    widths: tuple[int, int, int] = (0, 0, 0)  # C, F, Vp: of the stream, the MLP's hidden layer (0: none), the logits
+    # C, F, Vp: of the stream, the MLP's hidden layer (0: there is none) and the logits; here GPT-2 124M's
+    widths: tuple[int, int, int] = (768, 3072, 50304)
 
 
 Maker = Callable[[str, Setting], Function]  # of a function in ops/ its implementation, by name
@@ -382,9 +383,7 @@ def candidates(operation: str, asked: Preferences, setting: Setting) -> Candidat
     if operation == "attention":
         return _attention_candidates(asked, setting)
     if operation in PRODUCTS:
-        if operation == "fc" and asked.gelu_fusion >= 1:
-            return Candidates(list(implementations(operation).values())[-1:], "-ge 1 has GELU in NVIDIA's product")
-        asked = asked._replace(kernels=asked.kernels if asked.products == "auto" else asked.products)
+        return _product_candidates(operation, asked, setting)
     rows = {row.by: row for row in implementations(operation).values() if row.by != "cublas"}  # -ge asks for that
     if asked.kernels == "auto":
         return _automatic([row for row in rows.values() if row.by != "triton"], setting)
@@ -405,6 +404,19 @@ def _automatic(rows: list[Implementation], setting: Setting) -> Candidates:
         return Candidates(rows, ESTIMATED)
     others = [row for row in rows if row not in fastest]
     return Candidates([*fastest, *others], measured_on(found.card, found.beside, found.ratio))
+
+
+def _product_candidates(operation: str, asked: Preferences, setting: Setting) -> Candidates:
+    """Return what may run a product that ends in something. --kernels asks for ours only where they can run."""
+    ours, plain = implementations(operation).values()
+    if operation == "fc" and asked.gelu_fusion >= 1:
+        return Candidates([plain], "-ge 1 has GELU in NVIDIA's product")
+    wish = asked.kernels if asked.products == "auto" else asked.products
+    if wish in ("xla", "triton"):
+        return Candidates([plain], "as asked")
+    if asked.products == "auto" and (wish == "auto" or ours.problem(setting)):
+        return _automatic([ours, plain], setting)
+    return Candidates([ours, plain], "as asked", asked=True)
 
 
 def _attention_candidates(asked: Preferences, setting: Setting) -> Candidates:

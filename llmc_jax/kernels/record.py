@@ -148,8 +148,11 @@ def _recorded(
 ) -> dict[str, tuple[Choice | None, str]]:
     """Return what a record has for each operation that it decides, and why that cannot run; empty where it can."""
     choices = {choice.operation: choice for choice in before.choices}
-    options = {"gelu": ("kernels", "gelu_fusion"), "attention": ("kernels", "attention")}
-    options |= dict.fromkeys(PRODUCTS, ("kernels", "products", "gelu_fusion"))
+    options: dict[str, tuple[str, ...]] = {
+        "gelu": ("kernels", "gelu_fusion"),
+        "attention": ("kernels", "attention"),
+    }
+    options |= dict.fromkeys(PRODUCTS, ("kernels", "products")) | {"fc": ("kernels", "products", "gelu_fusion")}
     return {
         each: (choices.get(each), _problem(choices.get(each), setting, findings))
         for each in operations(setting.optimizer)

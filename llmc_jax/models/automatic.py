@@ -134,7 +134,9 @@ def _head(
         return (drows * dloss).astype(drows.dtype), (dhead * dloss).astype(like.dtype)
 
     def loss(rows: jax.Array, head: jax.Array) -> jax.Array:
-        return weight * mean_of(head_losses(rows, head, flat, V, op.classifier_forward, limit, op.head_totals), shape, T)
+        return weight * mean_of(
+            head_losses(rows, head, flat, V, op.classifier_forward, limit, op.head_totals), shape, T
+        )
 
     function = jax.custom_vjp(loss)
     function.defvjp(forward, backward)

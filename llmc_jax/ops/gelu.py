@@ -43,7 +43,7 @@ def gelu_backward(dout: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Gradient of GELU at x (..., C): dx (..., C) in x's dtype, and dbias (C,), its sum over all rows.
 
     dbias is the gradient of the bias of the linear layer that made x: here because a kernel that has dx in registers
-    need not read it again.     Source: the derivation above; llm.c train_gpt2.c, `gelu_backward`.
+    need not read it again. Source: the derivation above; llm.c train_gpt2.c, `gelu_backward`.
     """
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     tanh = jnp.tanh(_S * (wide + _CUBIC * wide * wide * wide))

@@ -199,7 +199,8 @@ def _by_weights(
         share = (dlosses * inverse).astype(wide)[:, None]  # (n, 1)
         scaled = (share * lnf).astype(lnf.dtype)
     with jax.named_scope("backward"), jax.named_scope("head"):
-        e_wte, dwte = linear_backward(e, scaled, wte, dw_dtype=wide)
+        e_wte = jnp.einsum("nv,vc->nc", e, wte, preferred_element_type=wide)  # not yet rounded: more is taken from it
+        dwte = jnp.einsum("nv,nc->vc", e, scaled, preferred_element_type=wide)
     with jax.named_scope("backward"), jax.named_scope("classifier"):
-        dlnf = share * (e_wte.astype(wide) - total[:, None] * wte[targets].astype(wide))
+        dlnf = share * (e_wte - total[:, None] * wte[targets].astype(wide))
         return dwte, losses, dlnf.astype(lnf.dtype), share[:, 0] * total

@@ -46,7 +46,8 @@ PARTS = {
 def without_replaced(op: Operations, before: Operations) -> Operations:
     """Return operations of a model without the products whose parts it has replaced by its own."""
     changed = {name for name in Operations._fields if getattr(op, name) is not getattr(before, name)}
-    return op._replace(**{name: None for name, parts in PARTS.items() if changed & set(parts)})
+    absent: dict[str, Any] = {name: None for name, parts in PARTS.items() if changed & set(parts)}
+    return op._replace(**absent)
 
 
 XLA = Operations(

@@ -181,7 +181,8 @@ def make_plan(
         master_weights=config.master_weights, flash=not kernels.makes_matrix(selection.choices),
         optimizer=selection.optimizer.scope, buffers=len(selection.optimizer.buffers),
         products=max(rule.products for rule in selection.optimizer.rules), devices=parallel.devices,
-        stage=parallel.stage, ended=ended_of(selection), sums=sums_kept(config.grad_accumulation) if parallel.fixed else 0,
+        stage=parallel.stage, sums=sums_kept(config.grad_accumulation) if parallel.fixed else 0,
+        ended=ended_of(selection),
     )  # fmt: skip
     rows = _logit_rows(config, model, machine, shape, recorded)
     options = _options(config, machine, recorded, findings, xla_flags or {})

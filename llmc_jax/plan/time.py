@@ -30,7 +30,6 @@ from llmc_jax.models.work import (
     WHOLE,
     Shape,
     Work,
-    array_bytes,
     flops_per_token,
     row_of,
     rows_at_once,
@@ -230,14 +229,15 @@ def times_of(plan: Plan, hardware: Hardware) -> Iterator[tuple[Work, OperationTi
         added = work.bytes * (work.operation == MATRICES)  # of what is no product by itself, such as adding a bias
         if forward and sides and not biases_in_products and work.operation != "head":
             large, added = large + 1, 2 * shape.element * sides[0][0] * sides[0][1] * work.times
-        ours = forward and work.operation in own or work[:2] == ("backward", "fcproj") and "fcproj" in own
+        ours = (forward and work.operation in own) or (work[:2] == ("backward", "fcproj") and "fcproj" in own)
         by_work = work_seconds(work, kind, sides, added, hardware, ours)
         least = certain(work.times * large * hardware.least)
         seconds = total([_larger(by_work, least), certain(work.times * small * hardware.least)])
         floor, bound = roofline(work, hardware.roof)
         yield work, OperationTime(
             work.phase, work.operation, work.times, work.times * (large + small), work.flops, work.bytes, floor,
-            "launches" if by_work.typical < seconds.typical / 2 else bound, seconds, hardware.share(kind),
+            "launches" if by_work.typical < seconds.typical / 2 else bound, seconds,
+            hardware.share(OWN_PRODUCTS if ours else kind),
         )  # fmt: skip
 
 
@@ -282,9 +282,7 @@ def _sides(work: Work, forward: bool, model: ModelShape, shape: Shape) -> Sides:
     return ((rows, outputs),) if forward else ((rows, inputs), (outputs, inputs))
 
 
-def work_seconds(
-    work: Work, kind: str, sides: Sides, added: int, hardware: Hardware, ours: bool = False
-) -> Interval:
+def work_seconds(work: Work, kind: str, sides: Sides, added: int, hardware: Hardware, ours: bool = False) -> Interval:
     """Return the seconds of a work on a GPU by its products or its bytes, without small kernels and gaps.
 
     ours: the first of its products is a kernel of ours, in tiles of its own.

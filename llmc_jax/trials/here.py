@@ -127,9 +127,7 @@ def case_of(plan: Plan) -> candidates.Case:
         logit_rows=plan.execution.logit_rows,
         gelu_fusion=plan.execution.gelu_fusion,
         options=options,
-        asked=kernels.Preferences(
-            config.kernels, config.attention, config.gelu_fusion, products=config.products
-        ),
+        asked=kernels.Preferences(config.kernels, config.attention, config.gelu_fusion, products=config.products),
         machine=plan.machine,
         # without Triton's products, for which XLA would time each of them for minutes first
         other_options=((compiling.TRITON_GEMM, False),) if undecided else (),

@@ -58,9 +58,7 @@ def judged(
         first = digest(found)
         moved = any(digest(_poisoned(run, given.arrays, interpret)) != first for _ in range(again))
     off = errors(found, given, wide)
-    tolerances = (
-        ATTENTION if "attention" in given.function else EXPONENTIALS if "head" in given.function else ROUNDED
-    )
+    tolerances = ATTENTION if "attention" in given.function else EXPONENTIALS if "head" in given.function else ROUNDED
     wrong = []
     for number, ((error, worst), output) in enumerate(zip(off, found, strict=True)):
         allowed = tolerances.get(str(output.dtype), ROUNDED["float32"])

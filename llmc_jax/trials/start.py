@@ -206,14 +206,12 @@ def _with_attention(step: Step, row: str) -> Step:
     return step._replace(name=f"{step.name}, attention by {row}", rows=step.rows | {"attention": row})
 
 
-def _fastest(
-    case: Case, attempt: Attempt, right: list[Step], xla: dict[str, str], attentions: Sequence[str]
-) -> Step:
+def _fastest(case: Case, attempt: Attempt, right: list[Step], xla: dict[str, str], attentions: Sequence[str]) -> Step:
     """Return the fastest of steps that are right, that by kernels last, with what else is worth a try added.
 
     xla: of each operation what is XLA's. attentions: that are right too. Products of ours save passes over their
-    result, so a step on them is timed in turns with one without them. XLA's default options are tried on the fastest, and last, because XLA may time each
-    product for them first.
+    result, so a step on them is timed in turns with one without them. XLA's default options are tried on the fastest,
+    and last, because XLA may time each product for them first.
     """
 
     def add(step: Step) -> None:
@@ -228,12 +226,11 @@ def _fastest(
     if len(right) > 1 and (plain := without_products(ours, xla)) is not ours:
         tried = _step(case, attempt, plain, beside=ours)
         if tried is not None and not tried.problem:
-            right[-1] = ours._replace(seconds=tried.beside or ours.seconds)
+            ours = right[-1] = ours._replace(seconds=tried.beside or ours.seconds)
             right.append(plain._replace(seconds=tried.seconds))
-            if right[-1].seconds > right[-2].seconds:
-                right[-2:] = reversed(right[-2:])  # the last one is what others are made of
-    if len(right) > 1 and attentions and right[-1].rows["attention"] not in attentions:
-        add(_with_attention(right[-1], attentions[0]))
+            ours = min(right[-2:], key=lambda step: step.seconds)
+    if len(right) > 1 and attentions and ours.rows["attention"] not in attentions:
+        add(_with_attention(ours, attentions[0]))
     if case.other_options and best().seconds:
         options = tuple(option for option in best().options if option not in case.other_options)
         add(best()._replace(name=f"{best().name}, XLA's default products", options=options))

@@ -20,7 +20,7 @@ from llmc_jax.base.errors import InputError
 from llmc_jax.config.model import CAUSAL, RELU, Attention, ModelConfig
 from llmc_jax.kernels import GROUPS, XLA, Choice, Findings, Machine, Preferences, Selection, Setting
 from llmc_jax.kernels.choice import ESTIMATED, IMPLEMENTATIONS, NOTHING, Measured, choose_one, select
-from llmc_jax.kernels.functions import PLAIN, cudnn_attention_backward, cudnn_attention_forward
+from llmc_jax.kernels.functions import PLAIN, PRODUCTS, TWINS, cudnn_attention_backward, cudnn_attention_forward
 from llmc_jax.machine.gpus import measured_on
 from llmc_jax.models.execution import Execution
 from llmc_jax.ops import attention
@@ -126,9 +126,11 @@ def test_on_a_gpu_the_kernels_run(name: str, dtype: str) -> None:
     expected = dict.fromkeys(GROUPS, "pallas") | {
         "attention": "flash, pallas" if flash else "naive, xla", "global norm": "xla",
     }  # fmt: skip
-    assert chosen(selection) == expected
+    products = (name, dtype) == ("H200", "bf16")
+    assert chosen(selection) == expected | dict.fromkeys(PRODUCTS, "pallas" if products else "xla")
     for field, function in functions(selection).items():
-        if field in {"global_norm", *XLA_ALONE} or (field.startswith("attention") and not flash):
+        aside = (field.startswith("attention") and not flash) or (field in TWINS and not products)
+        if field in {"global_norm", *XLA_ALONE} or aside:
             assert function is PLAIN[field]
         else:
             module, target = made_by(function)
@@ -284,7 +286,7 @@ def test_attention_that_no_kernel_computes_is_xla_s(
     ("which", "machines", "fallen"),
     [
         ("xla", MACHINES, ()),
-        ("pallas", ("CPU", *WITHOUT_KERNELS), set(GROUPS) - {"attention"}),
+        ("pallas", ("CPU", *WITHOUT_KERNELS), set(GROUPS) - {"attention", *PRODUCTS}),
         ("triton", ("CPU", "MI300X", "H200"), TRITON),  # where it is not installed
     ],
 )
@@ -352,6 +354,7 @@ questions = st.builds(
     kernels=st.sampled_from(["auto", "xla", "pallas", "triton"]),
     attention=st.sampled_from(["auto", "naive", "flash", "cudnn", "relu"]),
     gelu_fusion=st.sampled_from([-1, 0, 1]),
+    products=st.sampled_from(["auto", "xla", "pallas"]),
 )
 kinds = st.sampled_from([CAUSAL, RELU, WINDOW])
 
@@ -367,14 +370,14 @@ def test_whatever_is_asked_something_runs_and_says_why(
         selection = choose(asked, MACHINES[name], dtype, head_size, attention=kind)
         assert [choice.operation for choice in selection.choices] == list(GROUPS)
         assert all(choice.why and choice.implementation for choice in selection.choices)
-        assert all(callable(function) for function in functions(selection).values())
+        assert all(callable(each) or name in TWINS for name, each in functions(selection).items())
         fallen = [choice for choice in selection.choices if choice.fell_back]
         assert all("xla" in choice.implementation or "softmax" in choice.implementation for choice in fallen)
         if not fallen:
             strict = choose(asked, MACHINES[name], dtype, head_size, attention=kind, strict=True)
             assert strict.choices == selection.choices
             return
-        assert (asked.kernels, asked.attention) != ("auto", "auto") or asked.gelu_fusion == 1
+        assert (asked.kernels, asked.attention, asked.products) != ("auto",) * 3 or asked.gelu_fusion == 1
         with pytest.raises(InputError, match="--strict-kernels"):
             choose(asked, MACHINES[name], dtype, head_size, attention=kind, strict=True)
 

@@ -16,7 +16,7 @@ from llmc_jax.base.plain import to_json
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.kernels import Choice, Finding, Findings, Machine, functions, record
-from llmc_jax.kernels.functions import GROUPS
+from llmc_jax.kernels.functions import GROUPS, PRODUCTS
 from llmc_jax.kernels.record import MadeFor, Preferences, Resolved, differences, from_json
 from llmc_jax.machine.compiling import TRITON_GEMM
 from llmc_jax.ops.gelu import gelu_forward_in_product
@@ -168,7 +168,8 @@ def test_gelu_in_the_product_is_repeated() -> None:
     [
         ({"attention": "naive"}, {"attention"}),
         ({"kernels": "xla"}, set(GROUPS)),
-        ({"gelu_fusion": 1, "recompute": 0}, {"gelu"}),
+        ({"products": "xla"}, set(PRODUCTS)),
+        ({"gelu_fusion": 1, "recompute": 0}, {"gelu", "fc"}),
         ({"logit_rows": 0}, set()),
         ({"triton_gemm": "off"}, set()),
     ],
@@ -236,7 +237,7 @@ def test_what_cannot_run_is_chosen_anew_and_named(what: str) -> None:
 
 
 def test_what_another_precision_or_a_finding_rules_out_cannot_run() -> None:
-    assert problems(SLOWER, TrainConfig(), H200, "fp32") == ["attention"]
+    assert problems(SLOWER, TrainConfig(), H200, "fp32") == ["attention", *PRODUCTS]
     wrong = Findings(found=(Finding("gelu", "pallas", problem="its numbers are wrong"),))
     assert problems(SLOWER, TrainConfig(), H200, findings=wrong) == ["gelu"]
     choices = planned(TrainConfig(), H200, before=SLOWER, findings=wrong).choices

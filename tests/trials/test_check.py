@@ -10,7 +10,7 @@ import pytest
 from benchmarks.gpu.solvers import FUNCTIONS
 from llmc_jax.config.model import RELU, parse_descriptor
 from llmc_jax.kernels import Finding, Machine, Preferences, functions
-from llmc_jax.kernels.functions import GROUPS
+from llmc_jax.kernels.functions import GROUPS, PRODUCTS
 from llmc_jax.models.layout import flat_size, tensor_specs
 from llmc_jax.ops.gelu import gelu_forward_in_product
 from llmc_jax.trials import candidates, check, numerics
@@ -32,22 +32,30 @@ def labels(case: Case) -> list[str]:
     return [each.label for each in candidates.listed(case)]
 
 
-HOPPER = ["layernorm: pallas", "gelu: pallas", "attention: flash, pallas", "classifier: pallas",
+AMPERE = ["layernorm: pallas", "gelu: pallas", "attention: flash, pallas", "classifier: pallas",
           "embedding backward: pallas", "adamw: pallas", "attention: cudnn"]  # fmt: skip
+OF_HOPPER = [f"{product}: pallas" for product in PRODUCTS]
+HOPPER = [*AMPERE[:-1], *OF_HOPPER, AMPERE[-1]]
 
 
 def test_what_is_tried() -> None:
     """What may run: neither what stands behind XLA's, nor attention with the T x T matrix."""
     assert labels(D12) == HOPPER
-    assert labels(D12._replace(machine=Machine("gpu", "NVIDIA A100-SXM4-80GB", "8.0"))) == HOPPER
+    assert labels(D12._replace(machine=Machine("gpu", "NVIDIA A100-SXM4-80GB", "8.0"))) == AMPERE
     assert "attention: cudnn" not in labels(D12._replace(dtype="fp32"))
     asked = {
         ("xla", "auto"): [],
         ("xla", "cudnn"): ["attention: cudnn"],
-        ("pallas", "naive"): [*(each for each in HOPPER if "attention" not in each), "global norm: pallas"],
+        ("pallas", "naive"): [
+            *(each for each in AMPERE if "attention" not in each),
+            "global norm: pallas",
+            *OF_HOPPER,
+        ],
         ("auto", "flash"): HOPPER[:-1],
     }
     assert {key: labels(D12._replace(asked=Preferences(*key))) for key in asked} == asked
+    without = D12._replace(asked=Preferences(products="xla"))
+    assert labels(without) == AMPERE and labels(D12._replace(asked=Preferences(gelu_fusion=1)))[6:8] == OF_HOPPER[::2]
     assert labels(D12._replace(machine=Machine("cpu", "cpu"))) == []
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from llmc_jax.kernels import Finding, Findings, Preferences
+from llmc_jax.kernels.functions import PRODUCTS
 from llmc_jax.trials import candidates, start
 from llmc_jax.trials.candidates import Case
 from llmc_jax.trials.children import Outcome, Task, Tried
@@ -16,9 +17,15 @@ CRASH = Outcome("FAILED", "the process ended with status -6", 0.0)
 
 
 class Card:
-    """A card that answers from a table, and whose clock goes on by a second with each task."""
+    """A card that answers from a table, and whose clock goes on by a second with each task.
 
-    def __init__(self, step: Any = lambda chosen, options: 0.1 if chosen else 0.2, **bad: Outcome) -> None:
+    beside: the seconds of a step on our products, timed in turns with one without.
+    """
+
+    def __init__(
+        self, step: Any = lambda chosen, options: 0.1 if chosen else 0.2, beside: float = 0.0, **bad: Outcome
+    ) -> None:
+        self.beside = beside
         self.now, self.step = 0.0, step
         self.tried: list[str] = []
         self.bad = bad  # by operation; of attention by implementation
@@ -32,7 +39,8 @@ class Card:
             found = self.step(dict(task.arguments["chosen"]), task.arguments["options"])
             if isinstance(found, Outcome):
                 return found
-            return Outcome("DONE", Tried("", found) if found else Tried("x", 1.0), 1.0)
+            beside = self.beside if "beside" in task.arguments else 0.0
+            return Outcome("DONE", Tried("", found, beside=beside) if found else Tried("x", 1.0), 1.0)
         finding = task.arguments["finding"]
         self.tried.append(finding.label)
         name = finding.implementation if finding.operation == "attention" else finding.operation
@@ -57,8 +65,11 @@ def test_right_kernels_that_are_faster_run() -> None:
     card = Card()
     found = card.search()
     assert not found.notes and not any(each.problem or each.unjudged for each in found.found)
-    assert card.tried == [*(each.label for each in candidates.listed(D12)), "step", "step", "step"]
-    assert dict(found.steps) == {"xla": 0.2, "the kernels": 0.1, "the kernels, attention by cudnn": 0.1}
+    assert card.tried == [*(each.label for each in candidates.listed(D12)), *["step"] * 4]
+    assert dict(found.steps) == {
+        "xla": 0.2, "the kernels": 0.1, "the kernels, products by NVIDIA's library": 0.1,
+        "the kernels, attention by cudnn": 0.1,
+    }  # fmt: skip
     chosen = choose(Preferences(), D12.machine, "bf16", 64, found).choices
     assert {choice.by for choice in chosen if choice.operation != "global norm"} == {"pallas"}
     assert {choice.why for choice in chosen if choice.operation != "global norm"} == {"measured here"}
@@ -82,6 +93,14 @@ def test_the_fastest_step_decides(seconds: tuple[float, float, float], attention
         assert set(dict(found.fastest).values()) <= BY_XLA and not any(each.problem for each in found.found)
 
 
+@pytest.mark.parametrize(("beside", "by"), [(0.11, "xla"), (0.09, "pallas")])
+def test_products_of_ours_are_compared_in_turns(beside: float, by: str) -> None:
+    """With NVIDIA's and the passes that they save: what a step took alone, 0.1 s, does not count."""
+    found = Card(beside=beside).search()
+    chosen = {choice.operation: choice.by for choice in choose(Preferences(), D12.machine, "bf16", 64, found).choices}
+    assert {chosen[name] for name in PRODUCTS} == {by} and chosen["layernorm"] == "pallas" and not found.notes
+
+
 def test_what_is_wrong_costs_itself(said: list[str]) -> None:
     """Wrong, crashed, hung, refused by the compiler; out of memory is not wrong."""
     bad = {
@@ -98,15 +117,18 @@ def test_what_is_wrong_costs_itself(said: list[str]) -> None:
     assert not found.notes and sum("is not used" in line for line in said) == 4
     assert dict(found.fastest) == {
         "layernorm": "pallas", "gelu": "xla", "attention": "cudnn", "classifier": "xla",
-        "embedding backward": "pallas", "adamw": "xla",
+        "embedding backward": "pallas", "adamw": "xla", **dict.fromkeys(PRODUCTS, "pallas"),
     }  # fmt: skip
 
 
 def test_a_wrong_step_is_tried_again() -> None:
-    """First compiled otherwise, then with XLA's classifier, with cuDNN's attention, and by XLA alone."""
+    """Without our products, compiled otherwise, with XLA's classifier, with cuDNN's attention, and by XLA alone."""
+    found = Card(lambda chosen, _: 0.2 if not chosen else 0.1 if chosen["head"] == "xla" else None).search()
+    assert {each.operation for each in found.found if each.problem} == set(PRODUCTS) and len(found.notes) == 1
+    assert dict(found.fastest)["layernorm"] == "pallas"
     found = Card(lambda chosen, options: 0.2 if not chosen or options else None).search()
-    assert found.options == NO_FUSION and found.fastest and len(found.notes) == 1
-    assert not any(each.problem for each in found.found)
+    assert found.options == NO_FUSION and found.fastest and len(found.notes) == 2
+    assert {each.operation for each in found.found if each.problem} == set(PRODUCTS)
 
     def without_classifier(chosen: dict[str, str], _: Any) -> float | None:
         return 0.3 if not chosen else 0.2 if chosen["classifier"] == "xla" else None
@@ -115,10 +137,11 @@ def test_a_wrong_step_is_tried_again() -> None:
     assert found.options == () and found.problem("classifier", "pallas") and not found.problem("gelu", "pallas")
     assert dict(found.fastest)["classifier"] == "xla" and dict(found.fastest)["gelu"] == "pallas"
     found = Card(lambda chosen, _: None if chosen.get("attention") == "flash, pallas" else 0.2).search()
-    assert [each.key for each in found.found if each.problem] == [("attention", "flash, pallas")]
-    assert len(found.notes) == 3 and [name for name, _ in found.steps] == ["xla", "the kernels, attention by cudnn"]
+    wrong = {each.operation for each in found.found if each.problem}
+    assert wrong == {"attention", *PRODUCTS} and len(found.notes) == 4
+    assert [name for name, _ in found.steps] == ["xla", "the kernels, products by NVIDIA's library, attention by cudnn"]
     found = Card(lambda chosen, _: CRASH if chosen else 0.2).search()
-    assert set(dict(found.fastest).values()) == BY_XLA and len(found.notes) == 4
+    assert set(dict(found.fastest).values()) == BY_XLA and len(found.notes) == 5
     assert all(choice.by == "xla" for choice in choose(Preferences(), D12.machine, "bf16", 64, found).choices)
     asked = choose(Preferences(kernels="pallas"), D12.machine, "bf16", 64, found).choices
     assert all(choice.by == "xla" for choice in asked if choice.operation not in ("attention", "global norm"))
@@ -133,7 +156,7 @@ def test_options_that_nobody_has_decided_are_tried_on_the_best_step(by_default: 
     card = Card(lambda chosen, options: 0.3 if not chosen else 0.1 if options else by_default)
     found = card.search(D12._replace(other_options=NO_TRITON))
     assert not found.notes and found.options == expected
-    assert len(found.steps) == 3 + (by_default is not None)
+    assert len(found.steps) == 4 + (by_default is not None)
 
 
 def test_what_cannot_be_compared_runs_as_shipped() -> None:
