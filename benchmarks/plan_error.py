@@ -120,7 +120,8 @@ def predicted_of(run: Run) -> Any:
     from llmc_jax.plan.time import step_time
 
     kind = TARGETS[run.gpu].device_kind if run.gpu in TARGETS else run.gpu
-    config = parse_args([*run.words.split(), "--triton-gemm", "off"])  # biases are added in cuBLASLt's products
+    # llm.c's products are cuBLASLt's, which add biases
+    config = parse_args([*run.words.split(), "--triton-gemm", "off", "--products", "xla"])
     plan = make_plan(config, parse_descriptor(config.model), machine_of(kind))
     hardware = gpu(kind, plan.product_precision)
     if shares := CUDNN.get(GPUS[kind].capability):

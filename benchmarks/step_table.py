@@ -11,7 +11,8 @@ program, before a CUDA graph makes one launch of several, the body of a loop as 
 times are estimates.
 
 - Rates are the typical ones of llmc_jax/plan/efficiency.py, which names their sources: of Hopper those that one NVIDIA
-  H200 reached, of the others estimates.
+  H200 reached, but of products of ours; these, and those of an A100, an RTX 4090 and a B200, are estimates: shares of a
+  peak that other programs or cards reached. Between: by the highest of all rates, and by the lowest.
 - A product takes its operations over a rate, divided by the share of the multiprocessors that its tiles (of 128 x 256,
   and the others that its GPU takes) keep busy, the sum split where they are too few; never less than its bytes at the
   speed of a copy. What an epilogue adds is its bytes alone.
@@ -122,6 +123,7 @@ class Table(NamedTuple):
     rates: dict[str, float]  # FLOP/s and bytes per second
     groups: dict[str, Group]
     facts: Facts
+    between: tuple[float, float]  # seconds by the highest of all rates, and by the lowest
 
     @property
     def total(self) -> Group:
@@ -200,22 +202,24 @@ def memory_rate(rates: dict[str, float], place: Place | None) -> float:
 # ----- a table ------------------------------------------------------------------------------------------------------
 
 
-def rates_of(gpu: str, dtype: str, attention: str = "") -> dict[str, float]:
-    """Return the rates to estimate with. attention: TFLOP/s forward and backward, as 300,250. Raises InputError."""
+def rates_of(gpu: str, dtype: str, attention: str = "", end: str = "typical") -> dict[str, float]:
+    """Return the rates to estimate with. attention: TFLOP/s forward and backward, as 300,250. Raises InputError.
+
+    end: low, typical or high.
+    """
     here = hardware_of(gpu, dtype)
-    shares = here.shares
+    shares = {kind: getattr(share, end) for kind, share in here.shares.items()}
     try:
         forward, backward = (1e12 * float(each) for each in attention.split(",")) if attention else (
-            here.flops * shares[kind].typical for kind in (ATTENTION, ATTENTION_BACKWARD)
+            here.flops * shares[kind] for kind in (ATTENTION, ATTENTION_BACKWARD)
         )  # fmt: skip
     except ValueError as error:
         raise InputError(f"--attention {attention}: must be two rates in TFLOP/s, as in 300,250") from error
     return {
-        "products": here.flops * shares[PRODUCTS].typical,
-        "products of ours": here.flops * shares[OWN_PRODUCTS].typical, "attention_forward": forward,
-        "attention_backward": backward, "bandwidth": here.bandwidth * shares[COPY].typical,
-        "memory": here.bandwidth * shares[MEMORY].typical,
-        **{name: here.bandwidth * each.typical for name, each in shares.items() if name.startswith(PHASES)},
+        "products": here.flops * shares[PRODUCTS], "products of ours": here.flops * shares[OWN_PRODUCTS],
+        "attention_forward": forward, "attention_backward": backward, "bandwidth": here.bandwidth * shares[COPY],
+        "memory": here.bandwidth * shares[MEMORY],
+        **{name: here.bandwidth * each for name, each in shares.items() if name.startswith(PHASES)},
     }  # fmt: skip
 
 
@@ -225,11 +229,22 @@ def hardware_of(gpu: str, dtype: str) -> Hardware:
 
 
 def make_table(
-    case: str, jax: str, text: str, gpu: str, model: ModelConfig, shape: Shape, rates: dict[str, float]
+    case: str, jax: str, text: str, gpu: str, model: ModelConfig, shape: Shape, attention: str = ""
 ) -> Table:
-    """The table of a program's text. gpu: a name of gpus.TARGETS."""
-    program, here = Program(text), hardware_of(gpu, shape.dtype)
-    groups = dict.fromkeys(GROUPS, Group())
+    """The table of a program's text. gpu: a name of gpus.TARGETS. Raises InputError as `rates_of`."""
+    program = Program(text)
+    rates, *ends = (rates_of(gpu, shape.dtype, attention, end) for end in ("typical", "high", "low"))
+    groups = groups_of(program, gpu, model, shape, rates)
+    fast, slow = (sum(each.seconds for each in groups_of(program, gpu, model, shape, end).values()) for end in ends)
+    tokens, facts = shape.rows * shape.micro_batches, facts_of(program, text, model, shape)
+    return Table(case, jax, tokens, rates, groups, facts, (fast, slow))
+
+
+def groups_of(
+    program: Program, gpu: str, model: ModelConfig, shape: Shape, rates: dict[str, float]
+) -> dict[str, Group]:
+    """Return what the kernels of each group do in a step, and how long at some rates."""
+    here, groups = hardware_of(gpu, shape.dtype), dict.fromkeys(GROUPS, Group())
     for instruction, times in launched(program):
         name = group_of(program, instruction, shape.rows, model)
         known = name in KNOWN_BYTES and "mosaic_gpu" in instruction.rest
@@ -244,7 +259,7 @@ def make_table(
         if operation == "attention":
             seconds = max(seconds, flops / rates[f"attention_{phase}"])
         groups[name] = _added(groups[name], Group(0, moved, flops, seconds))
-    return Table(case, jax, shape.rows * shape.micro_batches, rates, groups, facts_of(program, text, model, shape))
+    return groups
 
 
 def stands_by(program: Program, instruction: Instruction) -> bool:
@@ -300,7 +315,8 @@ def as_json(table: Table) -> dict[str, Any]:
 
 def from_json(found: dict[str, Any]) -> Table:
     groups = {name: Group(**group) for name, group in found["groups"].items()}
-    return Table(**(found | {"groups": groups, "facts": Facts(**found["facts"])}))
+    between = tuple(found["between"])
+    return Table(**(found | {"groups": groups, "facts": Facts(**found["facts"]), "between": between}))
 
 
 def read_tables(path: Path) -> dict[str, Table]:
@@ -324,9 +340,17 @@ def render(now: Table, before: Table | None = None) -> str:
         if any(groups_.kernels or groups_.bytes for groups_ in groups):
             lines.append(f"| {name} | {' | '.join(_cells(group) for group in groups)} |")
     lines.append(f"| **all** | {' | '.join(_cells(table.total) for table in columns)} |")
-    told = " → ".join(f"{table.total.kernels} kernels, {1e3 * table.total.seconds:.1f} ms, "
-                      f"{table.tokens / table.total.seconds:,.0f} tokens/s" for table in columns)  # fmt: skip
+    told = " → ".join(
+        f"{table.total.kernels} kernels, {1e3 * table.total.seconds:.1f} ms ({ends_of(table)}), "
+        f"{table.tokens / table.total.seconds:,.0f} tokens/s"
+        for table in columns
+    )
     return "\n".join([*lines, "", f"Estimated: {told}.", *map(_facts_line, columns[-1:])])
+
+
+def ends_of(table: Table) -> str:
+    """Return the milliseconds between which all rates lie."""
+    return " to ".join(f"{1e3 * seconds:.1f}" for seconds in table.between)
 
 
 def _cells(group: Group) -> str:
@@ -359,11 +383,12 @@ def page(now: dict[str, Table]) -> str:
         f"{', '.join(sorted({table.jax for table in now.values()}))}. Nothing was run on a GPU: programs are compiled, "
         f"kernels and bytes counted, times estimated.\n\n{method}"
     ]
-    parts.append("| step | kernels | GB | ms | tokens/s |\n|---|---:|---:|---:|---:|")
+    parts.append("| step | kernels | GB | ms | between | tokens/s |\n|---|---:|---:|---:|---|---:|")
     for case, table in now.items():
         kernels, moved, _, seconds = table.total
         parts[-1] += (
-            f"\n| {case} | {kernels} | {moved / 1e9:.1f} | {1e3 * seconds:.1f} | {table.tokens / seconds:,.0f} |"
+            f"\n| {case} | {kernels} | {moved / 1e9:.1f} | {1e3 * seconds:.1f} | {ends_of(table)} | "
+            f"{table.tokens / seconds:,.0f} |"
         )
     for case, table in now.items():
         parts.append(f"## {case}\n\nRates: {rates_line(table)}.\n\n{render(table)}")
@@ -405,14 +430,13 @@ def main() -> None:
     try:
         case, _, model = case_of(options.gpu, words)
         text, shape = text_of(options.gpu, words, options.hlo)
-        rates = rates_of(options.gpu, shape.dtype, options.attention)
+        import jax
+
+        table = make_table(case, jax.__version__, text, options.gpu, model, shape, options.attention)
     except InputError as error:
         parser.exit(2, f"step_table.py: {error}\n")
     if options.keep:
         options.keep.write_text(text)
-    import jax
-
-    table = make_table(case, jax.__version__, text, options.gpu, model, shape, rates)
     if options.json:
         write_tables(options.json, [table])
     kept = read_tables(options.compare) if options.compare else {}

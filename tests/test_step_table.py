@@ -65,7 +65,7 @@ PROGRAM = HEAD + "".join(f"  %k.{place} = {text}\n" for place, text in enumerate
 
 @pytest.fixture(scope="module")
 def table() -> Table:
-    return make_table("a case", "0.0", PROGRAM, "h200", MODEL, SHAPE, RATES)
+    return make_table("a case", "0.0", PROGRAM, "h200", MODEL, SHAPE)
 
 
 def test_every_kernel_is_in_its_group(table: Table) -> None:
@@ -91,14 +91,14 @@ def test_kernels_that_write_parts_count_as_the_calculator_says(table: Table) -> 
         assert table.groups[name].bytes == work[key].bytes
     attention = work["backward", "attention"]
     assert table.groups["attention backward"].flops == attention.flops
-    slow = make_table("a case", "0.0", PROGRAM, "h200", MODEL, SHAPE, RATES | {"attention_backward": 1e6})
+    slow = make_table("a case", "0.0", PROGRAM, "h200", MODEL, SHAPE, "300,1e-6")
     assert slow.groups["attention backward"].seconds == GAP + attention.flops / 1e6
 
 
 def test_facts(table: Table) -> None:
     assert table.facts == Facts(copies=[], wide=["k.13 f32[256,128]"], epilogues={"BIAS": 1})
     large = PROGRAM.replace("f32[256,128]", "f32[256,1280]")
-    found = make_table("a case", "0.0", large, "h200", MODEL, SHAPE, RATES).facts
+    found = make_table("a case", "0.0", large, "h200", MODEL, SHAPE).facts
     assert found.copies == ["f32[256,1280]"]
 
 

@@ -163,6 +163,16 @@ def attention(
     yield case(f"attention.{kind}attention_backward", dtype, shape, out, qkv, out, saved, num_heads, version=version)
 
 
+def products(rows: int, C: int, F: int, vocab_size: int, padded: int) -> Iterator[Case]:
+    x, hidden, of_row = array("bf16", rows, C), array("bf16", rows, F), array("fp32", rows)
+    head = x, array("bf16", padded, C), array("int32", rows), of_row, vocab_size
+    for name in ("head_weights", "head_totals"):
+        yield case(f"matmul.{name}", "bf16", f"rows={rows} C={C} V={vocab_size} Vp={padded}", *head)
+    shape, w = f"rows={rows} C={C} F={F}", array("bf16", F, C)
+    yield case("matmul.linear_gelu_forward", "bf16", shape, x, w, array("bf16", F))
+    yield case("matmul.linear_gelu_backward", "bf16", shape, x, array("bf16", C, F), hidden)
+
+
 def adamw(dtype: str, rounding: str, gradient: str | None = None, masters: bool = True) -> Iterator[Case]:
     wide, low, scalar = array("fp32", FLAT), array(dtype, FLAT), array("fp32")
     params, copy = (wide, None if dtype == "fp32" else low) if masters else (low, None)
@@ -200,6 +210,9 @@ def cases(gpu: str) -> list[Case]:
     found += adamw("bf16", "stochastic")
     found += adamw("bf16", "stochastic", masters=False)
     target = gpus.known_target(gpu).architecture
+    if target == "sm_90":  # no other has their instructions
+        found += products(ROWS, 768, 4 * 768, V, Vp)
+        found += products(4095, 1600, 6400, 65, 128)
     chosen = attention_sizes(target, 64, None).version
     for head_size in (32, 64, 80, 96, 128):
         found += attention("bf16", 1024, 12, head_size, version=chosen)

@@ -141,5 +141,8 @@ def test_every_kernel_and_the_step_lower(lowered: dict[str, str]) -> None:
 
 
 def test_every_public_kernel_is_lowered_and_compiled() -> None:
+    """Those made of Hopper's instructions for Hopper alone."""
     for gpu in LOWERED_FOR:
-        assert cases.public_kernels() == {case.function for case in cases.cases(gpu)}
+        hopper = gpus.known_target(gpu).architecture == "sm_90"
+        kernels = {name for name in cases.public_kernels() if hopper or not name.startswith("matmul.")}
+        assert kernels == {case.function for case in cases.cases(gpu)}

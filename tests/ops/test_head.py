@@ -201,7 +201,7 @@ class Case(NamedTuple):
 
     pulls: tuple[float, float] | None  # of the targets' logits, in nats; None: nothing is learned
     losses: tuple[float, float]  # between which the mean lies, in nats
-    # Relative error of dwte, norm-wise, in bfloat16. Measured 0.9, 1.7, 3.4, 1.5 and 10.4 e-4: a target's own row is
+    # Relative error of dwte, norm-wise, in bfloat16. Measured 0.9, 1.7, 3.5, 1.6 and 10.3 e-4: a target's own row is
     # exact but for float32, and the other rows' error averages out, but where one other token has nearly all of it.
     dwte: float
     offset: float = 0.0  # of all logits alike
@@ -211,10 +211,11 @@ CASES = {
     "random": Case(None, (8, 10), dwte=1.2e-4),
     "fitted": Case((15, 19), (2e-3, 5e-3), dwte=2.1e-4),
     "memorised": Case((21, 24), (1e-5, 2e-5), dwte=4.2e-4),
-    "fitted, logits at -60": Case((15, 19), (2e-3, 5e-3), dwte=2.1e-4, offset=-60),
+    "fitted, logits at -60": Case((15, 19), (2e-3, 5e-3), dwte=1.9e-4, offset=-60),
     "far off": Case((-140, -110), (100, 200), dwte=1.2e-3),
 }
 WIDE_N, WIDE_C, WIDE_V, WIDE_Vp = 128, 256, 4000, 4096
+DLNF = 1.8e-3  # relative error of dlnf, norm-wise, in bfloat16
 every_case = pytest.mark.parametrize("case", CASES)
 
 
@@ -278,16 +279,16 @@ def test_without_a_classifier_in_float64(case: str, limit: int) -> None:
 @pytest.mark.parametrize("limit", [0, 32])
 @every_case
 def test_without_a_classifier_in_bfloat16(case: str, limit: int) -> None:
-    """Measured of dlnf: 1.6 to 1.9 e-3, which is one rounding of e and one of what comes of it; of a row 2.2e-3."""
+    """Measured of dlnf: 1.6 to 1.7 e-3, little more than rounding it once; of a row at most 2.1e-3."""
     inputs, expected = learned(case), expected_of(case)
     losses, dlnf, dwte = gradients(*inputs, WIDE_V, classifier, limit, *WITHOUT)
     assert (losses.dtype, dlnf.dtype, dwte.dtype) == (jnp.float32, jnp.bfloat16, jnp.float32)
     np.testing.assert_allclose(losses, expected[0], rtol=1e-5)
-    assert error(dlnf, expected[1]) < 2.1e-3 and error(dwte, expected[2]) < CASES[case].dwte
+    assert error(dlnf, expected[1]) < DLNF and error(dwte, expected[2]) < CASES[case].dwte
     counts = inputs[3] != 0
     assert not np.asarray(dlnf)[~counts].any()
     rows = zip(np.asarray(dlnf)[counts], expected[1][counts], strict=True)
-    assert max(error(*pair) for pair in rows) < 2.5e-3
+    assert max(error(*pair) for pair in rows) < 2.3e-3
     assert not np.asarray(dwte)[WIDE_V:].any()
 
 
@@ -296,7 +297,7 @@ def test_with_a_classifier_the_same_is_lost_in_bfloat16(case: str) -> None:
     """Or the tolerances above would say nothing: measured 0.9 to 7 e-2."""
     losses, dlnf, dwte = gradients(*learned(case), WIDE_V, classifier, 0)
     expected = expected_of(case)
-    assert error(dlnf, expected[1]) > 4 * 2.1e-3 and error(dwte, expected[2]) > 4 * CASES[case].dwte
+    assert error(dlnf, expected[1]) > 4 * DLNF and error(dwte, expected[2]) > 4 * CASES[case].dwte
     assert np.abs(losses / expected[0] - 1).max() > 1e-3
 
 

@@ -20,6 +20,7 @@ from tests.pallas_kernels.test_gelu import expected_of
 from tests.pallas_kernels.test_mutants import FOUND, Mutant, broken
 
 HALF = 1.01 * 2.0**-8  # one rounding to bfloat16
+IN_FP32 = 2.0**-20  # of sums over at most 128 products, and of GELU's slope (test_gelu.py)
 bf16, f32, f64 = jnp.bfloat16, np.float32, np.float64
 
 
@@ -223,7 +224,6 @@ GELU_SHAPES = {  # leading dimensions, of the sum, columns
 }
 *QUICKLY, LAST = GELU_SHAPES
 every_shape = pytest.mark.parametrize("shape", [*QUICKLY, pytest.param(LAST, marks=pytest.mark.slow)])
-IN_FP32 = 2.0**-20  # of sums over 256 products, and of GELU's slope (test_gelu.py)
 
 
 def linear(shape: str) -> tuple[jax.Array, jax.Array, jax.Array]:
