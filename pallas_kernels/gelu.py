@@ -45,7 +45,7 @@ def gelu_forward(x: jax.Array, *, target: str = "sm_90", interpret: bool = False
 
     def body(x_ref: Any, out_ref: Any) -> None:
         here = lax.axis_index("block")  # a row of (blocks, block): no index counts elements, which may be over 2^31
-        store(out_ref.at[here], forward(load(x_ref.at[here], layout, f32)).astype(x.dtype))
+        store(out_ref.at[here], forward(load(x_ref.at[here], layout, f32), exact=x.dtype == f32).astype(x.dtype))
 
     out = mosaic.kernel(
         body,
@@ -131,7 +131,7 @@ def _backward_strips(
         places = [(pl.ds(start + row, plan.at_once), columns) for row in range(0, plan.rows, plan.at_once)]
         loaded = [[load(ref.at[place], layout) for ref in (dout_ref, x_ref)] for place in places]
         for place, pair in zip(places, loaded, strict=True):
-            dx = backward(*(values.astype(f32) for values in pair))  # (at_once, strip)
+            dx = backward(*(values.astype(f32) for values in pair), exact=dx_ref.dtype == f32)  # (at_once, strip)
             store(dx_ref.at[place], dx.astype(dx_ref.dtype))
             sums = sums + dx
         return sums
@@ -141,25 +141,28 @@ def _backward_strips(
     mosaic.store_sums(sums_ref.at[pl.ds(share, 1), columns], plan.parts, [sums], scratch)
 
 
-def forward(x: jax.Array) -> jax.Array:
-    """Return GELU of float32 registers."""
-    return x * _logistic(x, x * x)
+def forward(x: jax.Array, *, exact: bool = False) -> jax.Array:
+    """Return GELU of float32 registers. exact: as float32 has it; else for a result that is rounded to 16 bits."""
+    return x * _logistic(x, x * x, exact)
 
 
-def backward(dout: jax.Array, x: jax.Array) -> jax.Array:
-    """Return the gradient of GELU at x, both float32 registers. In the order that takes the fewest instructions."""
+def backward(dout: jax.Array, x: jax.Array, *, exact: bool = False) -> jax.Array:
+    """Return the gradient of GELU at x, both float32 registers, in few instructions. exact: as in `forward`."""
     square = x * x
-    s = _logistic(x, square)
+    s = _logistic(x, square, exact)
     du = SLOPE + (3.0 * SLOPE * CUBIC) * square  # of 2 u
     xs = x * s
     return dout * (s + (xs - xs * s) * du)
 
 
-def _logistic(x: jax.Array, square: jax.Array) -> jax.Array:
+def _logistic(x: jax.Array, square: jax.Array, exact: bool) -> jax.Array:
     """Return 1 / (1 + exp(-2 u)): 0 where exp overflows.
 
-    As the square of rsqrt, which the hardware has: a division costs five instructions, and the epilogue of a product
-    (matmul.py) has time for twenty.
+    Unless exact, as the square of rsqrt, which the hardware has to within 2^-22.9, and of 1 exactly: a division costs
+    five instructions, and the epilogue of a product (matmul.py) has time for twenty.
     """
-    root = lax.rsqrt(1.0 + jnp.exp2(x * (-SLOPE2 - (SLOPE2 * CUBIC) * square)))
+    total = 1.0 + jnp.exp2(x * (-SLOPE2 - (SLOPE2 * CUBIC) * square))
+    if exact:
+        return 1.0 / total
+    root = lax.rsqrt(total)
     return root * root

@@ -87,6 +87,13 @@ def test_a_kernel_that_is_right_and_one_that_is_wrong(monkeypatch: pytest.Monkey
     assert check.measure_kernel(TINY, finding).problem.startswith("gelu_backward, output 1")
 
 
+@pytest.mark.slow
+def test_products_of_ours_and_a_step_on_them_beside_one_without() -> None:
+    assert [check.measure_kernel(TINY, Finding(name, "pallas")) for name in PRODUCTS] == [Tried()] * len(PRODUCTS)
+    ours, plain = (tuple((name, by) for name in PRODUCTS) for by in ("pallas", "xla"))
+    assert check.measure_step(TINY, ours, (), beside=plain) == Tried("", 1.0, beside=1.0)
+
+
 def test_a_digest_changes_with_each_element() -> None:
     outputs = jnp.arange(6, dtype=jnp.bfloat16).reshape(2, 3), jnp.float32(2.5)
     others = [outputs, (outputs[0][::-1], outputs[1]), (outputs[0], -outputs[1])]
