@@ -57,43 +57,50 @@ class Epilogue(NamedTuple):
     sums: str = ""
 
 
-@partial(jax.jit, static_argnames=("vocab_size", "target", "interpret"))
+@partial(jax.jit, static_argnames=("vocab_size", "keep", "target", "interpret"))
 def head_weights(
-    x: jax.Array,
-    w: jax.Array,
-    targets: jax.Array,
-    picked: jax.Array,
-    vocab_size: int,
-    *,
-    target: str = "sm_90",
-    interpret: bool = False,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return e (n, Vp) = exp(x w^T - base) in bfloat16, without targets and padding, its sums (n,), and base (n,).
+    lnf: jax.Array, wte: jax.Array, targets: jax.Array, picked: jax.Array, vocab_size: int, keep: bool = True,
+    *, target: str = "sm_90", interpret: bool = False,
+) -> tuple[jax.Array | None, jax.Array, jax.Array]:  # fmt: skip
+    """Return e (n, Vp) = exp(lnf wte^T - base) in bfloat16, without targets and padding, its sums (n,), and base (n,).
 
-    x (n, C) and w (Vp, C) bfloat16, targets (n,) int32, picked (n,) float32: the targets' logits. e is 0 in the column
-    of the row's target and from vocab_size on. The sums are float32, of e before it is rounded. base is picked; of a
-    row whose sum would be larger than LARGEST it is the largest other logit, for which the product is made again.
+    lnf (n, C) and wte (Vp, C) bfloat16, targets (n,) int32, picked (n,) float32: the targets' logits. e is 0 in the
+    column of the row's target and from vocab_size on. The sums are float32, of e before it is rounded. base is picked;
+    of a row whose sum would be larger than LARGEST it is the largest other logit, for which the product is made again.
+    keep=False: e is None, and never in memory.
     C to a multiple of 64, Vp of 128, else ValueError; n is padded to a multiple of 256, by copies.
 
     Compulsory bytes: 2 n C + 2 Vp C + 2 n Vp; 2 n C Vp operations, of which d12's 65,536 rows have 5.1e12: 5.1 ms at an
     H200's peak. Source: llmc_jax/ops/head.py, `head_weights`; docs/derivations/head.md.
     """
-    return _head(_Head(x, w, targets, vocab_size, target, interpret), picked, weights=True)  # type: ignore[return-value]
+    n, name = lnf.shape[0], "head_weights" if keep else "head_totals"
 
+    def ended(apply: Callable[..., Any], sums: str, beside: jax.Array, more: str = "", **how: Any) -> list[jax.Array]:
+        """Return what a product gives. beside (n,): what its epilogue takes of each row but the target."""
+        epilogue = Epilogue(apply, rows=2, outputs=int(keep and sums == "by row"), sums=sums)
+        rows = [targets.astype(jnp.int32), beside]
+        return _product(lnf, wte, rows, epilogue, target, interpret, name=name + more, **how)
 
-@partial(jax.jit, static_argnames=("vocab_size", "target", "interpret"))
-def head_totals(
-    x: jax.Array,
-    w: jax.Array,
-    targets: jax.Array,
-    picked: jax.Array,
-    vocab_size: int,
-    *,
-    target: str = "sm_90",
-    interpret: bool = False,
-) -> tuple[jax.Array, jax.Array]:
-    """Return the sums (n,) and base (n,) of `head_weights` alone, whose e is then never in memory."""
-    return _head(_Head(x, w, targets, vocab_size, target, interpret), picked, weights=False)  # type: ignore[return-value]
+    def others(column: Any, sums: jax.Array, wanted: jax.Array) -> jax.Array:
+        """Return which elements of a piece are real logits of other tokens than the row's target."""
+        here = mosaic.iota(sums.shape, 1, mosaic.WGMMA)
+        return (here != mosaic.along(wanted - column, here, 0)) & (here < vocab_size - column)
+
+    def exponentials(sums: jax.Array, column: Any, rows: Any, *_: Any) -> list[jax.Array]:
+        e = jnp.exp2(sums * LOG2E - mosaic.along(rows[1], sums, 0))
+        return [jnp.where(others(column, sums, rows[0]), e, 0.0)]
+
+    def logits(sums: jax.Array, column: Any, rows: Any, *_: Any) -> list[jax.Array]:
+        return [jnp.where(others(column, sums, rows[0]), sums, -jnp.inf)]
+
+    *e, shares = ended(exponentials, "by row", picked * LOG2E)
+    total = jnp.sum(shares, axis=0)[:n]
+    again = ~(total <= LARGEST)  # also where it is no number
+    run = jnp.any(again)
+    (largest,) = ended(logits, "largest by row", picked, "_largest", run=run)
+    base = jnp.where(again, jnp.max(largest, axis=0)[:n], picked)
+    *e, shares = ended(exponentials, "by row", base * LOG2E, "_again", run=run, over=e)
+    return e[0] if keep else None, jnp.where(run, jnp.sum(shares, axis=0)[:n], total), base
 
 
 @partial(jax.jit, static_argnames=("target", "interpret"))
@@ -108,7 +115,7 @@ def linear_gelu_forward(
     Compulsory bytes of n rows: 2 n I + 4 n O + 2 O I. Source: llmc_jax/ops/gelu.py, `linear_gelu_forward`.
     """
 
-    def apply(sums: jax.Array, _column: Any, _rows: Any, columns: Any, _read: Any) -> list[jax.Array]:
+    def apply(sums: jax.Array, _column: Any, _rows: Any, columns: Any, *_: Any) -> list[jax.Array]:
         h = (sums + mosaic.along(columns[0].astype(f32), sums, 1)).astype(bf16)
         return [h, gelu.forward(mosaic.widened(h, mosaic.WGMMA, interpret))]
 
@@ -135,51 +142,6 @@ def linear_gelu_backward(
     epilogue = Epilogue(apply, reads=True, sums="by column")
     dh, shares = _product(dout, w, [h], epilogue, target, interpret, name="linear_gelu_backward", transposed=False)
     return dh, jnp.sum(shares, axis=0).astype(h.dtype)
-
-
-class _Head(NamedTuple):
-    """A product of the head, which several epilogues may end."""
-
-    x: jax.Array
-    w: jax.Array
-    targets: jax.Array
-    vocab_size: int
-    target: str
-    interpret: bool
-
-    def taken(self, shape: tuple[int, ...], column: Any, wanted: jax.Array) -> jax.Array:
-        """Return which elements of a piece are real logits of other tokens than the row's target."""
-        here = mosaic.iota(shape, 1, mosaic.WGMMA)
-        return (here != mosaic.along(wanted - column, here, 0)) & (here < self.vocab_size - column)
-
-    def ended(self, epilogue: Epilogue, beside: jax.Array, name: str, **more: Any) -> list[jax.Array]:
-        """Return what a product gives. beside (n,): what the epilogue takes of each row beside its target."""
-        rows = [self.targets.astype(jnp.int32), beside]
-        return _product(self.x, self.w, rows, epilogue, self.target, self.interpret, name=name, **more)
-
-
-def _head(head: _Head, picked: jax.Array, *, weights: bool) -> tuple[jax.Array, ...]:
-    """Return e, if weights, its sums and base. The products after the first run where a sum is too large, else not."""
-
-    def exponentials(sums: jax.Array, column: Any, rows: Any, _columns: Any, _read: Any) -> list[jax.Array]:
-        wanted, base = rows
-        e = jnp.exp2(sums * LOG2E - mosaic.along(base, sums, 0))
-        return [jnp.where(head.taken(sums.shape, column, wanted), e, 0.0)]
-
-    def logits(sums: jax.Array, column: Any, rows: Any, _columns: Any, _read: Any) -> list[jax.Array]:
-        return [jnp.where(head.taken(sums.shape, column, rows[0]), sums, -jnp.inf)]
-
-    n, name = head.x.shape[0], "head_weights" if weights else "head_totals"
-    e_epilogue = Epilogue(exponentials, rows=2, outputs=int(weights), sums="by row")
-    *e, shares = head.ended(e_epilogue, picked * LOG2E, name)
-    total = jnp.sum(shares, axis=0)[:n]
-    again = ~(total <= LARGEST)  # also where it is no number
-    run = jnp.any(again)
-    largest_epilogue = Epilogue(logits, rows=2, outputs=0, sums="largest by row")
-    (largest,) = head.ended(largest_epilogue, picked, f"{name}_largest", run=run)
-    base = jnp.where(again, jnp.max(largest, axis=0)[:n], picked)
-    *e, shares = head.ended(e_epilogue, base * LOG2E, f"{name}_again", run=run, over=e)
-    return *e, jnp.where(run, jnp.sum(shares, axis=0)[:n], total), base
 
 
 # ----- a product, for any epilogue ----------------------------------------------------------------------------------

@@ -215,28 +215,17 @@ def _cudnn_problem(setting: Setting) -> str:
     return ""
 
 
-def _product_problem(setting: Setting) -> str:
-    """Return why our kernels cannot compute a product and what follows it; empty where they can."""
+def _product_problem(columns: int, setting: Setting) -> str:
+    """Return why our kernels cannot compute a product over C and what follows it. columns: their place in widths."""
     if problem := _pallas_problem(setting):
         return problem
     if setting.machine.target != "sm_90":
         return f"the kernels are made of Hopper's instructions, which {setting.machine.kind} has not"
-    return "" if setting.dtype == "bf16" else f"the kernels compute in bf16, not {setting.dtype}"
-
-
-def _head_problem(setting: Setting) -> str:
-    return _product_problem(setting) or _of_widths("C", setting.widths[0], "the logits", setting.widths[2])
-
-
-def _mlp_problem(setting: Setting) -> str:
-    return _product_problem(setting) or _of_widths("C", setting.widths[0], "the hidden layer", setting.widths[1])
-
-
-def _of_widths(summed: str, over: int, what: str, columns: int) -> str:
-    if not columns:
-        return f"the model has not {what}"
-    if over % 64 or columns % 128:
-        return f"the kernels take {summed} in 64s and {what} in 128s, not {over} and {columns}"
+    if setting.dtype != "bf16":
+        return f"the kernels compute in bf16, not {setting.dtype}"
+    C, found = setting.widths[0], setting.widths[columns]
+    if not found or C % 64 or found % 128:
+        return f"the kernels sum over a multiple of 64, for columns a multiple of 128, not over {C} for {found}"
     return ""
 
 
@@ -323,11 +312,11 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
     _row("adamw", "xla"),
     _row("global norm", "xla"),
     _row("global norm", "pallas", problem=_update_problem),
-    _row("head", "pallas", problem=_head_problem),
+    _row("head", "pallas", problem=partial(_product_problem, 2)),
     _row("head", "xla"),
-    _row("fc", "pallas", problem=_mlp_problem),
+    _row("fc", "pallas", problem=partial(_product_problem, 1)),
     _row("fc", "xla"),
-    _row("fcproj", "pallas", problem=_mlp_problem),
+    _row("fcproj", "pallas", problem=partial(_product_problem, 1)),
     _row("fcproj", "xla"),
 )  # fmt: skip
 

@@ -39,7 +39,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "adamw": ("adamw_update",),
     "global norm": ("global_norm",),
     # products that end in what would be a pass over their result; XLA's are None: both, one after the other
-    "head": ("head_weights", "head_totals"),
+    "head": ("head_weights",),
     "fc": ("linear_gelu_forward",),
     "fcproj": ("linear_gelu_backward",),
 }
@@ -47,7 +47,6 @@ PRODUCTS = ("head", "fc", "fcproj")  # of GROUPS: what --products is about
 # What such a product computes, plainly.
 TWINS: dict[str, Function] = {
     "head_weights": head.head_weights,
-    "head_totals": head.head_totals,
     "linear_gelu_forward": gelu.linear_gelu_forward,
     "linear_gelu_backward": gelu.linear_gelu_backward,
 }

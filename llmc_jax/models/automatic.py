@@ -135,7 +135,7 @@ def _head(
 
     def loss(rows: jax.Array, head: jax.Array) -> jax.Array:
         return weight * mean_of(
-            head_losses(rows, head, flat, V, op.classifier_forward, limit, op.head_totals), shape, T
+            head_losses(rows, head, flat, V, op.classifier_forward, limit, op.head_weights), shape, T
         )
 
     function = jax.custom_vjp(loss)

@@ -170,7 +170,7 @@ def token_losses(
     with scope("forward"):
         return head_losses(
             found.reshape(-1, found.shape[-1]), head_of(params, shape), targets.reshape(-1), shape.vocab_size,
-            op.classifier_forward, execution.logit_rows, op.head_totals,
+            op.classifier_forward, execution.logit_rows, op.head_weights,
         )  # fmt: skip
 
 

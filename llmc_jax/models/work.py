@@ -172,18 +172,10 @@ def _ended(works: Sequence[Work], config: ModelShape, shape: Shape) -> Iterator[
         elif place == ("backward", "fcproj") and "fcproj" in shape.ended:
             yield work._replace(bytes=work.bytes + array_bytes("fch", config, shape))
         elif place == ("backward", "gelu") and "fcproj" in shape.ended:
-            again = work.bytes - _gelu_backward_bytes(config, shape)
-            if again:
-                yield work._replace(bytes=again)
+            if shape.recompute and not shape.recompute_blocks:  # the forward's, again
+                yield work._replace(bytes=2 * array_bytes("fch", config, shape))
         elif not (place == ("forward", "gelu") and "fc" in shape.ended):
             yield work
-
-
-def _gelu_backward_bytes(config: ModelShape, shape: Shape) -> int:
-    """Return the bytes of GELU's backward alone."""
-    tables = tables_of(config)
-    assert tables is not None
-    return _bytes(tuple(each for each in tables.block_backward if each.name == "gelu"), config, shape)
 
 
 def block(tables: Tables, layer: int) -> tuple[Operation, ...]:

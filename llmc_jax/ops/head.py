@@ -33,10 +33,9 @@ from llmc_jax.ops.linear import linear_backward, linear_forward
 Classifier = Callable[[jax.Array, jax.Array, jax.Array, int], tuple[jax.Array, jax.Array]]
 # classifier_forward(logits (n, Vp), targets (n,), V) -> losses (n,), logsumexp (n,)
 ClassifierForward = Callable[[jax.Array, jax.Array, int], tuple[jax.Array, jax.Array]]
-# weights(lnf (n, C), wte (Vp, C), targets (n,), picked (n,), V) -> e (n, Vp), total (n,), base (n,), as `head_weights`
-Weights = Callable[[jax.Array, jax.Array, jax.Array, jax.Array, int], tuple[jax.Array, jax.Array, jax.Array]]
-# totals, with the same parameters -> total (n,), base (n,) alone
-Totals = Callable[[jax.Array, jax.Array, jax.Array, jax.Array, int], tuple[jax.Array, jax.Array]]
+# weights(lnf (n, C), wte (Vp, C), targets (n,), picked (n,), V, keep) -> e (n, Vp), total (n,), base (n,), as
+# `head_weights`
+Weights = Callable[..., tuple[jax.Array | None, jax.Array, jax.Array]]
 # add(dout (1, n, C), tokens (1, n), dwte (Vp, C)) -> dwte with each row added at its token, and a sum (n, C)
 AddRows = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
 
@@ -59,17 +58,17 @@ def head_losses(
     vocab_size: int,
     forward: ClassifierForward,
     limit: int = 0,
-    totals: Totals | None = None,
+    weights: Weights | None = None,
 ) -> jax.Array:
     """Cross-entropy (n,) in nats of targets (n,) given lnf (n, C) and wte (Vp, C); at most `limit` rows at a time.
 
-    totals: computes the sums of exponentials in the product, and no logits are ever in memory.
+    weights: computes sums of exponentials in the product, and no logits are ever in memory.
     """
-    if totals is not None:
+    if weights is not None:
         with jax.named_scope("classifier"):
             picked = picked_logits(lnf, wte, targets)  # (n,)
         with jax.named_scope("head"):
-            total, base = totals(lnf, wte, targets, picked, vocab_size)  # (n,) each
+            _, total, base = weights(lnf, wte, targets, picked, vocab_size, keep=False)  # (n,) each
         with jax.named_scope("classifier"):
             return _losses(total, base, picked)[0]
     size = rows_per_chunk(lnf.shape[0], limit)
@@ -148,13 +147,13 @@ def picked_logits(lnf: jax.Array, wte: jax.Array, targets: jax.Array) -> jax.Arr
 
 
 def head_weights(
-    lnf: jax.Array, wte: jax.Array, targets: jax.Array, picked: jax.Array, vocab_size: int
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+    lnf: jax.Array, wte: jax.Array, targets: jax.Array, picked: jax.Array, vocab_size: int, keep: bool = True
+) -> tuple[jax.Array | None, jax.Array, jax.Array]:
     """Return e (n, Vp) = exp(logits - base) in lnf's dtype, 0 at targets (n,) and in the padding, its sums, and base.
 
     lnf (n, C), wte (Vp, C); picked (n,): the targets' logits, which are base (n,) but where a sum would be larger than
     LARGEST: there it is the row's largest other logit. The sums (n,) are in at least float32, of e before it is
-    rounded. Source: docs/derivations/head.md.
+    rounded. keep=False: e is None. Source: docs/derivations/head.md.
     """
     wide = jnp.promote_types(lnf.dtype, jnp.float32)
     logits = jnp.einsum("nc,vc->nv", lnf, wte, preferred_element_type=wide)
@@ -163,14 +162,7 @@ def head_weights(
     fits = jnp.sum(jnp.exp(others - picked[:, None]), axis=1) <= LARGEST
     base = jnp.where(fits, picked, jnp.max(others, axis=1))
     e = jnp.exp(others - base[:, None])
-    return e.astype(lnf.dtype), jnp.sum(e, axis=1), base
-
-
-def head_totals(
-    lnf: jax.Array, wte: jax.Array, targets: jax.Array, picked: jax.Array, vocab_size: int
-) -> tuple[jax.Array, jax.Array]:
-    """Return the sums (n,) and base (n,) of `head_weights` alone."""
-    return head_weights(lnf, wte, targets, picked, vocab_size)[1:]
+    return e.astype(lnf.dtype) if keep else None, jnp.sum(e, axis=1), base
 
 
 def _losses(total: jax.Array, base: jax.Array, picked: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -29,15 +29,13 @@ class Operations(NamedTuple):
     linear_backward: Function
     # Products that end in what would be a pass over their result; None: both are done, one after the other.
     head_weights: Function | None = None
-    head_totals: Function | None = None
     linear_gelu_forward: Function | None = None
     linear_gelu_backward: Function | None = None
 
 
 # Of each such product the operations whose place it takes.
 PARTS = {
-    "head_weights": ("linear_forward", "linear_backward", "classifier"),
-    "head_totals": ("linear_forward", "classifier_forward"),
+    "head_weights": ("linear_forward", "linear_backward", "classifier", "classifier_forward"),
     "linear_gelu_forward": ("linear_forward", "gelu_forward"),
     "linear_gelu_backward": ("linear_backward", "gelu_backward"),
 }

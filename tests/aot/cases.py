@@ -166,8 +166,9 @@ def attention(
 def products(rows: int, C: int, F: int, vocab_size: int, padded: int) -> Iterator[Case]:
     x, hidden, of_row = array("bf16", rows, C), array("bf16", rows, F), array("fp32", rows)
     head = x, array("bf16", padded, C), array("int32", rows), of_row, vocab_size
-    for name in ("head_weights", "head_totals"):
-        yield case(f"matmul.{name}", "bf16", f"rows={rows} C={C} V={vocab_size} Vp={padded}", *head)
+    for keep in (True, False):
+        shape = f"rows={rows} C={C} V={vocab_size} Vp={padded}" + ("" if keep else " sums alone")
+        yield case("matmul.head_weights", "bf16", shape, *head, keep=keep)
     shape, w = f"rows={rows} C={C} F={F}", array("bf16", F, C)
     yield case("matmul.linear_gelu_forward", "bf16", shape, x, w, array("bf16", F))
     yield case("matmul.linear_gelu_backward", "bf16", shape, x, array("bf16", C, F), hidden)

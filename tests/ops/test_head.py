@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from llmc_jax.ops.classifier import classifier, classifier_forward
 from llmc_jax.ops.embedding import embedding_backward
-from llmc_jax.ops.head import head_gradients, head_losses, head_totals, head_weights, rows_per_chunk
+from llmc_jax.ops.head import head_gradients, head_losses, head_weights, rows_per_chunk
 from llmc_jax.ops.linear import linear_forward
 
 N, C, V, Vp = 30, 6, 11, 16  # rows, channels, vocabulary, padded vocabulary
@@ -61,7 +61,7 @@ def test_losses_and_gradients(limit: int, how: tuple[Any, ...], rng: np.random.G
         np.testing.assert_allclose(one, other, rtol=1e-11, atol=1e-13, err_msg=name)
     assert not np.asarray(found[2])[V:].any()  # the padded rows of wte
     assert not np.asarray(found[1])[3].any()  # the row whose loss does not count
-    alone = losses_alone(*inputs[:3], V, classifier_forward, limit, *([head_totals] if how else []))
+    alone = losses_alone(*inputs[:3], V, classifier_forward, limit, *([head_weights] if how else []))
     np.testing.assert_allclose(alone, expected[0], rtol=1e-12)
 
 
@@ -272,7 +272,7 @@ def test_without_a_classifier_in_float64(case: str, limit: int) -> None:
     np.testing.assert_allclose(losses, expected[0], rtol=1e-12, atol=1e-13)
     assert error(dlnf, expected[1]) < 1e-10 and error(dwte, expected[2]) < 1e-10
     np.testing.assert_allclose(
-        losses_alone(*wide[:3], WIDE_V, classifier_forward, limit, head_totals), losses, rtol=1e-14
+        losses_alone(*wide[:3], WIDE_V, classifier_forward, limit, head_weights), losses, rtol=1e-14
     )
 
 
@@ -304,7 +304,7 @@ def test_with_a_classifier_the_same_is_lost_in_bfloat16(case: str) -> None:
 @every_case
 def test_losses_from_sums_of_exponentials_in_bfloat16(case: str) -> None:
     lnf, wte, targets, _ = learned(case)
-    found = losses_alone(lnf, wte, targets, WIDE_V, classifier_forward, 0, head_totals)
+    found = losses_alone(lnf, wte, targets, WIDE_V, classifier_forward, 0, head_weights)
     assert found.dtype == jnp.float32
     np.testing.assert_allclose(found, expected_of(case)[0], rtol=1e-5)
 
@@ -320,4 +320,4 @@ def test_exponentials_around_the_largest_sum(loss: float) -> None:
     expected = np.exp([-np.inf, loss - taken, -taken, -np.inf])
     np.testing.assert_allclose(e, [expected], rtol=1e-6, atol=1.2e-38)  # no subnormals
     np.testing.assert_allclose(total, [expected.sum()], rtol=1e-6)
-    np.testing.assert_allclose(head_losses(lnf, wte, targets, 3, classifier_forward, 0, head_totals), loss, rtol=1e-6)
+    np.testing.assert_allclose(head_losses(lnf, wte, targets, 3, classifier_forward, 0, head_weights), loss, rtol=1e-6)

@@ -9,19 +9,18 @@ from llmc_jax.ops.table import PARTS, XLA, Operations, without_replaced
 
 FUSED: dict[str, Any] = {
     "head_weights": head.head_weights,
-    "head_totals": head.head_totals,
     "linear_gelu_forward": gelu.linear_gelu_forward,
     "linear_gelu_backward": gelu.linear_gelu_backward,
 }
 FULL = XLA._replace(**FUSED)
 # Of each operation that a model replaces: the products that go. Of all others: none.
 GONE = {
-    "linear_forward": {"head_weights", "head_totals", "linear_gelu_forward"},
+    "linear_forward": {"head_weights", "linear_gelu_forward"},
     "linear_backward": {"head_weights", "linear_gelu_backward"},
     "gelu_forward": {"linear_gelu_forward"},
     "gelu_backward": {"linear_gelu_backward"},
     "classifier": {"head_weights"},
-    "classifier_forward": {"head_totals"},
+    "classifier_forward": {"head_weights"},
 }
 
 
@@ -59,7 +58,7 @@ def test_nothing_replaced_nothing_gone() -> None:
 
 def test_a_product_of_the_model_s_own_stays() -> None:
     """Only where its parts are the program's."""
-    changed = FULL._replace(head_totals=own, gelu_forward=own)
+    changed = FULL._replace(head_weights=own, gelu_forward=own)
     assert without_replaced(changed, FULL) == changed._replace(linear_gelu_forward=None)
 
 

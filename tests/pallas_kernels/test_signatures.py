@@ -28,8 +28,7 @@ BUFFERS = {"arrays": ["m", "v", "gradient"]}
 def test_the_parameters_are_the_twin_s(name: str) -> None:
     kernel = inspect.signature(getattr(importlib.import_module(f"pallas_kernels.{FILES[name]}"), name)).parameters
     assert {"target", "interpret"} <= set(kernel)
-    # what attention keeps differs, and with it its name; a kernel's product is no layer's in particular
-    renamed = {"lse": "att", "saved": "att"} | ({"x": "lnf", "w": "wte"} if name.startswith("head") else {})
+    renamed = {"lse": "att", "saved": "att"}  # what attention keeps differs, and with it its name
     plain = [each.lstrip("_") for each in inspect.signature(TWINS[name]).parameters if each not in OF_THE_TWIN]
     expected = [each for name in plain for each in BUFFERS.get(name, [name])]
     assert [renamed.get(parameter, parameter) for parameter in kernel if parameter not in OWN] == expected

@@ -111,7 +111,8 @@ def test_recomputed_blocks_are_forwards_again() -> None:
 
 
 @pytest.mark.parametrize(("name", "words", "card"), [
-    ("h200", "-e d12 -b 64", "NVIDIA H200"), ("h100", "-e d12 -b 64", "NVIDIA H200"), ("a100", "-e d12 -b 64", None),
+    ("h200", "-e d12 -b 64 --products xla", "NVIDIA H200"), ("h100", "-e d12 -b 64 --products xla", "NVIDIA H200"),
+    ("h200", "-e d12 -b 64", None), ("a100", "-e d12 -b 64", None),
     ("h200", "-e d12 -b 4 --dtype fp32", None), ("h200", "-e d12 -b 64 --attention naive", None),
 ])  # fmt: skip
 def test_whose_rates_they_are(name: str, words: str, card: str | None) -> None:
