@@ -74,6 +74,7 @@ def head_weights(
     H200's peak. Source: llmc_jax/ops/head.py, `head_weights`; docs/derivations/head.md.
     """
     n, name = lnf.shape[0], "head_weights" if keep else "head_totals"
+    lnf, targets, picked = (_padded(each, round_up(n, ROWS * BLOCKS)) for each in (lnf, targets, picked))
 
     def ended(apply: Callable[..., Any], sums: str, beside: jax.Array, more: str = "", **how: Any) -> list[jax.Array]:
         """Return what a product gives. beside (n,): what its epilogue takes of each row but the target."""
@@ -94,13 +95,14 @@ def head_weights(
         return [jnp.where(others(column, sums, rows[0]), sums, -jnp.inf)]
 
     *e, shares = ended(exponentials, "by row", picked * LOG2E)
-    total = jnp.sum(shares, axis=0)[:n]
+    total = jnp.sum(shares, axis=0)
     again = ~(total <= LARGEST)  # also where it is no number
     run = jnp.any(again)
     (largest,) = ended(logits, "largest by row", picked, "_largest", run=run)
-    base = jnp.where(again, jnp.max(largest, axis=0)[:n], picked)
+    base = jnp.where(again, jnp.max(largest, axis=0), picked)
     *e, shares = ended(exponentials, "by row", base * LOG2E, "_again", run=run, over=e)
-    return e[0] if keep else None, jnp.where(run, jnp.sum(shares, axis=0)[:n], total), base
+    total = jnp.where(run, jnp.sum(shares, axis=0), total)
+    return e[0][:n] if keep else None, total[:n], base[:n]
 
 
 @partial(jax.jit, static_argnames=("target", "interpret"))
@@ -335,13 +337,14 @@ def _body(p: Problem, a: Any, b: Any, *refs: Any) -> None:
             mosaic.finish_reading()
             for (r, c), tile_s in zip(pieces, own_s, strict=True):
                 copies.start(here(read_g[0], r, c), tile_s, barriers, READ, worker)
+        sums = products.summed(
+            (ROWS, COLUMNS), p.steps, operands, lambda k: copies.release(barriers, RELEASED, slot(k))
+        )
+        # Not before: the compiler would put off telling that the last slot is free until all this is computed.
         by_row = [
             [mosaic.load(each.at[pl.ds(row + r * PIECE, PIECE)], mosaic.WGMMA.reduce(1)) for each in rows_g]
             for r in range(ROWS // PIECE)
         ]
-        sums = products.summed(
-            (ROWS, COLUMNS), p.steps, operands, lambda k: copies.release(barriers, RELEASED, slot(k))
-        )
         if read_g:
             copies.wait(barriers, READ, worker)
         totals: dict[int, jax.Array] = {}

@@ -37,6 +37,11 @@ CONTRADICTIONS = (
         "out",
     ),
     Rule(
+        lambda c: c.gelu_fusion == 1 and c.products == "pallas",
+        "{gelu_fusion}: GELU is computed in a product of NVIDIA's library, and with {products} in one of ours; leave "
+        "one of them out",
+    ),
+    Rule(
         lambda c: c.dtype == "fp16" and c.rounding == "stochastic",
         "{rounding}: is for bf16 only; with --dtype fp16 weights are rounded to nearest",
     ),

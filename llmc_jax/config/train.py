@@ -435,13 +435,13 @@ class TrainConfig:
     )
     products: str = option(
         "auto", "--products", KERNELS, {"program"}, "said",
-        "what computes the matrix products before the classifier and on both sides of GELU: pallas (handwritten for "
-        "Hopper GPUs, in bf16: they do the classifier's and GELU's work as well), xla (NVIDIA's library); auto = as "
-        "--kernels has it", choices=("auto", "xla", "pallas"),
+        "what computes three matrix products, of the head, of fc forward and of fcproj backward: pallas (handwritten "
+        "for Hopper GPUs, in bf16: they do the classifier's and GELU's work as well), xla (NVIDIA's library); auto = "
+        "the faster on the card, xla until that is known", choices=("auto", "xla", "pallas"),
     )
     strict_kernels: bool = option(
         False, "--strict-kernels", KERNELS, {"process"}, "free",
-        "stop if an operation cannot run as --kernels or --attention ask", switch=True, of_this_start=True,
+        "stop if an operation cannot run as --kernels, --products or --attention ask", switch=True, of_this_start=True,
     )
     attention: str = option(
         "auto", "--attention", KERNELS, {"program"}, "said",

@@ -102,6 +102,8 @@ class Setting(NamedTuple):
     spread: bool = False  # the optimizer's state is split over devices, or sums are in a fixed order
     attention: Attention = CAUSAL  # as the model has it
     optimizer: str = "adamw"  # as --optimizer has it
+    replaced: tuple[str, ...] = ()  # products of ours, of `Operations`, that the model does without
+    untried: bool = False  # nothing was compared on this card, where the choice is for a run
     # C, F, Vp: of the stream, the MLP's hidden layer (0: there is none) and the logits; here GPT-2 124M's
     widths: tuple[int, int, int] = (768, 3072, 50304)
 
@@ -220,7 +222,7 @@ def _product_problem(columns: int, setting: Setting) -> str:
     if problem := _pallas_problem(setting):
         return problem
     if setting.machine.target != "sm_90":
-        return f"the kernels are made of Hopper's instructions, which {setting.machine.kind} has not"
+        return f"the kernels are made of Hopper's instructions, which {setting.machine.kind} does not have"
     if setting.dtype != "bf16":
         return f"the kernels compute in bf16, not {setting.dtype}"
     C, found = setting.widths[0], setting.widths[columns]
@@ -271,6 +273,16 @@ def _row(
     return Implementation(operation, name or by, by, maker, problem or usual, kind, repeats_bits=by != "xla")
 
 
+def _product_row(operation: str, columns: int) -> Implementation:
+    """Return a product of ours and what follows it. columns: their place in a setting's widths."""
+
+    def problem(setting: Setting) -> str:
+        own = set(GROUPS[operation]) & set(setting.replaced)
+        return "the model computes this by operations of its own" if own else _product_problem(columns, setting)
+
+    return _row(operation, "pallas", problem=problem)
+
+
 def _by_softmax(by: str) -> Implementation:
     """Return attention with the T x T matrix, whose softmaxes are kernels of ours."""
     kernel, usual = BY[by]
@@ -312,11 +324,11 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
     _row("adamw", "xla"),
     _row("global norm", "xla"),
     _row("global norm", "pallas", problem=_update_problem),
-    _row("head", "pallas", problem=partial(_product_problem, 2)),
+    _product_row("head", 2),
     _row("head", "xla"),
-    _row("fc", "pallas", problem=partial(_product_problem, 1)),
+    _product_row("fc", 1),
     _row("fc", "xla"),
-    _row("fcproj", "pallas", problem=partial(_product_problem, 1)),
+    _product_row("fcproj", 1),
     _row("fcproj", "xla"),
 )  # fmt: skip
 
@@ -404,6 +416,9 @@ def _product_candidates(operation: str, asked: Preferences, setting: Setting) ->
     if wish in ("xla", "triton"):
         return Candidates([plain], "as asked")
     if asked.products == "auto" and (wish == "auto" or ours.problem(setting)):
+        known = MEASURED.get((str(setting.machine.target), operation))
+        if setting.untried and known is None and not ours.problem(setting):
+            return Candidates([plain], "ours has not been compared with it on this card")
         return _automatic([ours, plain], setting)
     return Candidates([ours, plain], "as asked", asked=True)
 

@@ -122,15 +122,19 @@ def choose_again(
     before: made for such a machine (`here`). findings: what was found out on this card. Raises InputError, if strict,
     for what --kernels or --attention ask for and cannot run.
     """
+    setting = setting._replace(untried=findings is not None and not findings.fastest)
     findings = findings or NOTHING
     recorded = {} if before is None else _recorded(before, asked, setting, findings)
     repeated = {operation: choice for operation, (choice, problem) in recorded.items() if not problem}
     if before is not None and still(before, asked, "gelu_fusion"):
         asked = asked._replace(gelu_fusion=before.gelu_fusion)
-    choices = [
-        repeated.get(each) or choose_one(each, asked, setting, findings) for each in operations(setting.optimizer)
-    ]
-    return select(choices, setting, strict)
+    choices = {
+        each: repeated.get(each) or choose_one(each, asked, setting, findings) for each in operations(setting.optimizer)
+    }
+    if choices["fc"].by == "pallas" != choices["gelu"].by:  # the backward may compute GELU again: to the same bits
+        why = "GELU would have other bits where it is computed again"
+        choices["fc"] = Choice("fc", "xla", "xla", why, asked.products == "pallas")
+    return select(list(choices.values()), setting, strict)
 
 
 def cannot_repeat(
@@ -147,7 +151,9 @@ def _recorded(
     before: Resolved, asked: Preferences, setting: Setting, findings: Findings
 ) -> dict[str, tuple[Choice | None, str]]:
     """Return what a record has for each operation that it decides, and why that cannot run; empty where it can."""
-    choices = {choice.operation: choice for choice in before.choices}
+    # before there were products of ours, XLA's ran
+    choices = {name: Choice(name, "xla", "xla", "") for name in PRODUCTS}
+    choices |= {choice.operation: choice for choice in before.choices}
     options: dict[str, tuple[str, ...]] = {
         "gelu": ("kernels", "gelu_fusion"),
         "attention": ("kernels", "attention"),

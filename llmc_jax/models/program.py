@@ -21,7 +21,7 @@ from llmc_jax.models.layout import separate, tensors_of
 from llmc_jax.ops.attention import document_starts
 from llmc_jax.ops.head import head_losses
 from llmc_jax.ops.linear import bias_backward, linear_forward
-from llmc_jax.ops.table import Operations, without_replaced
+from llmc_jax.ops.table import PARTS, XLA, Operations, without_replaced
 
 separated = jax.jit(separate, static_argnames="config")  # a flat buffer's weights, as a decoder is given them
 
@@ -90,6 +90,20 @@ def running(shape: ModelShape, execution: Execution, tokens: jax.Array | None = 
         )
         op = op._replace(attention_forward=forward, attention_backward=backward)
     return program, execution._replace(op=op)
+
+
+def replaced(shape: ModelShape) -> tuple[str, ...]:
+    """Return the products of ours, of `Operations`, that a model does without: its family has a part of its own."""
+    from llmc_jax.models.gpt2.program import PROGRAM
+
+    program, stand_ins = program_of(shape), XLA._replace(**dict.fromkeys(PARTS, program_of))
+    op, block, own = without_replaced(program.operations(stand_ins), stand_ins), program.block, PROGRAM.block
+    absent = {name for name in PARTS if getattr(op, name) is None}
+    if block is None or own is None or block.forward is not own.forward:
+        absent.add("linear_gelu_forward")
+    if block is None or own is None or block.backward is not own.backward or program.loss is None:
+        absent.add("linear_gelu_backward")
+    return tuple(sorted(absent))
 
 
 def mean_of(losses: jax.Array, shape: ModelShape, T: int) -> jax.Array:

@@ -159,14 +159,14 @@ def _ended(works: Sequence[Work], config: ModelShape, shape: Shape) -> Iterator[
     """Yield works where some products do what follows them (`Shape.ended`): its bytes are theirs, or nobody's.
 
     Of the classifier there remain passes over rows of C: the targets' logits; x / S; the product's result in float32,
-    from which the targets' rows of wte are taken; what is taken from their gradient, in float32; and a sum for each 128
-    logits, written and read.
+    from which the targets' rows of wte are taken; what is taken from their gradient, in float32; and a number for each
+    128 logits, written and read, and read twice for nothing.
     """
     (Vp, C), n, e = head_spec(config).shape, shape.rows, shape.element
     for work in works:
         place = work.phase, work.operation
         if place == ("forward", "classifier") and "head" in shape.ended:
-            yield work._replace(bytes=n * C * (6 * e + 4 * 4) + 2 * 4 * n * Vp // 128 + 8 * min(n, Vp) * C)
+            yield work._replace(bytes=n * C * (6 * e + 4 * 4) + 4 * 4 * n * Vp // 128 + 8 * min(n, Vp) * C)
         elif place == ("forward", "fc") and "fc" in shape.ended:
             yield work._replace(bytes=work.bytes + array_bytes("fch_gelu", config, shape))
         elif place == ("backward", "fcproj") and "fcproj" in shape.ended:

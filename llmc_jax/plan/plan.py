@@ -22,7 +22,7 @@ from llmc_jax.machine import compiling, gpus
 from llmc_jax.models.execution import Execution
 from llmc_jax.models.layout import head_size, head_spec, letters, widths
 from llmc_jax.models.memory import Needed, chosen_logit_rows, required_memory_bytes
-from llmc_jax.models.program import program_of
+from llmc_jax.models.program import program_of, replaced
 from llmc_jax.models.work import Shape
 from llmc_jax.training.optimizer import LossScaleNumbers, Optimizer, frozen_ranges, numbers_of, ranges_of
 from llmc_jax.training.parallel.gradient import sums_kept
@@ -164,6 +164,7 @@ def make_plan(
         attention=attention_of(model),
         optimizer=config.optimizer,
         widths=widths(model),
+        replaced=replaced(model),
     )
     made_for = kernels.MadeFor(
         record.target_of(machine), dtype, config.batch_size, config.sequence_length, numbers["L"],

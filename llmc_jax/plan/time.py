@@ -229,7 +229,7 @@ def times_of(plan: Plan, hardware: Hardware) -> Iterator[tuple[Work, OperationTi
         added = work.bytes * (work.operation == MATRICES)  # of what is no product by itself, such as adding a bias
         if forward and sides and not biases_in_products and work.operation != "head":
             large, added = large + 1, 2 * shape.element * sides[0][0] * sides[0][1] * work.times
-        ours = (forward and work.operation in own) or (work[:2] == ("backward", "fcproj") and "fcproj" in own)
+        ours = work.operation in own and forward == (work.operation != "fcproj")
         by_work = work_seconds(work, kind, sides, added, hardware, ours)
         least = certain(work.times * large * hardware.least)
         seconds = total([_larger(by_work, least), certain(work.times * small * hardware.least)])

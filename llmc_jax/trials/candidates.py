@@ -9,6 +9,7 @@ from llmc_jax.kernels.choice import Finding, Implementation, Preferences, Settin
 from llmc_jax.machine.compiling import Options
 from llmc_jax.machine.gpus import Machine
 from llmc_jax.models.layout import flat_size, head_size, head_spec, letters, widths
+from llmc_jax.models.program import replaced
 
 
 class Case(NamedTuple):
@@ -37,7 +38,7 @@ class Case(NamedTuple):
         """Return what an implementation may or may not be able to serve."""
         return Setting(
             self.machine, self.dtype, head_size(self.model), self.interpret, attention=attention_of(self.model),
-            widths=widths(self.model),
+            widths=widths(self.model), replaced=replaced(self.model),
         )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -157,6 +157,8 @@ def compare_steps(case: Case, attempt: Attempt, findings: Findings) -> Findings:
     for operation, each in candidates.by_operation(case).items():  # what is not wrong, in order of preference
         rows[operation] = [row.name for row in each if not findings.problem(operation, row.name)]
     ours, xla = ({operation: each[at] for operation, each in rows.items()} for at in (0, -1))
+    products = {name: row for name, row in ours.items() if name in PRODUCTS and row != xla[name]}
+    ours |= {name: xla[name] for name in products}  # these come last, beside the step without them
     tried = _step(case, attempt, by_xla := Step("xla", {}, options))
     if tried is None or tried.problem:
         return findings._replace(notes=(f"XLA's step: {tried.problem}",) if tried else ())
@@ -170,48 +172,63 @@ def compare_steps(case: Case, attempt: Attempt, findings: Findings) -> Findings:
             right = [right[0]._replace(options=step.options), step._replace(seconds=tried.seconds)]
             break
         notes.append(f"a whole step on {step.name}: {tried.problem}")
-    if notes:
-        spoilt, wrong = ours.items() - right[-1].rows.items(), "a whole step with it is wrong"
-        found = [each._replace(problem=wrong) if each.key in spoilt else each for each in findings.found]
-        findings = findings._replace(found=tuple(found), notes=tuple(notes))
+    findings = _with_wrong(findings, ours.items() - right[-1].rows.items() if notes else (), notes)
     if tried is None:  # time or memory did not suffice; what was found wrong before counts
         return findings
-    best = _fastest(case, attempt, right, xla, attentions)
+    if products and len(right) > 1:
+        findings = _products_beside(case, attempt, right, products, findings)
+    best = _fastest(case, attempt, right, attentions)
     steps = tuple((step.name, step.seconds) for step in right)
     return findings._replace(fastest=tuple(best.rows.items()), options=best.options, steps=steps)
 
 
+def _with_wrong(findings: Findings, spoilt: Collection[tuple[str, str]], notes: Sequence[str]) -> Findings:
+    """Return findings with rows that spoil a whole step, and notes."""
+    wrong = "a whole step with it is wrong"
+    found = [each._replace(problem=wrong) if each.key in spoilt else each for each in findings.found]
+    return findings._replace(found=tuple(found), notes=(*findings.notes, *notes))
+
+
+def _products_beside(
+    case: Case, attempt: Attempt, right: list[Step], products: dict[str, str], findings: Findings
+) -> Findings:
+    """Add the last step with products of ours to the right ones, if it is; return the findings, with what is wrong.
+
+    They save passes over their result, so whole steps are compared; in turns, because the clock of a GPU moves more
+    than these differ. What is not compared does not run.
+    """
+    plain = right[-1]
+    ours = plain._replace(name=f"{plain.name}, products of ours", rows=plain.rows | products)
+    tried = _step(case, attempt, ours, beside=plain)
+    if tried is None:
+        return findings
+    if tried.problem:
+        return _with_wrong(findings, products.items(), [f"a whole step on {ours.name}: {tried.problem}"])
+    right[-1:] = [plain._replace(seconds=tried.beside or plain.seconds), ours._replace(seconds=tried.seconds)]
+    return findings
+
+
 def _attempts(ours: dict[str, str], xla: dict[str, str], attentions: Sequence[str], options: Options) -> list[Step]:
     """Return what may be right, the best first: all kernels, compiled otherwise too, or without one of them."""
-    first = Step("the kernels", ours, options)
-    plain = without_products(first, xla)
-    fewer = {name: xla[name] if name == "classifier" else row for name, row in plain.rows.items()}
+    fewer = {name: xla[name] if name == "classifier" else row for name, row in ours.items()}
     found = [
-        first,
-        *([plain] if plain.rows != ours else []),
-        plain._replace(name="the kernels without XLA's dynamic-slice fusion", options=(*options, *NO_FUSION)),
-        *([Step("the kernels with XLA's classifier", fewer, options)] if fewer != plain.rows else []),
-        *(_with_attention(plain, row) for row in attentions),
+        Step("the kernels", ours, options),
+        Step("the kernels without XLA's dynamic-slice fusion", ours, (*options, *NO_FUSION)),
+        *([Step("the kernels with XLA's classifier", fewer, options)] if fewer != ours else []),
+        *(_with_attention(Step("the kernels", ours, options), row) for row in attentions),
     ]
     return [step for step in found if step.rows != xla]
-
-
-def without_products(step: Step, xla: dict[str, str]) -> Step:
-    """Return a step all of whose matrix products are NVIDIA's library's. xla: of each operation what is XLA's."""
-    rows = {name: xla[name] if name in PRODUCTS else row for name, row in step.rows.items()}
-    return step if rows == step.rows else step._replace(name=f"{step.name}, products by NVIDIA's library", rows=rows)
 
 
 def _with_attention(step: Step, row: str) -> Step:
     return step._replace(name=f"{step.name}, attention by {row}", rows=step.rows | {"attention": row})
 
 
-def _fastest(case: Case, attempt: Attempt, right: list[Step], xla: dict[str, str], attentions: Sequence[str]) -> Step:
-    """Return the fastest of steps that are right, that by kernels last, with what else is worth a try added.
+def _fastest(case: Case, attempt: Attempt, right: list[Step], attentions: Sequence[str]) -> Step:
+    """Return the fastest of steps that are right, with what else is worth a try added.
 
-    xla: of each operation what is XLA's. attentions: that are right too. Products of ours save passes over their
-    result, so a step on them is timed in turns with one without them. XLA's default options are tried on the fastest,
-    and last, because XLA may time each product for them first.
+    attentions: that are right too. XLA's default options are tried on the fastest, and last, because XLA may time each
+    product for them first.
     """
 
     def add(step: Step) -> None:
@@ -219,17 +236,10 @@ def _fastest(case: Case, attempt: Attempt, right: list[Step], xla: dict[str, str
         if tried is not None and not tried.problem:
             right.append(step._replace(seconds=tried.seconds))
 
-    def best() -> Step:
-        return min(right, key=lambda step: step.seconds or math.inf)
+    def best(of: Sequence[Step] = right) -> Step:
+        return min(of, key=lambda step: step.seconds or math.inf)
 
-    ours = right[-1]
-    if len(right) > 1 and (plain := without_products(ours, xla)) is not ours:
-        tried = _step(case, attempt, plain, beside=ours)
-        if tried is not None and not tried.problem:
-            ours = right[-1] = ours._replace(seconds=tried.beside or ours.seconds)
-            right.append(plain._replace(seconds=tried.seconds))
-            ours = min(right[-2:], key=lambda step: step.seconds)
-    if len(right) > 1 and attentions and ours.rows["attention"] not in attentions:
+    if len(right) > 1 and attentions and (ours := best(right[1:])).rows["attention"] not in attentions:
         add(_with_attention(ours, attentions[0]))
     if case.other_options and best().seconds:
         options = tuple(option for option in best().options if option not in case.other_options)

@@ -29,7 +29,7 @@ FOUND = Findings(found=(Finding("gelu", "pallas"),), notes=("a note",))
 FAKE = """
 import os
 from llmc_jax.trials.children import NotMeasured, Tried
-def measure(what, case, finding=None, chosen=None, options=()):
+def measure(what, case, finding=None, chosen=None, options=(), beside=()):
     if what == "device":
         if os.environ.get("BAD") == "no card":
             raise NotMeasured("JAX computes on cpu there")
