@@ -172,7 +172,8 @@ def compare_steps(case: Case, attempt: Attempt, findings: Findings) -> Findings:
             right = [right[0]._replace(options=step.options), step._replace(seconds=tried.seconds)]
             break
         notes.append(f"a whole step on {step.name}: {tried.problem}")
-    findings = _with_wrong(findings, ours.items() - right[-1].rows.items() if notes else (), notes)
+    tried_in_vain = ours if len(right) > 1 else ours | products
+    findings = _with_wrong(findings, tried_in_vain.items() - right[-1].rows.items() if notes else (), notes)
     if tried is None:  # time or memory did not suffice; what was found wrong before counts
         return findings
     if products and len(right) > 1:

@@ -277,3 +277,41 @@ def test_sources_count_where_our_kernels_run() -> None:
     on_cpu, on_gpu = resolved(TrainConfig(), CPU, "fp32"), resolved(TrainConfig(), H200)
     assert on_cpu.sources == "" and on_gpu.sources == record.digest_of_sources() != ""
     assert resolved(TrainConfig(kernels="xla"), H200).sources == ""
+
+
+# --- products of ours -------------------------------------------------------------------------------------------------
+
+
+def by(found: Plan) -> dict[str, str]:
+    return {choice.operation: choice.by for choice in found.choices}
+
+
+@pytest.mark.parametrize("machine", [H200, CPU])
+def test_a_record_from_before_products_of_ours_has_xla_s(machine: Machine) -> None:
+    now = resolved(TrainConfig(), machine)
+    old = now._replace(choices=tuple(each for each in now.choices if each.operation not in PRODUCTS))
+    assert problems(old, TrainConfig(), machine) == []
+    again = by(planned(TrainConfig(), machine, before=old))
+    assert {again[name] for name in PRODUCTS} == {"xla"}
+    assert all(again[each.operation] == each.by for each in old.choices)
+
+
+def test_products_run_where_they_were_compared_or_asked_for() -> None:
+    """A plan takes them by estimate; a run only once a whole step with them was the fastest on its card."""
+    found = {"nothing": None, "no check": Findings(), "compared": Findings(fastest=(("head", "pallas"),))}
+    chosen = {name: by(planned(TrainConfig(), H200, findings=each)) for name, each in found.items()}
+    assert {name: each["head"] for name, each in chosen.items()} == {
+        "nothing": "pallas", "no check": "xla", "compared": "pallas",
+    }  # fmt: skip
+    assert by(planned(TrainConfig(products="pallas"), H200, findings=Findings()))["head"] == "pallas"
+
+
+def test_fc_s_gelu_has_the_bits_of_the_one_that_a_backward_computes_again() -> None:
+    wrong = Findings((Finding("gelu", "pallas", "wrong"),), fastest=tuple((name, "pallas") for name in PRODUCTS))
+    assert (
+        by(planned(TrainConfig(), H200, findings=wrong)).items()
+        >= {"gelu": "xla", "fc": "xla", "head": "pallas"}.items()
+    )
+    asked = TrainConfig(products="pallas", kernels="xla", strict_kernels=True)
+    with pytest.raises(InputError, match="--strict-kernels: fc: xla, "):
+        planned(asked, H200)

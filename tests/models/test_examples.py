@@ -306,3 +306,11 @@ def test_the_tables_are_what_the_model_does(name: str, recompute: int) -> None:
 def test_the_page_has_a_row_of_each_file() -> None:
     rows = re.findall(r"^\| \[(\w+)\.py\]\(\1\.py\) \|", (FOLDER / "README.md").read_text(encoding="utf-8"), re.M)
     assert sorted(rows) == NAMES == sorted(EXPECTED)
+
+
+def test_products_of_ours_that_an_example_does_without() -> None:
+    """Those whose part is the example's own: another function in GELU's place, or a block that has no such product."""
+    both = {"linear_gelu_backward", "linear_gelu_forward"}
+    found = {name: gone for name in NAMES if (gone := set(program.replaced(example(name).shape)))}
+    own = ("linformer", "no_mlp", "post_ln", "relu", "relu_squared", "residual_scale", "swiglu")
+    assert found == dict.fromkeys(own, both) | {"rotary": {"linear_gelu_forward"}}
