@@ -133,8 +133,9 @@ def _estimates(source: str, *shares: Bounds) -> tuple[Efficiency, ...]:
 
 _WAITING = {
     OWN_PRODUCTS: Efficiency(
-        0.60, 0.67, 0.73, None, "not measured: 93 to 97 % of cuBLASLt's kernels of this kind, in whole steps on an "
-        "NVIDIA H200 0.70 for a sum over 768 and 0.75 over 3072",
+        0.48, 0.67, 0.73, None, "not measured: 93 to 97 % of cuBLASLt's kernels of this kind, in whole steps on an "
+        "NVIDIA H200 0.70 for a sum over 768 and 0.75 over 3072; at least what makes up for the passes that they save, "
+        "since a run takes no slower ones",
     ),
     COPY: Efficiency(0.85, 0.90, 0.94, None, "what a large copy reaches of the bandwidth"),
     MEMORY: Efficiency(
