@@ -41,6 +41,7 @@ def wrong(found: dict[tuple[str, str], Compared]) -> dict[tuple[str, str], list[
 # ----- gradients ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_right_file_agrees_at_every_level(tmp_path: Path) -> None:
     found = of_gpt2(tmp_path)
     by_hand = {(function, level) for level in LEVELS for function in ("loss", "loss_and_gradients")}

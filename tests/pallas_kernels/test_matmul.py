@@ -149,7 +149,9 @@ def check(head: Head, V: int, found: tuple[np.ndarray, ...], again: np.ndarray) 
     assert not e[np.isneginf(others)].astype(f32).any()  # a target's column and padding, exactly
 
 
-@pytest.mark.parametrize("shape", [SMALL, pytest.param(WITHOUT_PADDING, marks=pytest.mark.slow), ROUND])
+@pytest.mark.parametrize(
+    "shape", [*(pytest.param(each, marks=pytest.mark.slow) for each in (SMALL, WITHOUT_PADDING)), ROUND]
+)
 def test_head_weights(shape: Shape) -> None:
     head = usual(shape)
     check(head, shape.V, weights(head, shape.V), again=np.zeros(shape.n, bool))
@@ -174,6 +176,7 @@ def test_rows_whose_exponentials_would_overflow() -> None:
     check(head, ROUND.V, found, again)
 
 
+@pytest.mark.slow
 def test_totals_are_those_of_the_weights() -> None:
     """Bit for bit, where a second product is made and where not."""
     for head in (usual(SMALL), far_off(SMALL)):
@@ -181,12 +184,14 @@ def test_totals_are_those_of_the_weights() -> None:
             np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_the_same_bits_twice() -> None:
     head = far_off(ROUND)
     for one, other in zip(weights(head, ROUND.V), weights(head, ROUND.V), strict=True):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_rows_do_not_touch_one_another() -> None:
     """A row that overflows, one that is not a number: the others' bits are those of a product without the two."""
     head, wanted = usual(SMALL), weights(usual(SMALL), SMALL.V)
