@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from benchmarks.hlo import num_bytes
 from llmc_jax.machine.hlo import CONTAINERS, FREE, Instruction, Module
+from llmc_jax.plan.program import is_own_product
 
 KINDS = (
     "all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective-permute", "collective-broadcast",
@@ -152,7 +153,8 @@ def _operation(module: Module, instruction: Instruction) -> Operation:
 
 def _is_product(module: Module, instruction: Instruction) -> bool:
     if instruction.opcode == "custom-call":
-        return re.search(r'custom_call_target="[^"]*(?:gemm|matmul)', instruction.rest) is not None
+        by_library = re.search(r'custom_call_target="[^"]*(?:gemm|matmul)', instruction.rest) is not None
+        return by_library or is_own_product(instruction)
     inside = (each for called in instruction.called for each in module.computations.get(called, []))
     return instruction.opcode in ("dot", "convolution") or any(_is_product(module, each) for each in inside)
 

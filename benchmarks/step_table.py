@@ -61,7 +61,7 @@ from llmc_jax.plan.efficiency import (  # noqa: E402
     PRODUCTS,
     Hardware,
 )
-from llmc_jax.plan.program import Place, Program  # noqa: E402
+from llmc_jax.plan.program import Place, Program, is_own_product  # noqa: E402
 
 RESULTS = ROOT / "benchmarks/results/step_table.md"
 NOW = ROOT / "benchmarks/results/step_table.json"
@@ -182,7 +182,7 @@ def kernel_seconds(
     flops, ours = 0, False
     for part in (instruction, *program.members(instruction)):
         if own := program.product_flops(part):
-            flops, ours = flops + own, ours or program.is_own_product(part)
+            flops, ours = flops + own, ours or is_own_product(part)
             sides = [int(size) for size in re.findall(r"\d+", re.findall(r"\[([\d,]*)\]", part.shape)[0])]
     if not flops:
         owner = program.owners.get(instruction.name)

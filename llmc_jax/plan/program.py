@@ -59,6 +59,11 @@ def place_of(op_name: str) -> Place | None:
     return Place(phase, operation, layer)
 
 
+def is_own_product(instruction: Instruction) -> bool:
+    """Return whether an instruction is a product by a kernel of ours."""
+    return "mosaic_gpu" in instruction.rest and _OWN_PRODUCT.search(instruction.op_name) is not None
+
+
 class Program(Module):
     """A program with what its instructions are for: products, and whose each one is."""
 
@@ -77,7 +82,7 @@ class Program(Module):
         elif instruction.opcode == "custom-call" and _LIBRARY_PRODUCT.search(instruction.rest):
             match = re.search(r'"lhs_contracting_dimensions":(\[[^\]]*\])', instruction.rest)
             contracted = [int(each) for each in json.loads(match[1])] if match else []
-        elif self.is_own_product(instruction):
+        elif is_own_product(instruction):
             (_, left), (_, right) = (arrays(self.by_name[name].shape)[0] for name in instruction.operands[:2])
             return 2 * math.prod(left) * math.prod(right) // left[-1]
         else:
@@ -85,10 +90,6 @@ class Program(Module):
         _, left = arrays(self.by_name[instruction.operands[0]].shape)[0]
         _, output = arrays(instruction.shape)[0]  # a library call's tuple ends with its workspace
         return 2 * math.prod(output) * math.prod(left[axis] for axis in contracted)
-
-    def is_own_product(self, instruction: Instruction) -> bool:
-        """Return whether an instruction is a product by a kernel of ours."""
-        return "mosaic_gpu" in instruction.rest and _OWN_PRODUCT.search(instruction.op_name) is not None
 
     # ----- owners -----
 
