@@ -62,7 +62,7 @@ def measure_model(model: str, dtype: str, B: int, T: int, *, interpret: bool = F
         loss, found = jax.jit(gradient, static_argnums=(3, 4))(weights, *batch, config, execution, scale)
         return float(loss) / scale, np.asarray(found, np.float64) / scale
 
-    kernel = gpt2.Execution(kernels.assembled(kernels.pallas_functions(solvers.target(), interpret))[0])
+    kernel = gpt2.Execution(kernels.assembled(kernels.pallas_functions(solvers.target(), interpret, dtype))[0])
     loss, found = run(flat.astype(kind), kernel)
     # the reference has the same rounded weights: what is compared is the computation
     with jax.default_matmul_precision("highest"):

@@ -101,7 +101,7 @@ def choose(config: ModelConfig, dtype: str, B: int, T: int, interpret: bool = Fa
     )  # fmt: skip
     plan = make_plan(run, config, kernels.this_machine(), xla_flags=compiling.user_flags())
     if interpret:
-        op, optimizer = kernels.assembled(kernels.pallas_functions(target(), interpret=True))
+        op, optimizer = kernels.assembled(kernels.pallas_functions(target(), True, dtype))
         return plan._replace(execution=Execution(op), optimizer=optimizer), "pallas, interpreted"
     names: dict[str, list[str]] = {}
     for choice in plan.choices:

@@ -104,9 +104,14 @@ def _late(name: str) -> Function:
     return kernel
 
 
-def pallas_functions(target: str, interpret: bool = False) -> dict[str, Function]:
-    """Return the kernels that have a place in PLAIN; attention is `flash`, in bf16 and fp16 only."""
-    return {name: pallas_kernel(name, target, interpret) for name in PLAIN if name in FILES}
+def pallas_functions(target: str, interpret: bool = False, dtype: str = "bf16") -> dict[str, Function]:
+    """Return the kernels that have a place in PLAIN; attention is `flash`, in bf16 and fp16 only.
+
+    Products are among them on sm_90 in bf16 alone.
+    """
+    products = (target, dtype) == ("sm_90", "bf16")
+    names = [name for name in PLAIN if name in FILES and (products or name not in TWINS)]
+    return {name: pallas_kernel(name, target, interpret) for name in names}
 
 
 @cache
