@@ -25,7 +25,7 @@ def none_loaded() -> Iterator[None]:
         patch.setattr(family, "_families", {})
         patch.setattr(family, "_accepted", {})
         patch.setenv(family.VARIABLE, "")
-        modules = {name: module for name, module in sys.modules.items() if name.startswith("llmc_jax_model_")}
+        modules = {name: module for name, module in sys.modules.items() if name.startswith("llmc_jax_own_")}
         try:
             yield
         finally:

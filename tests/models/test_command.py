@@ -33,6 +33,7 @@ def test_a_right_file_and_its_json(file: Path, capsys: Capture) -> None:
     assert all(note in " ".join(shown.split()) for note in found["notes"])
 
 
+@pytest.mark.slow
 def test_a_difference_is_status_4(file: Path, capsys: Capture) -> None:
     file.write_text(changed(SMALL, "(2 * dout,)", "(3 * dout,)"))
     assert main(["check", "model.py", "-e", "4"]) == 4

@@ -236,6 +236,7 @@ def test_heads_can_be_looked_at(name: str) -> None:
         assert (found.shape, found.dtype) == ((2, T, T), jnp.float32)
 
 
+@pytest.mark.slow
 def test_queries_and_keys_that_are_zero_learn_nothing(op_by_op: None) -> None:
     family, shape, _ = example("qkv_zero")
     flat = family.initial(shape, 42).astype(np.float64)

@@ -107,6 +107,7 @@ def healthy(found: Result) -> bool:
 # ----- compiled quickly -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_eight_devices_make_the_bits_of_one(together: Path) -> None:
     in_a_fixed_order(results(FIXED["bf16"], together / "eight.json"), "bf16")
 
