@@ -13,7 +13,7 @@ and the logits of the whole batch never exist. With one chunk this is llm.c's or
 
 Where a product can take exponentials as it ends (`Weights`), there is no classifier: z[k], the target's logit, is known
 before the product, which then leaves e[v] = exp(z[v] - base) in the logits' place, 0 for v = k, and total = sum_v e[v].
-base is z[k], and a row's largest logit where exp would overflow.
+base is z[k], and the largest other logit of a row whose exponentials could overflow.
 
     forward     S = total + exp(z[k] - base);  loss = log S + base - z[k]
     backward    dlnf  = dloss / S (e wte - total wte[k])
