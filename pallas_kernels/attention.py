@@ -37,14 +37,11 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallas_kernels import mosaic
+from pallas_kernels.mosaic import COMPUTING_REGISTERS, COPYING_REGISTERS, LOG2E, f32
 from pallas_kernels.tuning import AttentionSizes, architecture_of, attention_sizes
 
 ROWS = 64  # of a tile: 16 per warp, what the matrix instructions take
 HEAD_SIZE_STEP = 16  # a head's channels are padded to a multiple of it: what an mma instruction sums over
-# Of a thread, where a warpgroup of its own copies: a launch gives all three alike 168, of the 65,536 of an SM.
-COMPUTING_REGISTERS, COPYING_REGISTERS = 240, 24
-LOG2E = math.log2(math.e)
-f32 = jnp.float32
 
 Saved = jax.Array | tuple[()]
 

@@ -20,10 +20,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallas_kernels import mosaic
-from pallas_kernels.mosaic import THREADS
+from pallas_kernels.mosaic import LOG2E, THREADS
 from pallas_kernels.tuning import sizes
 
-LOG2E = math.log2(math.e)
 LN2 = math.log(2)
 LOWEST = float(jnp.finfo(jnp.float32).min)  # below every logit and finite: 0 * exp2(lowest - x) is 0, not NaN
 BLOCK_BYTES = 6144  # of shared memory that a block takes beside its row: warps' states, Mosaic's sums, the system's

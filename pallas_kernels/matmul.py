@@ -11,12 +11,11 @@ cluster: their tiles lie under each other, so each copies half of what both read
                 read: a slot is copied anew when both blocks of the cluster have read it
     epilogue    of 64 x 64 elements at a time, written to memory by way of SMEM, so that whole lines are written
 
-No atomics: the same inputs give the same bits. Leaves out other GPUs, other dtypes than bfloat16, and products that
-end in nothing, where NVIDIA's library is at least as good. Source: llmc_jax/ops/head.py and gelu.py; the scheme is
+No atomics: the same inputs give the same bits. Leaves out other GPUs, other dtypes than bfloat16, and products without
+an epilogue, where NVIDIA's library is at least as good. Source: llmc_jax/ops/head.py and gelu.py; the scheme is
 CUTLASS' "warp-specialized ping-pong".
 """
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -27,24 +26,21 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallas_kernels import gelu, mosaic
-from pallas_kernels.mosaic import bf16, f32, round_up
+from pallas_kernels.mosaic import COMPUTING_REGISTERS, COPYING_REGISTERS, LOG2E, bf16, f32, round_up
 from pallas_kernels.tuning import architecture_of, sizes
 
 ROWS = COLUMNS = 128  # of a tile of the result: 128 registers of each thread of a warpgroup
 DEPTH = 64  # of the sum that a slot holds: 128 bytes of a row, the widest swizzle
 PIECE = 64  # rows and columns that an epilogue takes at a time
 WORKERS, BLOCKS = 2, 2  # warpgroups of a block that compute, blocks of a cluster
-# Of a thread: 240 where it computes, since a launch gives all alike 168 of the 65,536 of a multiprocessor.
-COMPUTING_REGISTERS, COPYING_REGISTERS = 240, 24
 STRIP = 16  # clusters' tiles below each other that are taken before the next columns: what they read stays in L2
-LOG2E = math.log2(math.e)
 # The largest sum of exponentials that is taken as it is: a loss of 44 nats. exp(88.7) would overflow; up to here one
 # over the sum and over the tokens of a batch keeps all its digits in bfloat16 as well. Source: llmc_jax/ops/head.py.
 LARGEST = 2.0**64
 
 
 class Epilogue(NamedTuple):
-    """What becomes of a piece of the sums, and of what: arrays beside the two factors, in this order."""
+    """The end of a product: a function of a piece of its sums; the arrays that it takes and makes, in this order."""
 
     # (sums (PIECE, PIECE) float32, the first one's column, vectors by row, by column, read) -> values of each output
     apply: Callable[..., Sequence[jax.Array]]
@@ -76,8 +72,8 @@ def head_weights(
     n, name = lnf.shape[0], "head_weights" if keep else "head_totals"
     lnf, targets, picked = (_padded(each, round_up(n, ROWS * BLOCKS)) for each in (lnf, targets, picked))
 
-    def ended(apply: Callable[..., Any], sums: str, beside: jax.Array, more: str = "", **how: Any) -> list[jax.Array]:
-        """Return what a product gives. beside (n,): what its epilogue takes of each row but the target."""
+    def product(apply: Callable[..., Any], sums: str, beside: jax.Array, more: str = "", **how: Any) -> list[jax.Array]:
+        """Return what the product gives with an epilogue. beside (n,): what that takes of each row but the target."""
         epilogue = Epilogue(apply, rows=2, outputs=int(keep and sums == "by row"), sums=sums)
         rows = [targets.astype(jnp.int32), beside]
         return _product(lnf, wte, rows, epilogue, target, interpret, name=name + more, **how)
@@ -94,13 +90,13 @@ def head_weights(
     def logits(sums: jax.Array, column: Any, rows: Any, *_: Any) -> list[jax.Array]:
         return [jnp.where(others(column, sums, rows[0]), sums, -jnp.inf)]
 
-    *e, shares = ended(exponentials, "by row", picked * LOG2E)
+    *e, shares = product(exponentials, "by row", picked * LOG2E)
     total = jnp.sum(shares, axis=0)
     again = ~(total <= LARGEST)  # also where it is no number
     run = jnp.any(again)
-    (largest,) = ended(logits, "largest by row", picked, "_largest", run=run)
+    (largest,) = product(logits, "largest by row", picked, "_largest", run=run)
     base = jnp.where(again, jnp.max(largest, axis=0), picked)
-    *e, shares = ended(exponentials, "by row", base * LOG2E, "_again", run=run, over=e)
+    *e, shares = product(exponentials, "by row", base * LOG2E, "_again", run=run, over=e)
     total = jnp.where(run, jnp.sum(shares, axis=0), total)
     return e[0][:n] if keep else None, total[:n], base[:n]
 
@@ -150,7 +146,7 @@ def linear_gelu_backward(
 
 
 class Problem(NamedTuple):
-    """What a kernel is made for. Static."""
+    """The sizes that a kernel is made for. Static."""
 
     M: int  # rows of the result, a multiple of a cluster's
     N: int  # its columns, a multiple of COLUMNS
@@ -226,9 +222,9 @@ def _product(
         scratch=[
             *[mosaic.tile_spec(shape, bf16) for shape in slots],
             *([mosaic.tile_spec((WORKERS, COLUMNS // PIECE, ROWS, PIECE), bf16)] if epilogue.outputs else []),
-            *mosaic.Copies("sm_90", interpret).barriers((WORKERS * p.stages, 2)),
+            *_copies(p).barriers((WORKERS * p.stages, 2)),
             mosaic.barriers_of_a_cluster(p.stages),
-            *(mosaic.Copies("sm_90", interpret).barriers((WORKERS, STAGED)) if epilogue.reads else []),
+            *(_copies(p).barriers((WORKERS, STAGED)) if epilogue.reads else []),
         ],
         approx_math=True,
         sums_cross_warps=False,
@@ -268,116 +264,158 @@ def _padded(x: jax.Array, rows: int) -> jax.Array:
 # ----- the kernel ---------------------------------------------------------------------------------------------------
 
 FULL, RELEASED, READ = 0, 1, 2  # kinds of barriers: a slot is there; all who read it are done; what is read is there
+PIECES = [(r, c) for c in range(COLUMNS // PIECE) for r in range(ROWS // PIECE)]  # of a tile, as they lie in SMEM
 
 
-def _body(p: Problem, a: Any, b: Any, *refs: Any) -> None:
-    epilogue, given = p.epilogue, list(refs)
+class Refs(NamedTuple):
+    """A block's arrays; of those that a kernel may lack a list of one or none."""
+
+    a: Any
+    b: Any
+    rows: list[Any]  # by what the epilogue calls them, in GMEM
+    columns: list[Any]
+    read: list[Any]
+    run: list[Any]
+    outputs: list[Any]
+    sums: list[Any]
+    a_s: Any  # the ring, in SMEM
+    b_s: Any
+    staged: list[Any]  # a tile of each worker, on its way out or in
+    barriers: list[Any]
+
+
+def _refs(p: Problem, a: Any, b: Any, *refs: Any) -> Refs:
+    """Return a kernel's refs by name."""
+    rest, given = iter(refs), p.epilogue
 
     def take(count: int) -> list[Any]:
-        found = given[:count]
-        del given[:count]
-        return found
+        return [next(rest) for _ in range(count)]
 
-    rows_g, columns_g, read_g, run_g = map(take, (epilogue.rows, epilogue.columns, epilogue.reads, p.asks))
-    outputs_g, sums_g = take(epilogue.outputs), take(bool(epilogue.sums))
-    (a_s, b_s), staged_s, barriers = take(2), take(bool(epilogue.outputs)), given
-    worker, cluster, block = (lax.axis_index(name) for name in ("warpgroup", "cluster", "block"))
+    rows, columns, read, run = (take(count) for count in (given.rows, given.columns, given.reads, p.asks))
+    outputs, sums, (a_s, b_s) = take(given.outputs), take(bool(given.sums)), take(2)
+    return Refs(a, b, rows, columns, read, run, outputs, sums, a_s, b_s, take(bool(given.outputs)), list(rest))
+
+
+def _body(p: Problem, *refs: Any) -> None:
+    found = _refs(p, *refs)
+    worker, cluster = lax.axis_index("warpgroup"), lax.axis_index("cluster")
     count = lax.div(p.tiles - cluster + p.clusters - 1, p.clusters)  # of this cluster's tiles
-    if run_g:
-        count *= run_g[0][0]
-    copies = mosaic.Copies("sm_90", p.interpret)
-    products = mosaic.WgmmaProducts(bf16, p.interpret)
-
-    def place(j: Any) -> tuple[Any, Any]:
-        row, column = p.place(cluster + j * p.clusters)
-        return row + block * ROWS, column
-
-    def copy() -> None:
-        """Fill slots, tile after tile; at the end wait until all have been read, in the other block too."""
-        total = count * p.steps
-
-        def released(step: Any) -> None:
-            copies.wait(barriers, RELEASED, lax.rem(step, p.stages))
-
-        def fill(step: Any, _: None) -> None:
-            j, k = lax.div(step, p.steps), lax.rem(step, p.steps)
-            slot = lax.rem(step, p.stages)
-            full = lax.rem(j, WORKERS) * p.stages + slot
-            row, column = place(j)
-            depth = pl.ds(k * DEPTH, DEPTH)
-            pl.when(step >= p.stages)(lambda: released(step))
-            copies.start(a.at[pl.ds(row, ROWS), depth], a_s.at[slot], barriers, FULL, full)
-            columns = pl.ds(column, COLUMNS)
-            right = b.at[columns, depth] if p.transposed else b.at[depth, columns]
-            copies.start(right, b_s.at[slot], barriers, FULL, full, to_all=True)
-
-        lax.fori_loop(0, total, fill, None)
-        lax.fori_loop(jnp.maximum(total - p.stages, 0), total, lambda step, _: released(step), None)
-
-    def compute(i: Any, _: None) -> None:
-        """Do one tile."""
-        j = i * WORKERS + worker
-        row, column = place(j)
-
-        def slot(k: Any) -> Any:
-            return lax.rem(j * p.steps + k, p.stages)
-
-        def operands(k: Any) -> tuple[Any, Any]:
-            copies.wait(barriers, FULL, worker * p.stages + slot(k))
-            right = b_s.at[slot(k)]
-            return a_s.at[slot(k)], right.T if p.transposed else right
-
-        def here(array: Any, r: int, c: int) -> Any:
-            return array.at[pl.ds(row + r * PIECE, PIECE), pl.ds(column + c * PIECE, PIECE)]
-
-        pieces = [(r, c) for c in range(COLUMNS // PIECE) for r in range(ROWS // PIECE)]
-        own_s = [staged_s[0].at[worker, c, pl.ds(r * PIECE, PIECE)] for r, c in pieces] if staged_s else []
-        if read_g:
-            mosaic.wait_for_sent(0)
-            mosaic.finish_reading()
-            for (r, c), tile_s in zip(pieces, own_s, strict=True):
-                copies.start(here(read_g[0], r, c), tile_s, barriers, READ, worker)
-        sums = products.summed(
-            (ROWS, COLUMNS), p.steps, operands, lambda k: copies.release(barriers, RELEASED, slot(k))
-        )
-        # Not before: the compiler would put off telling that the last slot is free until all this is computed.
-        by_row = [
-            [mosaic.load(each.at[pl.ds(row + r * PIECE, PIECE)], mosaic.WGMMA.reduce(1)) for each in rows_g]
-            for r in range(ROWS // PIECE)
-        ]
-        if read_g:
-            copies.wait(barriers, READ, worker)
-        totals: dict[int, jax.Array] = {}
-        for n, (r, c) in enumerate(pieces):
-            part = sums[r * PIECE : (r + 1) * PIECE, c * PIECE : (c + 1) * PIECE]
-            columns = pl.ds(column + c * PIECE, PIECE)
-            by_column = [mosaic.load(each.at[columns], mosaic.WGMMA.reduce(0)) for each in columns_g]
-            read = mosaic.load_tile(own_s[n], mosaic.WGMMA) if read_g else None
-            values = epilogue.apply(part, column + c * PIECE, by_row[r], by_column, read)
-            for o, (value, output_g) in enumerate(zip(values, outputs_g, strict=False)):
-                tile_s = own_s[(n * epilogue.outputs + o) % STAGED]
-                if not read_g:
-                    mosaic.wait_for_sent(STAGED - 1)
-                tile_s[...] = value.astype(bf16)
-                mosaic.send(tile_s, here(output_g, r, c))
-            if epilogue.sums == "by column" and r == ROWS // PIECE - 1:
-                mosaic.store(sums_g[0].at[lax.div(row, ROWS), columns], mosaic.column_sums(staged_s[0].at[worker, c]))
-            elif epilogue.sums == "by row":
-                totals[r] = totals.get(r, 0.0) + values[0].sum(1)
-            elif epilogue.sums == "largest by row":
-                largest = values[0].max(1)
-                totals[r] = jnp.maximum(totals[r], largest) if r in totals else largest
-        for r, total in totals.items():
-            mosaic.store(sums_g[0].at[lax.div(column, COLUMNS), pl.ds(row + r * PIECE, PIECE)], total)
+    if found.run:
+        count *= found.run[0][0]
 
     @pl.when(worker < WORKERS)
     def _() -> None:
         mosaic.set_registers(COMPUTING_REGISTERS, more=True)
-        lax.fori_loop(0, lax.div(count - worker + WORKERS - 1, WORKERS), compute, None)
-        if epilogue.outputs:
+        turns = lax.div(count - worker + WORKERS - 1, WORKERS)
+        lax.fori_loop(0, turns, lambda i, _: _compute(p, found, worker, i * WORKERS + worker), None)
+        if found.outputs:
             mosaic.wait_for_sent(0, arrived=True)
 
     @pl.when(worker == WORKERS)
     def _() -> None:
         mosaic.set_registers(COPYING_REGISTERS, more=False)
-        copy()
+        _copy(p, found, count * p.steps)
+
+
+def _place(p: Problem, j: Any) -> tuple[Any, Any]:
+    """Return the first row and column of this block's j-th tile."""
+    row, column = p.place(lax.axis_index("cluster") + j * p.clusters)
+    return row + lax.axis_index("block") * ROWS, column
+
+
+def _copies(p: Problem) -> mosaic.Copies:
+    return mosaic.Copies("sm_90", p.interpret)
+
+
+def _copy(p: Problem, refs: Refs, total: Any) -> None:
+    """Fill slots, tile after tile; at the end wait until all have been read, in the other block too.
+
+    total: steps of all tiles together.
+    """
+    copies, barriers = _copies(p), refs.barriers
+
+    def released(step: Any) -> None:
+        copies.wait(barriers, RELEASED, lax.rem(step, p.stages))
+
+    def fill(step: Any, _: None) -> None:
+        j, k = lax.div(step, p.steps), lax.rem(step, p.steps)
+        slot = lax.rem(step, p.stages)
+        full = lax.rem(j, WORKERS) * p.stages + slot
+        row, column = _place(p, j)
+        depth, columns = pl.ds(k * DEPTH, DEPTH), pl.ds(column, COLUMNS)
+        pl.when(step >= p.stages)(lambda: released(step))
+        copies.start(refs.a.at[pl.ds(row, ROWS), depth], refs.a_s.at[slot], barriers, FULL, full)
+        right = refs.b.at[columns, depth] if p.transposed else refs.b.at[depth, columns]
+        copies.start(right, refs.b_s.at[slot], barriers, FULL, full, to_all=True)
+
+    lax.fori_loop(0, total, fill, None)
+    lax.fori_loop(jnp.maximum(total - p.stages, 0), total, lambda step, _: released(step), None)
+
+
+def _compute(p: Problem, refs: Refs, worker: Any, j: Any) -> None:
+    """Do the j-th tile."""
+    copies, barriers, (row, column) = _copies(p), refs.barriers, _place(p, j)
+
+    def slot(k: Any) -> Any:
+        return lax.rem(j * p.steps + k, p.stages)
+
+    def operands(k: Any) -> tuple[Any, Any]:
+        copies.wait(barriers, FULL, worker * p.stages + slot(k))
+        right = refs.b_s.at[slot(k)]
+        return refs.a_s.at[slot(k)], right.T if p.transposed else right
+
+    if refs.read:
+        mosaic.wait_for_sent(0)
+        mosaic.finish_reading()
+        for piece in PIECES:
+            source, tile_s = _piece(refs.read[0], row, column, piece), _staged(refs, worker, piece)
+            copies.start(source, tile_s, barriers, READ, worker)
+    products = mosaic.WgmmaProducts(bf16, p.interpret)
+    sums = products.summed((ROWS, COLUMNS), p.steps, operands, lambda k: copies.release(barriers, RELEASED, slot(k)))
+    _finish(p, refs, worker, row, column, sums)
+
+
+def _piece(array: Any, row: Any, column: Any, piece: tuple[int, int]) -> Any:
+    """Return a Ref (PIECE, PIECE) of a piece of the tile at row, column of an array (M, N) in GMEM."""
+    r, c = piece
+    return array.at[pl.ds(row + r * PIECE, PIECE), pl.ds(column + c * PIECE, PIECE)]
+
+
+def _staged(refs: Refs, worker: Any, piece: tuple[int, int]) -> Any:
+    """Return a Ref (PIECE, PIECE) of a worker's place of a piece in SMEM."""
+    r, c = piece
+    return refs.staged[0].at[worker, c, pl.ds(r * PIECE, PIECE)]
+
+
+def _finish(p: Problem, refs: Refs, worker: Any, row: Any, column: Any, sums: jax.Array) -> None:
+    """Apply the epilogue to a tile's sums, piece by piece, and send off what it gives."""
+    epilogue = p.epilogue
+    # Loaded here and not before the sums: else the compiler releases the last slot only when all this is computed.
+    by_row = [
+        [mosaic.load(each.at[pl.ds(row + r * PIECE, PIECE)], mosaic.WGMMA.reduce(1)) for each in refs.rows]
+        for r in range(ROWS // PIECE)
+    ]
+    if refs.read:
+        _copies(p).wait(refs.barriers, READ, worker)
+    of_rows: dict[int, jax.Array] = {}
+    for n, (r, c) in enumerate(PIECES):
+        part = sums[r * PIECE : (r + 1) * PIECE, c * PIECE : (c + 1) * PIECE]
+        columns = pl.ds(column + c * PIECE, PIECE)
+        by_column = [mosaic.load(each.at[columns], mosaic.WGMMA.reduce(0)) for each in refs.columns]
+        read = mosaic.load_tile(_staged(refs, worker, (r, c)), mosaic.WGMMA) if refs.read else None
+        values = epilogue.apply(part, column + c * PIECE, by_row[r], by_column, read)
+        for o, (value, output) in enumerate(zip(values, refs.outputs, strict=False)):
+            tile_s = _staged(refs, worker, PIECES[(n * epilogue.outputs + o) % STAGED])
+            if not refs.read:
+                mosaic.wait_for_sent(STAGED - 1)
+            tile_s[...] = value.astype(bf16)
+            mosaic.send(tile_s, _piece(output, row, column, (r, c)))
+        if epilogue.sums == "by column" and r == ROWS // PIECE - 1:
+            mosaic.store(refs.sums[0].at[lax.div(row, ROWS), columns], mosaic.column_sums(refs.staged[0].at[worker, c]))
+        elif epilogue.sums == "by row":
+            of_rows[r] = of_rows.get(r, 0.0) + values[0].sum(1)
+        elif epilogue.sums == "largest by row":
+            largest = values[0].max(1)
+            of_rows[r] = jnp.maximum(of_rows[r], largest) if r in of_rows else largest
+    for r, found in of_rows.items():
+        mosaic.store(refs.sums[0].at[lax.div(column, COLUMNS), pl.ds(row + r * PIECE, PIECE)], found)

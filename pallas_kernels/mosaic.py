@@ -8,6 +8,7 @@ not know has a stand-in here, each with a note; docs/kernels/proof.md lists how 
     shared memory; layout: which thread's register holds which element of an array
 """
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from functools import reduce
@@ -31,6 +32,10 @@ WGMMA = plgpu.Layout.WGMMA  # of sums by wgmma, 64 rows at a time
 WARPS = 4  # of a warpgroup
 LANES = 32  # of a warp
 THREADS = WARPS * LANES
+# Of a thread, where one warpgroup of three copies for two that compute: a launch gives all three alike 168, of the
+# 65,536 of a multiprocessor.
+COMPUTING_REGISTERS, COPYING_REGISTERS = 240, 24
+LOG2E = math.log2(math.e)  # exponents are of base 2, which a GPU has an instruction for
 SCRATCH_OF_SUMS = 2048  # bytes of SMEM: Pallas's own default
 # CUDA's limits of a launch's grid, for x, y and z. Source: CUDA C++ Programming Guide, "Technical Specifications per
 # Compute Capability"

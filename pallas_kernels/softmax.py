@@ -19,10 +19,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallas_kernels import mosaic
-from pallas_kernels.mosaic import along, f32, load, store
+from pallas_kernels.mosaic import LOG2E, along, f32, load, store
 from pallas_kernels.tuning import sizes
 
-LOG2E = math.log2(math.e)
 ROWS = mosaic.WARPS  # of a tile
 
 

@@ -79,7 +79,7 @@ FAR = 5  # rows of `far_off` whose sums are beyond what is taken as it is
 
 
 class Head(NamedTuple):
-    """What the product is given."""
+    """The arguments of the product."""
 
     x: jax.Array  # (n, C)
     w: jax.Array  # (Vp, C), whose padding would count
@@ -168,6 +168,7 @@ def test_rows_whose_exponentials_would_overflow() -> None:
     again[[*range(FAR), -1]] = True
     with np.errstate(over="ignore"):
         sums = np.exp(others_of(head, ROUND.V) - np.asarray(head.picked, f64)[:, None]).sum(1)
+    assert matmul.LARGEST == plain_head.LARGEST
     np.testing.assert_array_equal(sums > matmul.LARGEST, again)
     overflows = sums > np.finfo(f32).max
     assert overflows.any() and (again & ~overflows).any() and (sums[~again] > 1e9).any()
@@ -297,10 +298,10 @@ def test_the_plain_twins_are_the_same_formulas() -> None:
 
 BETWEEN_WARPGROUPS = {
     "a slot is filled before it is released": (
-        "pl.when(step >= p.stages)(lambda: released(step))", "pass"
+        "_copy", "pl.when(step >= p.stages)(lambda: released(step))", "pass"
     ),
     "a slot is released before it is read": (
-        "copies.wait(barriers, FULL, worker * p.stages + slot(k))", "pass"
+        "_compute", "copies.wait(barriers, FULL, worker * p.stages + slot(k))", "pass"
     ),
 }  # fmt: skip
 
@@ -309,7 +310,7 @@ BETWEEN_WARPGROUPS = {
 @pytest.mark.parametrize("race", BETWEEN_WARPGROUPS)
 def test_races_between_warpgroups(race: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Interpret mode finds them, of which the tests above make use."""
-    broken(Mutant(matmul, "_body", *BETWEEN_WARPGROUPS[race], "", []), monkeypatch)
+    broken(Mutant(matmul, *BETWEEN_WARPGROUPS[race], "", []), monkeypatch)
     x, w, b = linear("the ring goes round")
     kernel: Any = matmul.linear_gelu_forward
     try:
