@@ -48,7 +48,7 @@ class Shape(NamedTuple):
     devices: int = 1  # that the state is split over
     stage: int = 0  # of ZeRO
     # Products that end in what would be a pass over their result, by the operation: head, fc in GELU, fcproj backwards.
-    ended: tuple[str, ...] = ()
+    fused: tuple[str, ...] = ()
     sums: int = 0  # gradients in float32 that a tree of sums over micro-batches keeps; 0: there is no tree
 
     @property
@@ -124,7 +124,7 @@ def step_work(config: ModelShape, shape: Shape) -> list[Work]:
         if tables is None
         else [*_forward(config, shape, tables), *_backward(config, shape, tables)]
     )
-    model = list(_ended(model, config, shape))
+    model = list(_fused(model, config, shape))
     A = shape.micro_batches
     repeated = [work._replace(flops=A * work.flops, bytes=A * work.bytes, times=A * work.times) for work in model]
     return [*repeated, *_update(config, shape)]
@@ -155,8 +155,8 @@ def _forward(config: ModelShape, shape: Shape, tables: Tables) -> Iterator[Work]
     yield Work("forward", "classifier", None, 0, e * 2 * n * Vp + 4 * 3 * n, chunks)
 
 
-def _ended(works: Sequence[Work], config: ModelShape, shape: Shape) -> Iterator[Work]:
-    """Yield works where some products do what follows them (`Shape.ended`): its bytes are theirs, or nobody's.
+def _fused(works: Sequence[Work], config: ModelShape, shape: Shape) -> Iterator[Work]:
+    """Yield works where some products do what follows them (`Shape.fused`): its bytes are theirs, or nobody's.
 
     Of the classifier there remain passes over rows of C: the targets' logits; x / S; the product's result in float32,
     from which the targets' rows of wte are taken; what is taken from their gradient, in float32; and a number for each
@@ -165,16 +165,16 @@ def _ended(works: Sequence[Work], config: ModelShape, shape: Shape) -> Iterator[
     (Vp, C), n, e = head_spec(config).shape, shape.rows, shape.element
     for work in works:
         place = work.phase, work.operation
-        if place == ("forward", "classifier") and "head" in shape.ended:
+        if place == ("forward", "classifier") and "head" in shape.fused:
             yield work._replace(bytes=n * C * (6 * e + 4 * 4) + 4 * 4 * n * Vp // 128 + 8 * min(n, Vp) * C)
-        elif place == ("forward", "fc") and "fc" in shape.ended:
+        elif place == ("forward", "fc") and "fc" in shape.fused:
             yield work._replace(bytes=work.bytes + array_bytes("fch_gelu", config, shape))
-        elif place == ("backward", "fcproj") and "fcproj" in shape.ended:
+        elif place == ("backward", "fcproj") and "fcproj" in shape.fused:
             yield work._replace(bytes=work.bytes + array_bytes("fch", config, shape))
-        elif place == ("backward", "gelu") and "fcproj" in shape.ended:
+        elif place == ("backward", "gelu") and "fcproj" in shape.fused:
             if shape.recompute and not shape.recompute_blocks:  # the forward's, again
                 yield work._replace(bytes=2 * array_bytes("fch", config, shape))
-        elif not (place == ("forward", "gelu") and "fc" in shape.ended):
+        elif not (place == ("forward", "gelu") and "fc" in shape.fused):
             yield work
 
 

@@ -155,7 +155,7 @@ def _head(plan: "Plan", order: str) -> Kinds:
             found["activations"] += 2 * num_layers(config) * stream
     elif chunked(shape):
         found["working arrays"] = stream
-    if "head" in shape.ended:  # in float32: lnf's gradient before it is whole, and what is taken from the targets' rows
+    if "head" in shape.fused:  # in float32: lnf's gradient before it is whole, and what is taken from the targets' rows
         found["working arrays"] += 4 * (rows_at_once(shape) + shape.rows) * head_spec(config).shape[1]
     return found
 

@@ -183,7 +183,7 @@ def make_plan(
         optimizer=selection.optimizer.scope, buffers=len(selection.optimizer.buffers),
         products=max(rule.products for rule in selection.optimizer.rules), devices=parallel.devices,
         stage=parallel.stage, sums=sums_kept(config.grad_accumulation) if parallel.fixed else 0,
-        ended=ended_of(selection),
+        fused=fused_of(selection),
     )  # fmt: skip
     rows = _logit_rows(config, model, machine, shape, recorded)
     options = _options(config, machine, recorded, findings, xla_flags or {})
@@ -196,7 +196,7 @@ def make_plan(
     )  # fmt: skip
 
 
-def ended_of(selection: kernels.Selection) -> tuple[str, ...]:
+def fused_of(selection: kernels.Selection) -> tuple[str, ...]:
     """Return the operations whose products do what would be a pass over their result, ours and NVIDIA's (-ge 1)."""
     ours = [choice.operation for choice in selection.choices if choice.operation in PRODUCTS and choice.by == "pallas"]
     return (*ours, *(["fc"] if selection.gelu_fusion else []))

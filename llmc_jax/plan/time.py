@@ -21,7 +21,6 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from llmc_jax.base.numbers import Interval, certain, total
 from llmc_jax.config.model import ModelShape
-from llmc_jax.kernels.functions import PRODUCTS as MADE_BY_US
 from llmc_jax.machine.compiling import TRITON_GEMM
 from llmc_jax.models.layout import letters, matrix_elements, num_layers
 from llmc_jax.models.tensors import sizes
@@ -221,7 +220,8 @@ def works_of(plan: Plan) -> Iterator[tuple[Work, bool]]:
 
 def times_of(plan: Plan, hardware: Hardware) -> Iterator[tuple[Work, OperationTime]]:
     """Yield every operation of a step on one GPU, layer by layer, and what it takes."""
-    model, shape, own = plan.model, plan.shape, own_products(plan)
+    model, shape = plan.model, plan.shape
+    own = {*shape.fused} - ({"fc"} if plan.execution.gelu_fusion else set())  # with -ge 1 fc is NVIDIA's
     biases_in_products = dict(plan.execution.compiler_options).get(TRITON_GEMM) is False
     for work, forward in works_of(plan):
         kind, large, small = _kernels(work, forward, model, shape)
@@ -239,11 +239,6 @@ def times_of(plan: Plan, hardware: Hardware) -> Iterator[tuple[Work, OperationTi
             "launches" if by_work.typical < seconds.typical / 2 else bound, seconds,
             hardware.share(OWN_PRODUCTS if ours else kind),
         )  # fmt: skip
-
-
-def own_products(plan: Plan) -> set[str]:
-    """Return the operations whose first product is a kernel of ours; of fcproj it is its backward's."""
-    return {each.operation for each in plan.choices if each.operation in MADE_BY_US and each.by == "pallas"}
 
 
 def _kernels(work: Work, forward: bool, model: ModelShape, shape: Shape) -> tuple[str, int, int]:

@@ -175,13 +175,12 @@ def block_backward(
     # straight on, to be added to what comes out of layernorm 2.
     with scope("fcproj"):
         dfch_gelu, dfcprojw = op.linear_backward(dresidual3, a.fch_gelu, p.fcprojw)
-        if op.linear_gelu_backward is not None:  # then XLA drops the product that nobody takes
+    if op.linear_gelu_backward is not None:
+        with scope("fcproj"):  # XLA drops dfch_gelu's product, which is unused
             dfch, dfcb = op.linear_gelu_backward(dresidual3, p.fcprojw, a.fch)
-        else:
-            dfch_gelu = pinned(dfch_gelu)
-    if op.linear_gelu_backward is None:
+    else:
         with scope("gelu"):
-            dfch, dfcb = op.gelu_backward(dfch_gelu, a.fch)
+            dfch, dfcb = op.gelu_backward(pinned(dfch_gelu), a.fch)
     with scope("fc"):
         dln2, dfcw = op.linear_backward(dfch, a.ln2, p.fcw)
     with scope("ln2"):
