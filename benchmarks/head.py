@@ -1,6 +1,6 @@
 """The head without a classifier beside the one with bf16 logits: means of training losses, on a CPU, in bf16.
 
-    python benchmarks/head.py --tokens DIR [--out DIR] [--seeds 1,2,3,4,5] [--page FILE]
+    python benchmarks/head.py --tokens DIR [--out DIR] [--seeds 1,2,3,4,5]
 
 A GPU's head is a kernel; its plain twin (llmc_jax/ops/head.py) computes the same on a CPU. The demo's model for 300
 steps and GPT-2 124M for 200 steps of 256 tokens (an hour and a half for five seeds), each pair from the same start on
@@ -49,13 +49,12 @@ def losses(case: str, head: str, seed: int, tokens: str, out: Path) -> list[floa
 
 
 def main() -> None:
-    """Run what is missing and write the page."""
+    """Run what is missing and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", default="data")
     parser.add_argument("--out", type=Path, default=ROOT / "runs/head")
     parser.add_argument("--seeds", default="1,2,3,4,5")
     parser.add_argument("--cases", default=",".join(CASES))
-    parser.add_argument("--page", type=Path)
     asked = parser.parse_args()
     rows = [
         f"| model, seed | bf16 logits: last {LAST} | without a classifier | difference of all steps | of the first 20 |"
@@ -68,10 +67,7 @@ def main() -> None:
             last = " | ".join(f"{statistics.mean(each[-LAST:]):.4f}" for each in (old, new))
             first = statistics.mean(map(abs, apart[:20]))
             rows.append(f"| {case}, {seed} | {last} | {statistics.mean(apart):+.4f} | {first:.5f} |")
-    text = "\n".join(rows)
-    print(text)
-    if asked.page:
-        asked.page.write_text(f"# The head without a classifier, in training\n\n{machine_line()}.\n\n{text}\n")
+    print(f"{machine_line()}.\n", *rows, sep="\n")
 
 
 if __name__ == "__main__":
