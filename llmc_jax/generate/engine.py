@@ -18,6 +18,7 @@ from llmc_jax.config.model import ModelShape, refuse_foresight
 from llmc_jax.generate.model import Model
 from llmc_jax.generate.sampling import Draws, Numbers, Sampling, Steps, check, draw, numbers_of, steps_of
 from llmc_jax.generate.text import TextStream
+from llmc_jax.machine.device import first_device
 from llmc_jax.models.execution import PLAIN
 from llmc_jax.models.program import decoder_of
 
@@ -56,7 +57,15 @@ class Dropped(NamedTuple):
     kept: int  # tokens of the text that the model still sees
 
 
-class _State(NamedTuple):
+class Coins(NamedTuple):
+    """What `draw` takes beside the logits."""
+
+    samples: Any  # (B,) int32, their numbers
+    position: Any  # of the text, a scalar
+    numbers: Numbers
+
+
+class State(NamedTuple):
     """A batch of samples on the device between two steps."""
 
     draws: Draws
@@ -155,6 +164,18 @@ def _decode(
     return decoder_of(config).decode(weights, tokens, position, cache, config)
 
 
+def following(
+    weights: Any, tokens: Any, place: Any, cache: Any, coins: Coins, config: ModelShape, steps: Steps
+) -> State:
+    """Decode tokens (B,) int32 at a place of the window, whose cache it uses up, and draw those that follow them."""
+    logits, cache = _decode(weights, tokens, place, cache, config)
+    return State(draw(logits, *coins, steps), cache)
+
+
+# One CUDA graph on a GPU. A CPU would gain nothing, and compile the decoder anew for other steps of sampling.
+in_one_program = jax.jit(following, static_argnames=("config", "steps"), donate_argnames="cache")
+
+
 class _Batch(NamedTuple):
     """What does not change while samples are generated together."""
 
@@ -164,24 +185,23 @@ class _Batch(NamedTuple):
     numbers: Numbers
     steps: Steps
 
-    def prefilled(self, texts: Sequence[Sequence[int]], position: int) -> _State:
+    def prefilled(self, texts: Sequence[Sequence[int]], position: int) -> State:
         """Begin with texts of one length, one for all samples or one for each, and draw the token at a position."""
         model = self.model
         length = len(texts[0])
         tokens = np.zeros((len(texts), prompt_size(model.config, length)), np.int32)
         tokens[:, :length] = texts
         logits, cache = _prefill(model.weights, tokens, np.int32(length), self.size, model.config, len(self.samples))
-        return self._drawn(logits, cache, position)
+        return State(draw(logits, *self.coins(position), self.steps), cache)
 
-    def decoded(self, before: _State, place: int, position: int) -> _State:
+    def decoded(self, before: State, place: int, position: int) -> State:
         """Put the last draws at a place of the window, and draw the token at the next position of the text."""
-        model = self.model
-        tokens = before.draws.tokens
-        logits, cache = _decode(model.weights, tokens, np.int32(place), before.cache, model.config)
-        return self._drawn(logits, cache, position)
+        run = following if first_device().platform == "cpu" else in_one_program
+        model, coins = self.model, self.coins(position)
+        return run(model.weights, before.draws.tokens, np.int32(place), before.cache, coins, model.config, self.steps)
 
-    def _drawn(self, logits: jax.Array, cache: Any, position: int) -> _State:
-        return _State(draw(logits, self.samples, np.int32(position), self.numbers, self.steps), cache)
+    def coins(self, position: int) -> Coins:
+        return Coins(self.samples, np.int32(position), self.numbers)
 
 
 def _generate(model: Model, request: Request) -> Iterator[Drawn | Dropped]:

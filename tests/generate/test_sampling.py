@@ -10,13 +10,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmc_jax.base.errors import InputError
-from llmc_jax.generate.sampling import Draws, Sampling, Steps, check, draw, filtered, numbers_of, steps_of
+from llmc_jax.generate.sampling import (
+    SORTED,
+    Draws,
+    Sampling,
+    Steps,
+    check,
+    draw,
+    filtered,
+    limit_of,
+    numbers_of,
+    steps_of,
+)
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 V = 40
 LOGITS = 3 * np.random.default_rng(1).standard_normal((2, V)).astype(np.float32)
-ALL_STEPS = Steps(greedy=False, top_k=True, top_p=True, candidates=0)
+ALL_STEPS = Steps(greedy=False, top_k=64, top_p=True, candidates=0)
 
 
 def plain(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
@@ -49,6 +60,32 @@ def test_what_is_left_is_what_sorting_leaves(temperature: float, top_k: int, top
         if not len(extra):
             np.testing.assert_allclose(row / row.sum(), expected, rtol=1e-4, atol=1e-7)
         assert row[np.argmax(logits)] == 1
+
+
+@pytest.mark.parametrize("at_once", [1, 5])
+def test_equals_at_the_edge_are_all_kept(at_once: int) -> None:
+    """A thousand rows of weights of few values: as each platform looks for the limit, and as a CPU sorts."""
+    rng = np.random.default_rng(2)
+    rows = np.exp2(-rng.integers(0, [[1], [4], [9], [14]] * 250, (1000, 300))).astype(np.float32)
+    rows[:, 0] = 1
+    search = jax.jit(limit_of, static_argnames="at_once")
+    for k in (1, 2, 64, 100, 299, 300):
+        found = np.asarray(search(rows, np.ones_like(rows), np.float32(k), at_once=at_once))
+        np.testing.assert_array_equal(found[:, 0], np.sort(rows, axis=1)[:, -k])
+        sampling = Sampling(top_k=k)
+        kept = np.asarray(left(np.log(rows), numbers_of(sampling), steps_of(sampling, 0)))
+        np.testing.assert_array_equal(kept > 0, rows >= found)
+    shares = np.cumsum(np.sort(rows, axis=1)[:, ::-1], axis=1)  # sums of powers of two that float32 holds exactly
+    for p in (0.01, 0.5, 0.9):
+        wanted = np.float32(p) * shares[:, -1:]
+        found = np.asarray(search(rows, rows, wanted, at_once=at_once))
+        fewest = np.sort(rows, axis=1)[:, ::-1][np.arange(1000), (shares < wanted).sum(axis=1)]
+        np.testing.assert_array_equal(found[:, 0], fewest)
+
+
+def test_a_size_of_top_k_is_a_program() -> None:
+    sizes = [steps_of(Sampling(top_k=k), 0).top_k for k in (0, 1, 64, 65, 1024, 1025, 10**9)]
+    assert sizes == [0, SORTED[0], SORTED[0], SORTED[1], SORTED[2], -1, -1]
 
 
 def drawn(logits: np.ndarray, sampling: Sampling, first: int = 0, position: int = 0, candidates: int = 0) -> Draws:
