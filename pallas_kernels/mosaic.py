@@ -186,6 +186,24 @@ def _team_layout(team: int, vector: int) -> Any:
     return plgpu.Layout.TILED(plgpu.Tiling(tiles), warp_dims=warps, lane_dims=(-2,), vector_dim=-1)
 
 
+# Of (16 k, 16 n): of each 16 columns a warp takes 4, two lanes beside each other, so that no sum over the rows has to
+# cross from warp to warp.
+COLUMNS = plgpu.Layout.TILED(plgpu.Tiling(((16, 16), (4,), (2,))), warp_dims=(-3,), lane_dims=(-4, -2), vector_dim=-1)
+
+
+def cell_layout(lanes: int, vector: int) -> Any:
+    """Lay out rows that so many neighbouring lanes share, in vectors that go round: 128 / lanes rows at a time."""
+    rows = LANES // lanes
+    tiling = plgpu.Tiling(((WARPS * rows, lanes * vector), (rows, vector)))
+    return plgpu.Layout.TILED(tiling, warp_dims=(-4,), lane_dims=(-2, -3), vector_dim=-1)
+
+
+# Of (4, 4): each warp has a row, all of it in every lane.
+FOURS = plgpu.Layout.TILED(
+    plgpu.Tiling(((WARPS, 4),)), warp_dims=(-2,), lane_dims=(plgpu.Replicated(LANES),), vector_dim=-1
+)
+
+
 def flat_layout(elements: int, vector: int = 8) -> Any:
     """Lay out a 1-D array over the 128 threads of a warpgroup in vectors; 128 * vector divides `elements`."""
     return plgpu.Layout.WG_STRIDED((elements,), vec_size=vector)
@@ -353,13 +371,8 @@ def store_tile(values: jax.Array, tile: Any, destination: Any) -> None:
 
 
 def column_sums(tile: Any) -> jax.Array:
-    """Return sums over the 16 k rows of a tile (rows, 16 n) in SMEM, (columns,) in float32.
-
-    Of each 16 columns a warp takes 4, two lanes beside each other, so that no sum has to cross from warp to warp.
-    """
-    tiling = plgpu.Tiling(((16, 16), (4,), (2,)))
-    layout = plgpu.Layout.TILED(tiling, warp_dims=(-3,), lane_dims=(-4, -2), vector_dim=-1)
-    return plgpu.load(tile, layout=layout, optimized=False).astype(f32).sum(0)
+    """Return sums over the 16 k rows of a tile (rows, 16 n) in SMEM, (columns,) in float32."""
+    return load(tile, COLUMNS, f32).sum(0)
 
 
 class Copies(NamedTuple):

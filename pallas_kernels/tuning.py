@@ -26,6 +26,8 @@ class Sizes(NamedTuple):
     gelu_block: int = 2048  # elements of a warpgroup at a time; a power of two from 1024 on; unmeasured
     gelu_blocks: int = 6  # of the backward's on a multiprocessor: what its registers leave room for; unmeasured
 
+    decode_warpgroups: int = 4  # that share the positions of a head, one token at a time; unmeasured
+
 
 SIZES = {
     "sm_80": Sizes(sms=108, smem=166_912),  # A100

@@ -26,6 +26,7 @@ from llmc_jax.plan.plan import Plan
 from llmc_jax.training.optimizer import decay_ranges
 from llmc_jax.training.rules.adamw import AdamWNumbers
 from llmc_jax.training.step import train_step
+from pallas_kernels.decode import Tensor
 from pallas_kernels.layernorm import longest_row
 from pallas_kernels.tuning import VERSIONS, attention_sizes
 
@@ -187,6 +188,24 @@ def adamw(dtype: str, rounding: str, gradient: str | None = None, masters: bool 
     )  # fmt: skip
 
 
+def one_token(dtype: str, B: int, C: int, num_heads: int, layers: int = 2, positions: int = 1024) -> Iterator[Case]:
+    """A block's and the head's kernels, with weights where a model of so many layers has some tensor."""
+    x, hidden, layer = array(dtype, B, C), array(dtype, B, 4 * C), array("int32")
+    model = array(dtype, Vp + 10 * layers * C, C), layer
+    norm, shape = (Tensor(Vp, 1), Tensor(Vp + layers, 1)), f"B={B} C={C}"
+    for name, O, gelu in (("qkv", 3 * C, False), ("fc", 4 * C, True)):
+        found = {"weight": Tensor(Vp, O), "bias": Tensor(Vp, O // C), "outputs": O, "gelu": gelu}
+        yield case("decode.norm_linear", dtype, f"{name} {shape}", x, *model, norm=norm, **found)
+    found = {"weight": Tensor(0), "bias": None, "outputs": Vp, "out_dtype": jnp.float32}
+    yield case("decode.norm_linear", dtype, f"head {shape}", x, *model, norm=norm, **found)
+    for name, a in (("attproj", x), ("fcproj", hidden)):
+        place = Tensor(Vp, C * a.shape[1] // C), Tensor(Vp, 1)
+        yield case("decode.linear_residual", dtype, f"{name} {shape}", x, a, *model, weight=place[0], bias=place[1])
+    cache = array(dtype, layers, B * num_heads, positions, C // num_heads)
+    qkv, shape = array(dtype, B, 3 * C), f"B={B} NH={num_heads} HS={C // num_heads}"
+    yield case("decode.attention_step", dtype, shape, qkv, cache, cache, layer, layer, donated=("1", "2"))
+
+
 def cases(gpu: str) -> list[Case]:
     """Every case of a kernel for a GPU."""
     found: list[Case] = []
@@ -210,6 +229,11 @@ def cases(gpu: str) -> list[Case]:
     found += embedding("bf16", 4, 1000, 1600)
     found += adamw("bf16", "stochastic")
     found += adamw("bf16", "stochastic", masters=False)
+    for dtype, B, C, num_heads in (
+        *(("bf16", B, 768, 12) for B in (1, 3, 16)), ("bf16", 16, 1600, 25), ("bf16", 1, 1600, 20),
+        ("fp32", 1, 1600, 25), ("fp32", 16, 1600, 25), ("fp16", 16, 768, 6), ("fp32", 3, 768, 6),
+    ):  # fmt: skip
+        found += one_token(dtype, B, C, num_heads)
     target = gpus.known_target(gpu).architecture
     if target == "sm_90":  # no other has their instructions
         found += products(ROWS, 768, 4 * 768, V, Vp)
