@@ -20,6 +20,7 @@ from llmc_jax.data.documents import read_text
 from llmc_jax.generate.flags import parse
 from llmc_jax.generate.text import typed_ids, with_pieces
 from llmc_jax.machine.device import describe_device, device_label
+from llmc_jax.machine.gpus import this_machine
 from llmc_jax.machine.jax_setup import configure, settle
 
 if TYPE_CHECKING:
@@ -37,15 +38,27 @@ def main(words: Sequence[str]) -> int:
     for note in settle() + configure(tf32=asked.dtype != "fp32", devices=1):
         say("note", note)
     from llmc_jax.generate import sampling
+    from llmc_jax.generate.checked import checked
     from llmc_jax.generate.model import open_model
 
     sampling.check(sampling_of(asked))  # before a large model is read
     model = open_model(
         asked.checkpoint, dtype=asked.dtype, tokenizer=asked.tokenizer, step=asked.step, model_file=asked.model_file,
+        target=kernels_target() if asked.kernels == "pallas" else None,
     )  # fmt: skip
+    if asked.kernels == "pallas":
+        model = checked(model, asked.samples)
     ids = prompt_ids(model, place, data)
     question = next((each for each in QUESTIONS if each in asked.given), None)
     return QUESTIONS.get(question or "", continue_text)(model, ids, asked)
+
+
+def kernels_target() -> str:
+    """Return the architecture whose kernels make new tokens here. Raises InputError where there are none."""
+    machine = this_machine()
+    if machine.target is None:
+        raise InputError(f"--kernels pallas: needs an NVIDIA GPU from Ampere on; this is {machine.kind}; leave it out")
+    return machine.target
 
 
 def say(about: str, words: str) -> None:

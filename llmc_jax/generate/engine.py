@@ -20,6 +20,7 @@ from llmc_jax.generate.sampling import Draws, Numbers, Sampling, Steps, check, d
 from llmc_jax.generate.text import TextStream
 from llmc_jax.machine.device import first_device
 from llmc_jax.models.execution import PLAIN
+from llmc_jax.models.packed import Packed
 from llmc_jax.models.program import decoder_of
 
 SMALLEST_PROMPT, SMALLEST_CACHE = 16, 64  # positions: shorter ones share a program
@@ -102,6 +103,13 @@ def check_ids(config: ModelShape, ids: Sequence[int]) -> np.ndarray:
     return np.asarray(ids, np.int32)
 
 
+def kernels() -> Any:
+    """Return the module of what our kernels decode; it is imported where they do."""
+    from llmc_jax.kernels import decode
+
+    return decode
+
+
 def _power(length: int, smallest: int, largest: int) -> int:
     return min(max(smallest, 1 << (length - 1).bit_length()), largest)
 
@@ -147,9 +155,9 @@ def _prefill(
 ) -> tuple[jax.Array, Any]:
     """Prefill, and repeat a single text for all samples that begin with it."""
     logits, cache = decoder_of(config).prefill(weights, tokens, length, size, config, PLAIN)
-    if tokens.shape[0] == texts:
-        return logits, cache
-    return repeated((logits, cache), texts)
+    if tokens.shape[0] != texts:
+        logits, cache = repeated((logits, cache), texts)
+    return logits, kernels().stacked(cache) if isinstance(weights, Packed) else cache
 
 
 def repeated(arrays: Any, texts: int) -> Any:
@@ -161,7 +169,8 @@ def repeated(arrays: Any, texts: int) -> Any:
 def _decode(
     weights: Any, tokens: jax.Array, position: jax.Array, cache: Any, config: ModelShape
 ) -> tuple[jax.Array, Any]:
-    return decoder_of(config).decode(weights, tokens, position, cache, config)
+    decoder = kernels() if isinstance(weights, Packed) else decoder_of(config)
+    return decoder.decode(weights, tokens, position, cache, config)
 
 
 def following(

@@ -63,9 +63,13 @@ MODEL = (
         "Hugging Face's (default auto: a model's own, as far as it is known)"),
     own("--step", "N", None, "of a folder with several training states: this one, not the newest", 0),
 )  # fmt: skip
+KERNELS = (
+    own("--kernels", "xla|pallas", "xla", "what makes new tokens: XLA's operations, or handwritten kernels, which are "
+        "compared with them first (default xla; pallas: NVIDIA GPUs from Ampere on, GPT-2 without variations)"),
+)  # fmt: skip
 GROUPS = {
     "": CHECKPOINT, "the text": TEXT, "how the next token is drawn, in this order": SAMPLING,
-    "other questions": QUESTIONS, "the model": MODEL,
+    "other questions": QUESTIONS, "the model": (*MODEL, *KERNELS),
 }  # fmt: skip
 OPTIONS = tuple(about for group in GROUPS.values() for about in group)
 

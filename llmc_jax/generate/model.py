@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from llmc_jax.base.errors import InputError
 from llmc_jax.checkpoint.llmc import oddities
@@ -19,8 +20,8 @@ from llmc_jax.checkpoint.tokenizer import choose_tokenizer
 from llmc_jax.config.model import ModelShape
 from llmc_jax.data.tokenizers import Tokenizer, drawable, usual_eot
 from llmc_jax.machine.device import available_memory_bytes, first_device, gib
-from llmc_jax.models.layout import flat_size, num_parameters, params_type, tensor_specs
-from llmc_jax.models.program import head_of
+from llmc_jax.models.layout import flat_size, num_parameters, params_type, pieces, tensor_specs, widths
+from llmc_jax.models.packed import Packed, refusal
 from llmc_jax.models.work import COMPUTE_BYTES
 from llmc_jax.training.state import DTYPES
 
@@ -54,7 +55,7 @@ class Model(NamedTuple):
     @property
     def dtype(self) -> str:
         """Return what the model computes in: fp32, bf16 or fp16."""
-        return next(name for name, dtype in DTYPES.items() if head_of(self.weights, self.config).dtype == dtype)
+        return next(name for name, dtype in DTYPES.items() if jax.tree.leaves(self.weights)[0].dtype == dtype)
 
 
 def open_model(
@@ -65,16 +66,20 @@ def open_model(
     step: int | None = None,
     model_file: str = "",
     weights: bool = True,
+    target: str | None = None,
 ) -> Model:
     """Open a checkpoint of any format that `checkpoint.sources.open_source` knows, and put its weights on the device.
 
     dtype: fp32, bf16 or fp16; auto: bf16 on a GPU, fp32 on a CPU. tokenizer: as for `load_tokenizer`; auto: the one
     that the checkpoint brings along, else as its vocabulary suggests. step, model_file: as for `open_source`. weights:
-    False leaves them out, for those who ask what the checkpoint says of tokens.
-    Raises InputError (FormatError for bad bytes) if it cannot be opened, the tokenizer does not fit, or the weights
-    need more memory than the device has.
+    False leaves them out, for those who ask what the checkpoint says of tokens. target: the architecture whose kernels
+    decode; the weights are `Packed` then.
+    Raises InputError (FormatError for bad bytes) if it cannot be opened, the tokenizer does not fit, the weights
+    need more memory than the device has, or the kernels cannot decode the model.
     """
     source = open_source(path, step=step, model_file=model_file)
+    if target is not None and (why := refusal(source.config)):
+        raise InputError(f"{path}: the kernels cannot decode this model: {why}; leave out --kernels pallas")
     if dtype == "auto":
         dtype = "fp32" if first_device().platform == "cpu" else "bf16"
     check_weights_fit(source, dtype)
@@ -82,7 +87,7 @@ def open_model(
         choice = choose_tokenizer(source, tokenizer)
     except InputError as error:  # of several checkpoints this is the one that it does not fit
         raise InputError(f"{path}: {error}") from error
-    tensors, warnings = read_weights(source, dtype) if weights else (None, ())
+    tensors, warnings = read_weights(source, dtype, target) if weights else (None, ())
     return Model(
         path=Path(path),
         kind=source.kind,
@@ -105,24 +110,30 @@ def check_weights_fit(source: Source, dtype: str) -> None:
         raise InputError(f"{source.path}: the weights of this model {found}; {advice}")
 
 
-def read_weights(source: Source, dtype: str) -> tuple[Any, tuple[str, ...]]:
-    """Return the weights on the device, and warnings of what no sound checkpoint holds.
+def read_weights(source: Source, dtype: str, target: str | None = None) -> tuple[Any, tuple[str, ...]]:
+    """Return the weights on the device, and warnings of what no sound checkpoint holds. target: as for `open_model`.
 
     bf16 takes the 16-bit weights of a training state that has them: the run has computed with these.
     """
     group = "copy" if dtype == source.dtype != "fp32" and "copy" in source.groups else "params"
-    bad: dict[str, int] = {}
+    config, bad = source.config, dict[str, int]()
 
-    def read(tensor: str, layer: int) -> jax.Array:
+    def read(tensor: str, layer: int) -> np.ndarray:
         values = source.read(group, tensor, layer)
         bad[tensor] = bad.get(tensor, 0) + not_finite(values)
-        return jnp.array(values, DTYPES[dtype])
+        return values
 
+    if target is not None:
+        rows = np.empty(num_parameters(config), DTYPES[dtype])
+        for piece in pieces(config):
+            rows[piece.start : piece.stop] = read(piece.spec.name, piece.layer).ravel().astype(rows.dtype)
+        packed = Packed(jnp.asarray(rows.reshape(-1, widths(config)[0])), config, target)
+        return packed, oddities(config, bad)
     tensors: dict[str, Any] = {}
-    for spec in tensor_specs(source.config):
-        layers = [read(piece.tensor, piece.layer) for piece in slices_of(spec)]
+    for spec in tensor_specs(config):
+        layers = [jnp.array(read(piece.tensor, piece.layer), DTYPES[dtype]) for piece in slices_of(spec)]
         tensors[spec.name] = tuple(layers) if spec.tensor.layered else layers[0]
-    return params_type(source.config)(**tensors), oddities(source.config, bad)
+    return params_type(config)(**tensors), oddities(config, bad)
 
 
 @partial(jax.jit, static_argnames="config")
