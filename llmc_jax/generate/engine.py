@@ -71,6 +71,8 @@ class State(NamedTuple):
 
     draws: Draws
     cache: Any
+    place: Any  # of the window, where the draws belong; on a GPU it stays there, as the next one does
+    position: Any  # of the text, of what is drawn next
 
 
 def generate(model: Model, request: Request) -> Iterator[Drawn | Dropped]:
@@ -178,7 +180,7 @@ def following(
 ) -> State:
     """Decode tokens (B,) int32 at a place of the window, whose cache it uses up, and draw those that follow them."""
     logits, cache = _decode(weights, tokens, place, cache, config)
-    return State(draw(logits, *coins, steps), cache)
+    return State(draw(logits, *coins, steps), cache, place + 1, coins.position + 1)
 
 
 # One CUDA graph on a GPU. A CPU would gain nothing, and compile the decoder anew for other steps of sampling.
@@ -189,7 +191,7 @@ class _Batch(NamedTuple):
     """What does not change while samples are generated together."""
 
     model: Model
-    samples: np.ndarray  # (B,) int32, their numbers
+    samples: jax.Array  # (B,) int32, their numbers
     size: int  # of the cache
     numbers: Numbers
     steps: Steps
@@ -201,24 +203,21 @@ class _Batch(NamedTuple):
         tokens = np.zeros((len(texts), prompt_size(model.config, length)), np.int32)
         tokens[:, :length] = texts
         logits, cache = _prefill(model.weights, tokens, np.int32(length), self.size, model.config, len(self.samples))
-        return State(draw(logits, *self.coins(position), self.steps), cache)
+        draws = draw(logits, self.samples, np.int32(position), self.numbers, self.steps)
+        return State(draws, cache, np.int32(length), np.int32(position + 1))
 
-    def decoded(self, before: State, place: int, position: int) -> State:
-        """Put the last draws at a place of the window, and draw the token at the next position of the text."""
+    def decoded(self, before: State) -> State:
+        """Put the last draws at their place of the window, and draw the token at the next position of the text."""
         run = following if first_device().platform == "cpu" else in_one_program
-        model, coins = self.model, self.coins(position)
-        return run(model.weights, before.draws.tokens, np.int32(place), before.cache, coins, model.config, self.steps)
-
-    def coins(self, position: int) -> Coins:
-        return Coins(self.samples, np.int32(position), self.numbers)
+        model, coins = self.model, Coins(self.samples, before.position, self.numbers)
+        return run(model.weights, before.draws.tokens, before.place, before.cache, coins, model.config, self.steps)
 
 
 def _generate(model: Model, request: Request) -> Iterator[Drawn | Dropped]:
     sampling, config, rows = request.sampling, model.config, range(request.samples)
-    batch = _Batch(
-        model, np.array(rows, np.int32), cache_size(config, request), numbers_of(sampling),
-        steps_of(sampling, request.candidates, model.drawable),
-    )  # fmt: skip
+    samples, numbers = jax.device_put((np.array(rows, np.int32), numbers_of(sampling)))  # once, not for each token
+    steps = steps_of(sampling, request.candidates, model.drawable)
+    batch = _Batch(model, samples, cache_size(config, request), numbers, steps)
     prompt = list(request.prompt) or [model.end_of_text]
     texts = [list(prompt) for _ in rows]
     running = {row: TextStream(model.tokenizer, request.stops) for row in rows}
@@ -230,7 +229,7 @@ def _generate(model: Model, request: Request) -> Iterator[Drawn | Dropped]:
         draws, last = state.draws, position + 1 == request.tokens
         room = length < config.max_seq_len
         if room and not last:  # begun before its input is read
-            state, length = batch.decoded(state, length, len(prompt) + position + 1), length + 1
+            state, length = batch.decoded(state), length + 1
         for row in set(rows) - set(running):  # ended: any token will do
             texts[row].append(model.end_of_text)
         for drawn in _read(draws, running, position, model, request):

@@ -19,9 +19,10 @@ from llmc_jax.checkpoint.sources import open_source
 from llmc_jax.checkpoint.tokenizer import choose_tokenizer
 from llmc_jax.config.model import ModelShape
 from llmc_jax.data.tokenizers import Tokenizer, drawable, usual_eot
+from llmc_jax.kernels.choice import decoding_refusal
 from llmc_jax.machine.device import available_memory_bytes, first_device, gib
 from llmc_jax.models.layout import flat_size, num_parameters, params_type, pieces, tensor_specs, widths
-from llmc_jax.models.packed import Packed, refusal
+from llmc_jax.models.packed import Packed
 from llmc_jax.models.work import COMPUTE_BYTES
 from llmc_jax.training.state import DTYPES
 
@@ -78,7 +79,7 @@ def open_model(
     need more memory than the device has, or the kernels cannot decode the model.
     """
     source = open_source(path, step=step, model_file=model_file)
-    if target is not None and (why := refusal(source.config)):
+    if target is not None and (why := decoding_refusal(source.config)):
         raise InputError(f"{path}: the kernels cannot decode this model: {why}; leave out --kernels pallas")
     if dtype == "auto":
         dtype = "fp32" if first_device().platform == "cpu" else "bf16"

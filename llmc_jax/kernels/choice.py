@@ -9,7 +9,7 @@ from functools import partial
 from typing import NamedTuple
 
 from llmc_jax.base.errors import InputError
-from llmc_jax.config.model import CAUSAL, RELU, Attention
+from llmc_jax.config.model import CAUSAL, RELU, Attention, ModelConfig, ModelShape
 from llmc_jax.kernels import functions
 from llmc_jax.kernels.functions import GROUPS, PLAIN, PRODUCTS, assembled
 from llmc_jax.machine.compiling import Options
@@ -18,6 +18,7 @@ from llmc_jax.ops import attention, gelu
 from llmc_jax.ops.table import Function, Operations
 from llmc_jax.training.optimizer import Optimizer
 from llmc_jax.training.rules import named
+from pallas_kernels.tuning import HEAD_SIZES
 
 
 class Measured(NamedTuple):
@@ -478,3 +479,17 @@ def _refuse_fallbacks(choices: Sequence[Choice]) -> None:
     if alike:
         found = "; ".join(f"{', '.join(which)}: {what}, {why}" for (what, why), which in alike.items())
         raise InputError(f"--strict-kernels: {found}; leave --strict-kernels out to run it like this")
+
+
+def decoding_refusal(shape: ModelShape) -> str:
+    """Return why no kernels of ours make a model's tokens one after another; empty where they do."""
+    if not isinstance(shape, ModelConfig) or shape.family != "gpt2":
+        return f"they compute GPT-2, not the family {shape.family}"
+    if shape.attention != CAUSAL:
+        return f"they compute causal softmax attention, not {shape.attention.words}"
+    if shape.channels % 32 or shape.head_size not in HEAD_SIZES:
+        found = f"C={shape.channels}, heads of {shape.head_size}"
+        return f"they take C in steps of 32 and heads in steps of 16 up to 128, not {found}"
+    if shape.hidden != 4 * shape.channels or shape.padded_vocab_size % 16:
+        return f"they take F=4C and Vp in steps of 16, not F={shape.hidden}, Vp={shape.padded_vocab_size}"
+    return ""

@@ -45,7 +45,7 @@ def decode(
 ) -> tuple[jax.Array, Cache]:
     """Return the logits (B, V) float32 of the token after `tokens` (B,) int32 at `position`, and the cache with these.
 
-    Any B. The model must have no `packed.refusal`.
+    Any B. The model must have no `decoding_refusal`.
     """
     rows, C = weights.rows, shape.channels
     of = {

@@ -9,9 +9,8 @@ from functools import partial
 
 import jax
 
-from llmc_jax.config.model import CAUSAL, ModelConfig, ModelShape
+from llmc_jax.config.model import ModelShape
 from llmc_jax.models.layout import tensor_specs
-from pallas_kernels.tuning import HEAD_SIZES
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["rows"], meta_fields=["shape", "target", "interpret"])
@@ -34,17 +33,3 @@ class Packed:
             raise AttributeError(name)
         C = self.rows.shape[1]
         return self.rows[spec.offset // C : (spec.offset + spec.size) // C].reshape(spec.shape)
-
-
-def refusal(shape: ModelShape) -> str:
-    """Return why no kernels decode a model; empty where they do."""
-    if not isinstance(shape, ModelConfig) or shape.family != "gpt2":
-        return f"they compute GPT-2, not the family {shape.family}"
-    if shape.attention != CAUSAL:
-        return f"they compute causal softmax attention, not {shape.attention.words}"
-    if shape.channels % 32 or shape.head_size not in HEAD_SIZES:
-        found = f"C={shape.channels}, heads of {shape.head_size}"
-        return f"they take C in steps of 32 and heads in steps of 16 up to 128, not {found}"
-    if shape.hidden != 4 * shape.channels or shape.padded_vocab_size % 16:
-        return f"they take F=4C and Vp in steps of 16, not F={shape.hidden}, Vp={shape.padded_vocab_size}"
-    return ""

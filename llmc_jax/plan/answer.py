@@ -30,6 +30,7 @@ from llmc_jax.plan.plan import Plan, make_plan, recomputes
 from llmc_jax.plan.search import Largest, auto_sizes, largest_size, limit_of, sizes, ways
 from llmc_jax.plan.separate import Say, compiled_apart
 from llmc_jax.plan.time import StepTime, step_time
+from llmc_jax.plan.token import Token, tokens_of
 
 
 class Place(NamedTuple):
@@ -69,6 +70,7 @@ class Answer(NamedTuple):
     kernels: tuple[Choice, ...]
     memory: Memory  # compiled where that was wanted and can be
     step: StepTime
+    tokens: dict[str, Token]  # a generated one, by --kernels of `generate`
     network: Network | None  # that several devices are taken to have
     course: Course | None  # None: nothing says how many steps the run makes
     largest: tuple[Largest, ...]
@@ -200,6 +202,7 @@ def answer(
         kernels=plan.choices,
         memory=memory,
         step=step,
+        tokens=tokens_of(plan.model, place.machine, plan.dtype),
         network=planner.network if step.exchanges else None,
         course=course(
             step.seconds, config, forward=forward_of(step, config.grad_accumulation), tokens=wishes.tokens,

@@ -1,6 +1,6 @@
 """The answer to `plan` as text: a section for each question. Leaves out how it is found (answer.py)."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from llmc_jax.base import text
 from llmc_jax.base.numbers import Interval
@@ -10,6 +10,7 @@ from llmc_jax.plan.answer import Answer, Setting
 from llmc_jax.plan.course import Course
 from llmc_jax.plan.search import Largest
 from llmc_jax.plan.time import OperationTime, StepTime
+from llmc_jax.plan.token import KERNEL, Token
 
 Rows = list[list[str]]  # of a table, its headings first
 WORDS, OPTIONAL = (
@@ -28,6 +29,7 @@ def as_text(found: Answer, *, operations: bool = False, width: int | None = None
         step_section(found.step),
         *([operations_section(found.step)] if operations else []),
         course_section(found.course),
+        *([tokens_section(found.tokens)] if found.tokens else []),
         *([largest_section(found)] if found.largest else []),
         ([], ["not known", *(f"- {line}" for line in found.not_known)]),
     ]
@@ -205,6 +207,17 @@ def step_section(step: StepTime) -> Section:
     peaks = "the peaks" if step.peak else "the best rates that were measured here"
     bound = f"{BOUNDS[step.bound]} At {peaks} it would be {three(1e3 * step.floor)} ms of computing."
     return quantities(f"how fast? ({by})", rows), [bound]
+
+
+def tokens_section(tokens: Mapping[str, Token]) -> Section:
+    """Return how long a generated token takes."""
+    rows = [(f"a token, --kernels {name}, ms", each.seconds, 1e3, three) for name, each in tokens.items()]
+    counts = " or ".join(f"{each.kernels:,}" for each in tokens.values())
+    read = next(iter(tokens.values())).bytes / 1e6
+    return quantities("how fast does it generate? (estimated)", rows), [
+        f"One text at the model's last position: {counts} kernels of a CUDA graph, {KERNEL.typical * 1e6:g} µs each, "
+        f"and {read:,.0f} MB to read."
+    ]
 
 
 def operations_section(step: StepTime) -> Section:

@@ -17,9 +17,10 @@ from llmc_jax.generate.engine import Drawn, Request, generate
 from llmc_jax.generate.model import Model, open_model
 from llmc_jax.generate.sampling import Sampling
 from llmc_jax.kernels import decode
+from llmc_jax.kernels.choice import decoding_refusal
 from llmc_jax.models.gpt2 import decode as by_xla
 from llmc_jax.models.layout import flat_size, num_parameters, tensor_specs
-from llmc_jax.models.packed import Packed, refusal
+from llmc_jax.models.packed import Packed
 from llmc_jax.models.program import separated
 from llmc_jax.training.state import DTYPES
 
@@ -105,7 +106,7 @@ def test_kernels_that_are_wrong_are_not_used(monkeypatch: pytest.MonkeyPatch) ->
     "shape", ["L2-NH2-C48-V61-T8", "L2-NH1-C256-V61-T8", "L2-NH2-KV1-C64-V61-T8", "L2-NH2-C32-F64-V61-T8"]
 )
 def test_models_that_the_kernels_do_not_know_are_refused(shape: str) -> None:
-    assert refusal(parse_descriptor(shape))  # type: ignore[arg-type]
+    assert decoding_refusal(parse_descriptor(shape))  # type: ignore[arg-type]
     with pytest.raises(InputError, match="--kernels pallas"):
         open_model(shape, target="sm_90")
 
