@@ -257,7 +257,11 @@ def cell(row: Row | None) -> str:
 
 
 def kernel_table(targets: Rows, beside: Rows, only_differing: bool = False) -> str:
-    names = [name for name in dict.fromkeys(name for rows in targets.values() for name in rows) if "step " not in name]
+    names = [
+        name
+        for name in dict.fromkeys(name for rows in targets.values() for name in rows)
+        if not name.startswith("step ")
+    ]
     lines = [f"| function | dtype | shape | {' | '.join(targets)} |\n|---|---|---|{'---|' * len(targets)}"]
     for name in names:
         cells = [cell(rows.get(name)) for rows in targets.values()]

@@ -28,7 +28,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels import gelu as gelu_of, mosaic
+from pallas_kernels import gelu as gelu_of
+from pallas_kernels import mosaic
 from pallas_kernels.layernorm import EPS
 from pallas_kernels.mosaic import LANES, LOG2E, THREADS, WARPS, along, f32, load, store, widest
 from pallas_kernels.tuning import HEAD_SIZES, sizes
@@ -36,8 +37,8 @@ from pallas_kernels.tuning import HEAD_SIZES, sizes
 TEXTS = 16  # at most
 LOWEST = -1e30  # a running maximum before the first score; a score that is not seen is half as high again
 TILES = 4  # of four rows of weights, in a block
-HELD = 100  # float32 numbers of its weights that a thread has in registers at a time
-ROWS_HELD = 128  # and of the stream, while it is normalised
+HELD = 100  # of its weights that a thread has in registers at a time, in float32 half as many
+ROWS_HELD = 96  # numbers of the stream that a thread asks for at a time
 
 
 class Tensor(NamedTuple):
@@ -81,8 +82,8 @@ def norm_linear(
     """Return layernorm(x) W^T + b of a layer, (B, outputs), and GELU of it if asked for.
 
     x (B, C), the stream; rows (R, C), the model, in x's dtype: bf16, fp16 or fp32; layer, an int32 scalar; norm: the
-    layernorm's weight and bias; weight (outputs, C), bias (outputs,) or None: where they lie. out_dtype: of the result, x's
-    by default; it has been rounded to x's in any case, after the product, after the bias and after GELU.
+    layernorm's weight and bias; weight (outputs, C), bias (outputs,) or None: where they lie. out_dtype: of the result,
+    x's by default; it has been rounded to x's in any case, after the product, after the bias and after GELU.
     Compulsory bytes: itemsize (outputs C + outputs + 2 C + B (C + outputs)). For d12's qkv in bf16 3.5 MB, so 0.74 us
     at 4.8 TB/s. Raises ValueError for more than 16 texts, for C that 32 does not divide, and outputs that 16 does not.
     """
@@ -135,7 +136,7 @@ def _multiplied(
     tiles, held = TILES, TILES
     while p.wide == 1 and tiles > 1 and p.outputs // (WARPS * tiles) < size.sms:
         tiles //= 2
-    while held > 1 and held * C // LANES > HELD:
+    while held > 1 and held * C * x.dtype.itemsize // (2 * LANES) > HELD:
         held //= 2
     p = p._replace(tiles=tiles, held=min(tiles, held))
     kept = [mosaic.shared((B, part.size), x.dtype) for part in _parts(x) if p.norm and B >= WARPS]
@@ -147,7 +148,7 @@ def _multiplied(
         out_type=mosaic.shape_of((B, p.outputs), dtype),
         grid=(p.outputs * p.wide // (WARPS * tiles),),
         grid_names=("block",),
-        scratch=[*kept, mosaic.barrier()] if kept else [],
+        scratch=[*kept, mosaic.barrier()],
         approx_math=True,  # GELU's exponential
         auto_barriers=False,  # where a thread reads what another wrote, `meet` stands between
         sums_cross_warps=False,
@@ -164,135 +165,131 @@ def _product(
     x_ref: Any, a_ref: Any, rows_ref: Any, layer_ref: Any, out_ref: Any, *scratch: Any, p: Product, interpret: bool
 ) -> None:
     """Multiply a block's rows of weights with all texts."""
-    B, C = x_ref.shape
-    layer, block = layer_ref[0], lax.axis_index("block")
-    parts = _parts(x_ref)
+    (B, C), dtype, parts = x_ref.shape, x_ref.dtype, _parts(x_ref)
+    *kept, barrier = scratch
     of_rows = (parts[0].layout if p.wide == 1 else mosaic.FOURS).reduce(1)  # of four numbers, each a warp's
-    begin = block * (WARPS * p.tiles)  # of the rows of weights
-    first = begin // p.wide  # of the outputs
-
-    def vector(tensor: Tensor, place: Any) -> jax.Array:
-        """Read four of a bias."""
-        row = tensor.first + layer * tensor.of_layer + place // C
-        return load(rows_ref.at[row, pl.ds(place % C, WARPS)], of_rows, f32)
-
-    def tile(i: int) -> list[jax.Array]:
-        here = pl.ds(p.weight.first + layer * p.weight.of_layer + begin + WARPS * i, WARPS)
-        return [load(rows_ref.at[here, part.columns], part.layout) for part in parts]
-
-    def finish(b: Any, place: Any, sums: jax.Array, bias: jax.Array | None) -> None:
-        """Store four results of a text, rounded as XLA's operations round."""
-        y = sums.astype(x_ref.dtype).astype(f32)
-        if bias is not None:
-            y = (y + bias).astype(x_ref.dtype).astype(f32)
-        if p.gelu:
-            y = gelu_of.forward(y, exact=x_ref.dtype == f32).astype(x_ref.dtype).astype(f32)
-        here = pl.ds(place, WARPS)
-        if p.norm is None:
-            y = (load(x_ref.at[b, here], of_rows, f32) + y).astype(x_ref.dtype)
-        store(out_ref.at[b, here], y.astype(out_ref.dtype))
-
-    weights = [tile(i) for i in range(p.held)]  # under way while the rows are prepared
-    places = [first + WARPS * i for i in range(p.tiles // p.wide)]
-    biases = [None if p.bias is None else vector(p.bias, place) for place in places]
-    rows = _operands(x_ref, a_ref, rows_ref, layer, scratch, p)
-    for start in range(0, p.tiles, p.held):
-        if start:
-            weights = [tile(start + i) for i in range(p.held)]
-        wide = [
-            [mosaic.widened(w, part.layout, interpret) for w, part in zip(ws, parts, strict=True)] for ws in weights
-        ]
-
-        def multiply(b: Any, wide: list[list[jax.Array]] = wide, start: int = start) -> None:
-            row = rows(b)
-            for i, ws in enumerate(wide):
-                sums = reduce(add, [(w * x).sum(1) for w, x in zip(ws, row, strict=True)])  # (4,)
-                if p.wide == 1:
-                    finish(b, places[start + i], sums, biases[start + i])
-                else:
-                    store(scratch[0].at[b, start + i], sums)
-
-        _each(B, multiply)
-    if p.wide > 1:  # the four warps' sums are of one row each
-        mosaic.meet(scratch[-1])
-
-        def add_up(b: Any) -> None:
-            finish(b, first, load(scratch[0].at[b], mosaic.FOURS).sum(1), biases[0])
-
-        _each(B, add_up)
-
-
-def _each(count: int, do: Callable[[Any], None]) -> None:
-    """Do something for each text; four at a time, so that one's latencies hide behind the others'."""
-    if count >= WARPS:
-
-        @pl.loop(0, count // WARPS)
-        def _(k: Any) -> None:
-            for i in range(WARPS):
-                do(k * WARPS + i)
-
-    for i in range(count // WARPS * WARPS, count):
-        do(i)
-
-
-def _operands(
-    x_ref: Any, a_ref: Any, rows_ref: Any, layer: Any, scratch: Any, p: Product
-) -> Callable[[Any], list[jax.Array]]:
-    """Return a function of a text: what its weights are multiplied with, in float32, (4, part) of each part.
-
-    Without a layernorm that is read where it is wanted. Up to three normalised rows stay in registers, in every warp;
-    more are normalised each by one warp and meet in shared memory.
-    """
-    B, C = x_ref.shape
-    parts = _parts(x_ref)
-
-    def repeated(refs: list[Any]) -> list[jax.Array]:
-        """Read a row, of which each part has a Ref, for all four warps."""
-        return [
-            lax.broadcast_in_dim(load(ref, part.layout.reduce(0), f32), (WARPS, part.size), (1,))
-            for ref, part in zip(refs, parts, strict=True)
-        ]
+    begin = lax.axis_index("block") * (WARPS * p.tiles)  # of the rows of weights
+    places = [lax.div(begin, p.wide) + WARPS * i for i in range(p.tiles // p.wide)]  # of four outputs each
 
     def row(ref: Any, b: Any) -> list[jax.Array]:
-        return repeated([ref.at[b, part.columns] for part in parts])
+        """Read a row for all four warps."""
+        return [load(ref.at[b, part.columns], part.layout.reduce(0)) for part in parts]
 
-    def read(b: Any) -> list[jax.Array]:
-        if p.wide == 1:
-            return row(a_ref, b)
-        return [load(a_ref.at[pl.ds(b * WARPS, WARPS), part.columns], part.layout, f32) for part in parts]
+    def four(ref: Any, start: Any) -> list[jax.Array]:
+        """Read a row for each warp."""
+        return [load(ref.at[pl.ds(start, WARPS), part.columns], part.layout) for part in parts]
 
-    if p.norm is None:
-        return read
-    w, b = (row(rows_ref, tensor.first + layer * tensor.of_layer) for tensor in p.norm)
+    def in_float32(values: list[jax.Array]) -> list[jax.Array]:
+        """Return what was read of four rows, or of one for all warps, as (4, part) of each part."""
+        wide = [each.astype(f32) for each in values]
+        return [each if each.ndim == 2 else jnp.broadcast_to(each, (WARPS, each.size)) for each in wide]
 
     def normalised(x: list[jax.Array]) -> list[jax.Array]:
+        """Return the layernorm of four rows, each in one warp, in their dtype."""
+        x, w, b = map(in_float32, (x, *norm))
         mean = reduce(add, [values.sum(1) for values in x]) / C  # (4,)
         centred = [values - along(mean, values, 0) for values in x]
         rstd = lax.rsqrt(reduce(add, [(values * values).sum(1) for values in centred]) / C + EPS)
         return [
-            (values * along(rstd, values, 0) * w + b).astype(x_ref.dtype)
-            for values, w, b in zip(centred, w, b, strict=True)
+            (values * along(rstd, values, 0) * w + b).astype(dtype) for values, w, b in zip(centred, w, b, strict=True)
         ]
 
+    def factor(b: Any) -> list[jax.Array]:
+        """Read what a text's weights are multiplied with, of linear_residual."""
+        return row(a_ref, b) if p.wide == 1 else four(a_ref, b * WARPS)
+
+    def stream(b: Any) -> list[jax.Array]:
+        """Read the numbers of a text to which the results are added, if there are such."""
+        return [] if p.norm else [load(x_ref.at[b, pl.ds(at, WARPS)], of_rows, f32) for at in places]
+
+    # Whatever does not wait for something else is asked for first; no load can be put off behind the meeting.
+    tiles, together = -(-B // WARPS), 0
     if B < WARPS:
-        held = [normalised(row(x_ref, text)) for text in range(B)]
-        return lambda text: [values.astype(f32) for values in held[text]]
-
-    *kept, barrier = scratch
-    tiles = -(-B // WARPS)
-    together = max(n for n in (1, 2, 4) if tiles % n == 0 and (n == 1 or n * C // LANES <= ROWS_HELD))
-
-    @pl.loop(0, tiles // together)
-    def _(k: Any) -> None:
-        # The last tile begins early enough to end with the last row; some rows are normalised twice then.
-        places = [pl.ds(jnp.minimum((k * together + i) * WARPS, B - WARPS), WARPS) for i in range(together)]
-        loaded = [[load(x_ref.at[place, part.columns], part.layout) for part in parts] for place in places]
-        for place, x in zip(places, loaded, strict=True):
-            for ref, values in zip(kept, normalised([values.astype(f32) for values in x]), strict=True):
-                store(ref.at[place], values)
-
+        asked = [row(x_ref, b) if p.norm else factor(b) for b in range(B)]
+    elif p.norm:  # the last tile begins early enough to end with the last row; some rows are normalised twice then
+        together = max(n for n in (1, 2, 4) if tiles % n == 0 and (n == 1 or n * C // LANES <= ROWS_HELD))
+        asked = [four(x_ref, min(i * WARPS, B - WARPS)) for i in range(together)]
+    added = [stream(b) for b in range(B if B < WARPS else 0)]
+    layer = layer_ref[0]
+    first = p.weight.first + layer * p.weight.of_layer + begin
+    weights = [four(rows_ref, first + WARPS * i) for i in range(p.held)]
+    norm = [row(rows_ref, tensor.first + layer * tensor.of_layer) for tensor in p.norm or ()]
+    biases: list[jax.Array] = []
+    if p.bias:
+        start = p.bias.first + layer * p.bias.of_layer
+        biases = [
+            load(rows_ref.at[start + lax.div(at, C), pl.ds(lax.rem(at, C), WARPS)], of_rows, f32) for at in places
+        ]
     mosaic.meet(barrier)
-    return lambda text: repeated([ref.at[text] for ref in kept])
+
+    if B < WARPS:
+        held = [normalised(x) if p.norm else x for x in asked]
+    elif p.norm:
+        for i in range(0, tiles, together):
+            starts = [min((i + k) * WARPS, B - WARPS) for k in range(together)]
+            for start, x in zip(starts, asked if i == 0 else [four(x_ref, start) for start in starts], strict=True):
+                ready = normalised(x)
+                if start % WARPS:
+                    mosaic.meet(barrier)  # some of these rows have been written by other warps
+                for ref, values in zip(kept, ready, strict=True):
+                    store(ref.at[pl.ds(start, WARPS)], values)
+        mosaic.meet(barrier)
+
+    def given(b: Any) -> list[jax.Array]:
+        """Return what a text's weights are multiplied with."""
+        if B < WARPS:
+            return held[b]
+        if p.norm is None:
+            return factor(b)
+        return [load(ref.at[b], part.layout.reduce(0)) for ref, part in zip(kept, parts, strict=True)]
+
+    def finish(b: Any, i: int, sums: jax.Array, old: list[jax.Array]) -> None:
+        """Store four results of a text, rounded as XLA's operations round."""
+        y = sums.astype(dtype).astype(f32)
+        if biases:
+            y = (y + biases[i]).astype(dtype).astype(f32)
+        if p.gelu:
+            y = gelu_of.forward(y, exact=dtype == f32).astype(dtype).astype(f32)
+        if old:
+            y = (old[i] + y).astype(dtype)
+        store(out_ref.at[b, pl.ds(places[i], WARPS)], y.astype(out_ref.dtype))
+
+    for start in range(0, p.tiles, p.held):
+        if start:
+            weights = [four(rows_ref, first + WARPS * (start + i)) for i in range(p.held)]
+        wide = [
+            [mosaic.widened(w, part.layout, interpret) for w, part in zip(ws, parts, strict=True)] for ws in weights
+        ]
+
+        def multiply(texts: list[Any], wide: list[list[jax.Array]] = wide, start: int = start) -> None:
+            rows = [given(b) for b in texts]
+            olds = [added[b] if B < WARPS else stream(b) if p.wide == 1 else [] for b in texts]
+            for b, x, old in zip(texts, rows, olds, strict=True):
+                x = in_float32(x)
+                for i, ws in enumerate(wide, start):
+                    sums = reduce(add, [(w * part).sum(1) for w, part in zip(ws, x, strict=True)])  # (4,)
+                    if p.wide == 1:
+                        finish(b, i, sums, old)
+                    else:
+                        store(kept[0].at[b, i], sums)
+
+        _each(B, 2 if p.norm else 4, multiply)
+    if p.wide > 1:  # the four warps' sums are of one row each
+        mosaic.meet(barrier)
+        added = added or [stream(b) for b in range(B)]
+        for b in range(B):
+            finish(b, 0, load(kept[0].at[b], mosaic.FOURS).sum(1), added[b])
+
+
+def _each(count: int, together: int, do: Callable[[list[Any]], None]) -> None:
+    """Do something for all texts, a few at a time, so that one's latencies hide behind the others'."""
+    whole = count // together
+    if whole > 1:
+        pl.loop(0, whole)(lambda k: do([k * together + i for i in range(together)]))
+    elif whole:
+        do(list(range(together)))
+    if rest := list(range(whole * together, count)):
+        do(rest)
 
 
 # ----- attention ----------------------------------------------------------------------------------------------------
@@ -320,8 +317,8 @@ def attention_step(
     multiprocessors busy: a head's 256 KB take one of an H200 no less than 2.3 us, at 64 bytes a cycle.
     Raises ValueError for heads that are no multiple of 16 up to 128, and S that 128 does not divide.
     """
-    (L, heads, S, HS), (B, Q) = keys.shape, qkv.shape
-    if B == 0 or heads % B or Q != 3 * heads // B * HS or values.shape != keys.shape or S % THREADS:
+    (_, heads, S, HS), (B, Q) = keys.shape, qkv.shape
+    if B == 0 or heads % B or 3 * heads // B * HS != Q or values.shape != keys.shape or S % THREADS:
         raise ValueError(
             f"qkv {qkv.shape}, keys {keys.shape}, values {values.shape}: expected (B, 3 NH HS) and twice "
             f"(L, B NH, S, HS), S a multiple of {THREADS}"
@@ -338,7 +335,7 @@ def attention_step(
         grid_names=("head",),
         scratch=[
             mosaic.shared((2, warpgroups * at_once)), mosaic.shared((warpgroups * at_once, HS)),
-            mosaic.barrier(warpgroups),
+            mosaic.barrier(warpgroups), mosaic.barrier(number=warpgroups),
         ],
         approx_math=True,  # ex2.approx is right to 2 units in the last place of fp32
         auto_barriers=False,  # where a thread reads what another wrote, `meet` stands between
@@ -364,69 +361,70 @@ def _lanes(HS: int, dtype: Any) -> tuple[Any, int]:
 
 def _attend(
     qkv_ref: Any, layer_ref: Any, position_ref: Any, keys_ref: Any, values_ref: Any, out_ref: Any,
-    states: Any, sums: Any, barrier: Any, *, NH: int, interpret: bool,
+    states: Any, sums: Any, barrier: Any, loads: Any, *, NH: int, interpret: bool,
 ) -> None:  # fmt: skip
     """Do one head of one text: each warpgroup its share of the positions, then the first adds up.
 
     Every place of a warpgroup's tile has a softmax of its own: maximum, total and weighted values of each
-    `at_once`th position. They meet once, at the end. The position itself begins the first one: it comes from registers.
+    `at_once`th position. They meet once, at the end. The position itself comes from registers, last, to the first.
     """
-    _, _, _, HS = keys_ref.shape
-    layout, at_once = _lanes(HS, qkv_ref.dtype)
-    tile = at_once  # positions whose keys and values are on their way together, 64 registers
-    while tile < THREADS and 2 * tile * HS * qkv_ref.dtype.itemsize <= 2**14:
+    HS, dtype = keys_ref.shape[-1], qkv_ref.dtype
+    layout, at_once = _lanes(HS, dtype)
+    tile = at_once  # positions whose keys and values are on their way together: 64 registers, if they are several
+    while tile < THREADS and 2 * tile * HS * dtype.itemsize <= 2**14:
         tile *= 2
     row, group, groups = lax.axis_index("head"), lax.axis_index("warpgroup"), lax.axis_size("warpgroup")
     layer, position = layer_ref[0], position_ref[0]
-    scale = LOG2E / math.sqrt(HS)
-    wide = partial(mosaic.widened, layout=layout, interpret=interpret)
-    here = (lax.rem(row, NH) * HS, lax.div(row, NH))
-    q, k, v = (load(qkv_ref.at[here[1], pl.ds(i * NH * HS + here[0], HS)], layout.reduce(0)) for i in range(3))
-    shape = at_once, HS
+    text, column = lax.div(row, NH), lax.rem(row, NH) * HS
+    own = [load(qkv_ref.at[text, pl.ds(i * NH * HS + column, HS)], layout.reduce(0)) for i in range(3)]
+    q, own_k, own_v = (jnp.broadcast_to(each.astype(f32), (at_once, HS)) for each in own)
     slot = mosaic.iota((at_once,), 0, layout.reduce(1))
-    q, own_k, own_v = (lax.broadcast_in_dim(each.astype(f32), shape, (1,)) for each in (q, k, v))  # (at_once, HS)
-    begins = (slot == 0) & (group == 0)
-    top = jnp.where(begins, (q * own_k).sum(1) * scale, LOWEST)
-    total = jnp.where(begins, 1.0, 0.0)
-    acc = own_v * along(total, own_v, 0)
+
+    def after(state: Any, keys: list[jax.Array], values: list[jax.Array], seen: list[jax.Array]) -> Any:
+        """Return the state after some more positions for each place, in float32."""
+        top, total, acc = state
+        scores = [(q * k).sum(1) * (LOG2E / math.sqrt(HS)) for k in keys]
+        scores = [jnp.where(see, score, 1.5 * LOWEST) for see, score in zip(seen, scores, strict=True)]
+        new = reduce(jnp.maximum, scores, top)
+        weights = [jnp.exp2(score - new) for score in scores]
+        acc = acc * along(jnp.exp2(top - new), acc, 0)
+        for weight, v in zip(weights, values, strict=True):
+            acc = acc + along(weight, acc, 0) * v
+        return new, reduce(add, weights, total * jnp.exp2(top - new)), acc
 
     def step(t: Any, state: Any) -> Any:
-        top, total, acc = state
         start = (t * groups + group) * tile
-        places = [pl.ds(start + i, at_once) for i in range(0, tile, at_once)]
-        ks, vs = ([load(ref.at[layer, row, at], layout) for at in places] for ref in (keys_ref, values_ref))
-        scores = [(q * wide(k)).sum(1) * scale for k in ks]
-        scores = [
-            jnp.where(start + i * at_once + slot < position, score, 1.5 * LOWEST) for i, score in enumerate(scores)
+        starts = range(0, tile, at_once)
+        loaded = [
+            [load(ref.at[layer, row, pl.ds(start + i, at_once)], layout) for i in starts]
+            for ref in (keys_ref, values_ref)
         ]
-        new = reduce(jnp.maximum, scores, top)
-        shrunk = jnp.exp2(top - new)
-        weights = [jnp.exp2(score - new) for score in scores]
-        acc = acc * along(shrunk, acc, 0)
-        for weight, v in zip(weights, vs, strict=True):
-            acc = acc + along(weight, acc, 0) * wide(v)
-        return new, reduce(add, weights, total * shrunk), acc
+        mosaic.meet(loads.at[group])  # no load can be put off behind it
+        wide = [[mosaic.widened(each, layout, interpret) for each in some] for some in loaded]
+        return after(state, wide[0], wide[1], [start + i + slot < position for i in starts])
 
+    none = mosaic.full((at_once,), LOWEST, layout.reduce(1))
+    nothing = none, mosaic.zeros((at_once,), layout.reduce(1)), mosaic.zeros((at_once, HS), layout)
     steps = pl.cdiv(jnp.maximum(position - group * tile, 0), groups * tile)
-    top, total, acc = lax.fori_loop(0, steps, step, (top, total, acc))
+    state = lax.fori_loop(0, steps, step, nothing)
+    top, total, acc = after(state, [own_k], [own_v], [(slot == 0) & (group == 0)])
 
-    @pl.when(lax.rem(lax.div(position, tile), groups) == group)  # who alone may have read there
-    def _() -> None:
-        for ref, each in ((keys_ref, k), (values_ref, v)):
+    @pl.when(lax.rem(lax.div(position, tile), groups) == group)  # which alone may have read there
+    def remember() -> None:
+        for ref, each in ((keys_ref, own[1]), (values_ref, own[2])):
             store(ref.at[layer, row, position], each)
 
-    own = pl.ds(group * at_once, at_once)
-    store(states.at[0, own], top)
-    store(states.at[1, own], total)
-    store(sums.at[own], acc)
+    here = pl.ds(group * at_once, at_once)
+    for ref, each in ((states.at[0, here], top), (states.at[1, here], total), (sums.at[here], acc)):
+        store(ref, each)
     mosaic.meet(barrier)
 
     @pl.when(group == 0)
-    def _() -> None:
+    def finish() -> None:
         found = load(sums, mosaic.COLUMNS)  # (rows, HS)
         top, total = (
             lax.broadcast_in_dim(load(states.at[i], mosaic.COLUMNS.reduce(1)), found.shape, (0,)) for i in range(2)
         )
         weights = jnp.exp2(top - along(top.max(0), found, 1))
         out = (found * weights).sum(0) / (total * weights).sum(0)
-        store(out_ref.at[here[1], pl.ds(here[0], HS)], out.astype(out_ref.dtype))
+        store(out_ref.at[text, pl.ds(column, HS)], out.astype(dtype))

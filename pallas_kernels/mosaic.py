@@ -311,9 +311,9 @@ def shared(shape: Sequence[int], dtype: Any = f32) -> Any:
     return plgpu.SMEM(tuple(shape), dtype)
 
 
-def barrier(warpgroups: int = 1) -> Any:
-    """Return a barrier of a block's warpgroups, for `scratch=`."""
-    return plgpu.Barrier(num_arrivals=warpgroups)
+def barrier(warpgroups: int = 1, number: int = 1) -> Any:
+    """Return a barrier of a block's warpgroups, for `scratch=`; or so many of them, each at its index."""
+    return plgpu.Barrier(num_arrivals=warpgroups, num_barriers=number)
 
 
 def meet(barrier: Any) -> None:

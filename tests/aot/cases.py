@@ -193,8 +193,8 @@ def one_token(dtype: str, B: int, C: int, num_heads: int, layers: int = 2, posit
     x, hidden, layer = array(dtype, B, C), array(dtype, B, 4 * C), array("int32")
     model = array(dtype, Vp + 10 * layers * C, C), layer
     norm, shape = (Tensor(Vp, 1), Tensor(Vp + layers, 1)), f"B={B} C={C}"
-    for name, O, gelu in (("qkv", 3 * C, False), ("fc", 4 * C, True)):
-        found = {"weight": Tensor(Vp, O), "bias": Tensor(Vp, O // C), "outputs": O, "gelu": gelu}
+    for name, outputs, gelu in (("qkv", 3 * C, False), ("fc", 4 * C, True)):
+        found = {"weight": Tensor(Vp, outputs), "bias": Tensor(Vp, outputs // C), "outputs": outputs, "gelu": gelu}
         yield case("decode.norm_linear", dtype, f"{name} {shape}", x, *model, norm=norm, **found)
     found = {"weight": Tensor(0), "bias": None, "outputs": Vp, "out_dtype": jnp.float32}
     yield case("decode.norm_linear", dtype, f"head {shape}", x, *model, norm=norm, **found)

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks, shared_memory
 
-from pallas_kernels import adamw, classifier, embedding, gelu, layernorm, mosaic, softmax
+from pallas_kernels import adamw, classifier, decode, embedding, gelu, layernorm, mosaic, softmax
 from tests.pallas_kernels.test_attention_layout import elements
 
-MODULES = (mosaic, adamw, classifier, embedding, gelu, layernorm, softmax)
+MODULES = (mosaic, adamw, classifier, decode, embedding, gelu, layernorm, softmax)
 ALL = -1  # every thread, or it is not known which
 
 
