@@ -331,6 +331,8 @@ def generate(tiny: bool) -> Iterator[Item]:
         return Item("generate", name, "generate", arguments, fresh=True)
 
     yield item("d12 fp32 numerics", "numerics", "d12", 1, "fp32")
+    for dtype, B in [("fp32", 1)] if tiny else [("fp32", 1), ("fp32", 16), ("bf16", 1), ("bf16", 16)]:
+        yield item(f"d12 {dtype} B={B} kernels numerics", "kernels", "d12", B, dtype)
     for model, B in [("d12", 1)] if tiny else [("d12", 1), ("d12", 16), ("d48", 1), ("d48", 16)]:
         yield item(f"{model} bf16 B={B}", "times", model, B, "bf16")
 

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from llmc_jax.config.model import ModelShape
 from llmc_jax.generate.engine import kernels
 from llmc_jax.generate.model import Model
 from llmc_jax.models.packed import Packed
@@ -14,15 +15,13 @@ from llmc_jax.training.state import DTYPES
 TOLERANCES = {"fp32": 1e-3, "fp16": 0.02, "bf16": 0.1}
 
 
-def error_of(model: Model, texts: int) -> float:
+def error_of(config: ModelShape, weights: Packed, dtype: str, texts: int) -> float:
     """Return how far the kernels' logits of a random token are from XLA's: root mean square, as a share of the spread.
 
-    texts: as many as will be generated. The cache is random too, and the position the last one.
+    dtype: fp32, bf16 or fp16, of the weights. The cache is random too, and the position the last one.
     """
-    config, weights = model.config, model.weights
-    assert isinstance(weights, Packed)
     rng, last = np.random.default_rng(1), np.int32(config.max_seq_len - 1)
-    empty = decoder_of(config).empty(config, texts, config.max_seq_len, DTYPES[model.dtype])
+    empty = decoder_of(config).empty(config, texts, config.max_seq_len, DTYPES[dtype])
     cache = jax.tree.map(lambda array: jnp.array(rng.standard_normal(array.shape), array.dtype), empty)
     tokens = rng.integers(0, config.vocab_size, texts).astype(np.int32)
     ours, xlas = (jax.jit(each.decode, static_argnums=4) for each in (kernels(), decoder_of(config)))
@@ -35,7 +34,7 @@ def error_of(model: Model, texts: int) -> float:
 
 def checked(model: Model, texts: int) -> Model:
     """Return a model with `Packed` weights as it is; where its kernels are wrong, with others, and a warning more."""
-    error, most = error_of(model, min(texts, 16)), TOLERANCES[model.dtype]
+    most, error = TOLERANCES[model.dtype], error_of(model.config, model.weights, model.dtype, min(texts, 16))
     if error <= most:
         return model
     words = f"the kernels' logits differ from XLA's by {error:.2g} of their spread, more than {most}: XLA's are used"

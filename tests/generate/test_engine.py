@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -166,3 +167,12 @@ def test_a_model_that_diverged_is_named(model: Model) -> None:
     for sampling in (GREEDY, Sampling()):
         with pytest.raises(InputError, match="not finite"):
             list(generate(model._replace(weights=weights), Request((1,), 5, sampling=sampling)))
+
+
+def test_one_program_a_token_as_on_a_gpu_draws_the_same(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = Request((1, 2), 40, 2, SAMPLING, ignore_end=True)  # the oldest tokens are dropped meanwhile
+    expected = list(generate(model, request))
+    monkeypatch.setattr(engine, "first_device", lambda: SimpleNamespace(platform="gpu"))
+    before = engine.in_one_program._cache_size()
+    assert [each[:3] for each in generate(model, request)] == [each[:3] for each in expected]
+    assert engine.in_one_program._cache_size() > before

@@ -88,7 +88,7 @@ def test_a_greedy_text_past_the_last_position_is_xlas() -> None:
 def test_kernels_that_are_wrong_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     _, packed = models()
     assert checked.checked(packed, 1) is packed
-    error = checked.error_of(packed, 1)
+    error = checked.error_of(CONFIG, packed.weights, "fp32", 1)
     assert 0 < error < 1e-5
 
     def wrong(*args: Any) -> Any:
