@@ -377,19 +377,21 @@ def _attend(
     layer, position = layer_ref[0], position_ref[0]
     text, column = lax.div(row, NH), lax.rem(row, NH) * HS
     own = [load(qkv_ref.at[text, pl.ds(i * NH * HS + column, HS)], layout.reduce(0)) for i in range(3)]
-    q, own_k, own_v = (jnp.broadcast_to(each.astype(f32), (at_once, HS)) for each in own)
+    q, own_k, own_v = (jnp.broadcast_to(each, (at_once, HS)) for each in own)
+    q = q.astype(f32)
     slot = mosaic.iota((at_once,), 0, layout.reduce(1))
+    wide = partial(mosaic.widened, layout=layout, interpret=interpret)
 
     def after(state: Any, keys: list[jax.Array], values: list[jax.Array], seen: list[jax.Array]) -> Any:
-        """Return the state after some more positions for each place, in float32."""
+        """Return the state after some more positions for each place."""
         top, total, acc = state
-        scores = [(q * k).sum(1) * (LOG2E / math.sqrt(HS)) for k in keys]
+        scores = [(q * wide(k)).sum(1) * (LOG2E / math.sqrt(HS)) for k in keys]
         scores = [jnp.where(see, score, 1.5 * LOWEST) for see, score in zip(seen, scores, strict=True)]
         new = reduce(jnp.maximum, scores, top)
         weights = [jnp.exp2(score - new) for score in scores]
         acc = acc * along(jnp.exp2(top - new), acc, 0)
         for weight, v in zip(weights, values, strict=True):
-            acc = acc + along(weight, acc, 0) * v
+            acc = acc + along(weight, acc, 0) * wide(v)
         return new, reduce(add, weights, total * jnp.exp2(top - new)), acc
 
     def step(t: Any, state: Any) -> Any:
@@ -400,8 +402,7 @@ def _attend(
             for ref in (keys_ref, values_ref)
         ]
         mosaic.meet(loads.at[group])  # no load can be put off behind it
-        wide = [[mosaic.widened(each, layout, interpret) for each in some] for some in loaded]
-        return after(state, wide[0], wide[1], [start + i + slot < position for i in starts])
+        return after(state, loaded[0], loaded[1], [start + i + slot < position for i in starts])
 
     none = mosaic.full((at_once,), LOWEST, layout.reduce(1))
     nothing = none, mosaic.zeros((at_once,), layout.reduce(1)), mosaic.zeros((at_once, HS), layout)
@@ -421,10 +422,16 @@ def _attend(
 
     @pl.when(group == 0)
     def finish() -> None:
-        found = load(sums, mosaic.COLUMNS)  # (rows, HS)
-        top, total = (
-            lax.broadcast_in_dim(load(states.at[i], mosaic.COLUMNS.reduce(1)), found.shape, (0,)) for i in range(2)
+        def repeated(i: int, some: Any) -> jax.Array:
+            return lax.broadcast_in_dim(load(states.at[i, some], mosaic.COLUMNS.reduce(1)), (16, HS), (0,))
+
+        places = [pl.ds(i, 16) for i in range(0, states.shape[1], 16)]
+        tops = [repeated(0, some) for some in places]
+        top = along(reduce(jnp.maximum, tops).max(0), tops[0], 1)
+        weights = [jnp.exp2(each - top) for each in tops]
+        acc, total = (
+            reduce(add, [weight * get(some) for weight, some in zip(weights, places, strict=True)]).sum(0)
+            for get in (lambda some: load(sums.at[some], mosaic.COLUMNS), partial(repeated, 1))
         )
-        weights = jnp.exp2(top - along(top.max(0), found, 1))
-        out = (found * weights).sum(0) / (total * weights).sum(0)
+        out = acc / total
         store(out_ref.at[text, pl.ds(column, HS)], out.astype(dtype))
