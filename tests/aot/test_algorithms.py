@@ -1,0 +1,49 @@
+"""XLA's own word on a file of algorithms, when it compiles for a GPU; in a process each, because it reads one alone."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import aot
+from benchmarks.gpu import algorithms as item
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(aot.problem()), reason=aot.problem()),
+]
+GONE = "gone"  # from where it was kept
+PROGRAM = """
+import sys, jax, jax.numpy as jnp
+from benchmarks.gpu.algorithms import ALGORITHM
+from llmc_jax.base.errors import InputError
+from llmc_jax.machine import algorithms, compiling, deviceless
+x = jax.ShapeDtypeStruct((256, 256), jnp.bfloat16)
+name = sys.argv[2] if sys.argv[1] != compiling.PINNED else algorithms.kept(sys.argv[2])
+algorithms.path_of(name).unlink() if open(sys.argv[2]).read() == "gone" else None
+try:
+    options = ((compiling.TRITON_GEMM, False), (sys.argv[1], name))
+    program = deviceless.compile_for(jax.jit(jnp.dot), (x, x), "h200", compiler_options=options)
+    print("algorithms", ALGORITHM.findall(program.hlo))
+except InputError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "words"),
+    [
+        (item.LOAD, "version: 3\n", r"algorithms \['0'\]"),
+        (item.LOAD, GONE, "--algorithms: XLA does not read .*does not exist"),
+        (item.LOAD, "hello {", "--algorithms: XLA does not read .*Failed to parse"),
+        (item.LOAD, "version: 99\n", "--algorithms: XLA does not read .*Version mismatch"),
+        (item.DUMP, "", r"algorithms \['0'\]"),
+    ],
+)
+def test_this_xla_takes_the_options(option: str, text: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "file.txt").write_text(text)
+    command = [sys.executable, "-c", PROGRAM, option, str(tmp_path / "file.txt")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=aot.ROOT)
+    assert done.stdout.count("\n") == 1 and re.match(words, done.stdout), done.stdout
