@@ -667,9 +667,9 @@ def test_sides_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_choices_of_algorithms_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each in a process with a compile cache of its own; the file of the fastest is kept, and loaded by a last one."""
-    done, caches, again = [], set(), {"algorithms": "7 5"}
+    done, caches, again = [], set(), {"algorithms": "- 7 5"}
     ms = {"choice 1": 103.0, "choice 2": 101.0, "choice 3": 102.0}
-    found = {"choice 1": "7 3", "choice 2": "7 5", "choice 3": "7 3"}
+    found = {"choice 1": "- 7 3", "choice 2": "- 7 5", "choice 3": "- 7 3"}
 
     class Side:
         def __init__(self, environment: dict[str, str]) -> None:
@@ -702,8 +702,18 @@ def test_choices_of_algorithms_take_turns(tmp_path: Path, monkeypatch: pytest.Mo
     (file,) = tmp_path.glob("algorithms_*.txt")
     assert file.read_text() == "choice 2" and figures["file"] == file.name
     assert figures["ms"] == 101.0 and figures["ms of each"] == "103.00, 101.00, 102.00"
-    assert (figures["products"], figures["chosen otherwise"], figures["loaded"][:4]) == (2, 1, "the ")
-    again["algorithms"] = "7 3"
+    assert (figures["products"], figures["not timed"], figures["chosen otherwise"]) == (3, 1, 1)
+    assert figures["loaded"].startswith("the same")
+    lines = (
+        '"gemm_backend_config":{"selected_algorithm":"7","beta":0',
+        '"gemm_backend_config":{"beta":0',
+        "dot(%a, %b)",
+    )
+    assert (
+        algorithms.algorithms_of("\n".join((*lines, '{"beta":0,"selected_algorithm":"-1"},"gemm_backend_config"')))
+        == "7 - -1"
+    )
+    again["algorithms"] = "- 7 3"
     assert algorithms.measure(**arguments)["loaded"].startswith("OTHER")
     monkeypatch.setattr(Side, "measure", lambda *_: Outcome("FAILED", "TypeError: no", 1.0))
     with pytest.raises(RuntimeError, match=r"^choice 1: TypeError: no$"):
