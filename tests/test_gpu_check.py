@@ -16,7 +16,7 @@ import jax
 import pytest
 
 from benchmarks import gpu_check, step_table
-from benchmarks.gpu import clocks, first, groups, races, resume, solvers, stepping, steps, targets, versus
+from benchmarks.gpu import algorithms, clocks, first, groups, races, resume, solvers, stepping, steps, targets, versus
 from benchmarks.gpu.plan import (
     ATTENTION,
     D12_NUMERICS,
@@ -37,6 +37,7 @@ from llmc_jax.config.model import parse_descriptor
 from llmc_jax.kernels import GROUPS
 from llmc_jax.kernels.functions import FILES, PRODUCTS
 from llmc_jax.machine import deviceless
+from llmc_jax.machine.jax_setup import MEMORY_SHARE
 from llmc_jax.machine.nvml import GpuReading
 from llmc_jax.models.layout import flat_size
 from llmc_jax.trials import problems
@@ -662,6 +663,61 @@ def test_sides_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert done[4:] == ["this", "close", "other", "close", "other", "close", "this", "close"] + ["close"] * 2
     monkeypatch.setattr(Side, "measure", lambda *_: Outcome("FAILED", "TypeError: no", 1.0))
     assert compare() == Outcome("FAILED", "this side: TypeError: no", 1.0)
+
+
+def test_choices_of_algorithms_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each in a process with a compile cache of its own; the file of the fastest is kept, and loaded by a last one."""
+    done, caches, again = [], set(), {"algorithms": "- 7 5"}
+    ms = {"choice 1": 103.0, "choice 2": 101.0, "choice 3": 102.0}
+    found = {"choice 1": "- 7 3", "choice 2": "- 7 5", "choice 3": "- 7 3"}
+
+    class Side:
+        def __init__(self, environment: dict[str, str]) -> None:
+            assert not any(Path(environment["JAX_COMPILATION_CACHE_DIR"]).iterdir())
+            caches.add(environment["JAX_COMPILATION_CACHE_DIR"])
+            assert 3 * float(environment["XLA_PYTHON_CLIENT_MEM_FRACTION"]) < MEMORY_SHARE
+
+        def measure(self, task: Task) -> Outcome:
+            given = dict(task.arguments)
+            option, file = given.pop("option"), Path(given.pop("file"))
+            assert given == {"what": "step", "model": "d12", "steps": 12}
+            done.append((option == algorithms.LOAD, task.name))
+            if option == algorithms.DUMP:
+                file.write_text(task.name)
+            else:
+                assert file.read_text() == task.name
+            figures = {"ms": ms[task.name], "algorithms": found[task.name], "loss": 4.5}
+            return Outcome("DONE", figures | (again if option == algorithms.LOAD else {}), 1.0)
+
+        def close(self) -> None:
+            done.append("close")
+
+    monkeypatch.setattr(algorithms, "Children", Side)
+    monkeypatch.setenv("GPU_CHECK_OUTPUT", str(tmp_path))
+    arguments: dict[str, Any] = {"what": "compare", "tunings": 3, "model": "d12", "steps": 12}
+    figures = algorithms.measure(**arguments)
+    names = [(False, name) for name in ms]
+    assert done[:9] == [*names, *names, *names[::-1]] and len(caches) == 4
+    assert done[3 + 3 * algorithms.ROUNDS :] == ["close"] * 3 + [(True, "choice 2")] + ["close"] * 4
+    (file,) = tmp_path.glob("algorithms_*.txt")
+    assert file.read_text() == "choice 2" and figures["file"] == file.name
+    assert figures["ms"] == 101.0 and figures["ms of each"] == "103.00, 101.00, 102.00"
+    assert (figures["products"], figures["not timed"], figures["chosen otherwise"]) == (3, 1, 1)
+    assert figures["loaded"].startswith("the same")
+    lines = (
+        '"gemm_backend_config":{"selected_algorithm":"7","beta":0',
+        '"gemm_backend_config":{"beta":0',
+        "dot(%a, %b)",
+    )
+    assert (
+        algorithms.algorithms_of("\n".join((*lines, '{"beta":0,"selected_algorithm":"-1"},"gemm_backend_config"')))
+        == "7 - -1"
+    )
+    again["algorithms"] = "- 7 3"
+    assert algorithms.measure(**arguments)["loaded"].startswith("OTHER")
+    monkeypatch.setattr(Side, "measure", lambda *_: Outcome("FAILED", "TypeError: no", 1.0))
+    with pytest.raises(RuntimeError, match=r"^choice 1: TypeError: no$"):
+        algorithms.measure(**arguments)
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from functools import cache
 from typing import Any, NamedTuple
 
+from benchmarks.gpu.stepping import QUEUED
 from llmc_jax.config.train import BY_NAME, OPTIONS
 
 PARTS = {
@@ -23,12 +24,13 @@ PARTS = {
     "generate": "a token of generated text, with a cache of keys and values; its logits beside the whole forward's",
     "resume": "a run killed and continued in a new process: the same bits; and what a save costs",
     "variants": "GPT-2 124M's step with one thing changed at a time",
+    "algorithms": "what XLA finds the fastest for a step's products, found several times: the best in a file",
     "start": "seconds from the command to the first training step, with an empty and with a filled compile cache",
     "profile": "where the step's time goes, by `llmc-jax profile`",
     "check": "what train.py finds out about its kernels before a first run, and the seconds that this takes",
     "llmc": "the programs of llm.c, where $LLMC names the folder that they were built in",
 }
-STEP_PARTS = ("step", "versus", "torch", "llmc", "variants")  # whose items time a whole step
+STEP_PARTS = ("step", "versus", "torch", "llmc", "variants", "algorithms")  # whose items time a whole step
 V, VP = 50257, 50304
 ROWS = 65_536  # B T of the measured kernels: B=64 T=1024
 D12_ELEMENTS, D48_ELEMENTS = 124_518_400, 1_557_725_184  # of the flat buffers
@@ -47,6 +49,8 @@ D12_NUMERICS = (
     *[f"attention bf16 4x1024x12x64 implementation={name}" for name in (*ATTENTION, "cudnn")],
     "model L2-NH12-C768 bf16",
 )  # fmt: skip
+# No product reads its weights in place of the flat buffer: XLA times no algorithms for one that does.
+APART = "--xla_gpu_enable_dynamic_slice_fusion=false"
 TINY_MODEL = "L1-NH2-C64-V100-T32"
 
 # Part, pattern of the name; the seconds that it is expected to take with the start of its process, by which calls are
@@ -72,7 +76,8 @@ SECONDS = (
     ("repeat", "*", 18.0, 120),
     ("generate", "d12 bf16*", 9.5, 180), ("generate", "*", 15.0, 180),  # others than d12: estimate
     ("resume", "killed*", 60.0, 240), ("resume", "*", 40.0, 240),  # estimate
-    ("variants", "*", 17.0, 120), ("start", "*", 43.0, 180), ("profile", "*", 20.0, 150),
+    ("variants", "*", 17.0, 120), ("algorithms", "*", 120.0, 400),  # algorithms: estimate
+    ("start", "*", 43.0, 180), ("profile", "*", 20.0, 150),
     ("check", "*", 65.0, 180),
     ("llmc", "*", 6.4, 240),
 )  # fmt: skip
@@ -96,7 +101,8 @@ class Item(NamedTuple):
 def plan(tiny: bool = False) -> tuple[Item, ...]:
     """All items, in the order in which they run."""
     parts = (
-        machine, numerics, races, kernels, step, torch, repeat, generate, resume, variants, start, profile, check, llmc,
+        machine, numerics, races, kernels, step, torch, repeat, generate, resume, variants, algorithms, start,
+        profile, check, llmc,
     )  # fmt: skip
     return tuple(timed(item) for part in parts for item in part(tiny))
 
@@ -307,9 +313,19 @@ def variants(tiny: bool) -> Iterator[Item]:
         yield _step("variants", flags, tiny, **(fixed | _flags(flags)))
     for flag in () if tiny else (
         "--xla_gpu_enable_cublaslt=true", "--xla_gpu_enable_command_buffer=",
-        "--xla_gpu_enable_latency_hiding_scheduler=true", "--xla_gpu_enable_dynamic_slice_fusion=false",
+        "--xla_gpu_enable_latency_hiding_scheduler=true", APART, "--xla_gpu_command_buffer_scheduling_mode=CONCURRENT",
     ):  # fmt: skip
         yield _step("variants", flag, tiny, flag, **fixed)
+
+
+def algorithms(tiny: bool) -> Iterator[Item]:
+    """tunings: as many as have memory side by side. Last, d12 with the products that XLA otherwise times none for."""
+    sizes = [("d12", 64, 3), ("d24", 32, 3), ("d48", 16, 2)]
+    cases = [(f"{model} bf16 B={B}", "", model, B, tunings) for model, B, tunings in sizes]
+    for name, flag, model, B, tunings in cases[:1] if tiny else [*cases, (f"d12 {APART}", APART, *sizes[0])]:
+        fixed = {"model": model, "B": B, "dtype": "bf16", "recompute": 0}
+        item = _step("algorithms", name, tiny, flag, **fixed, what="compare", tunings=2 if tiny else tunings)
+        yield item._replace(module="algorithms", arguments={"steps": QUEUED} | item.arguments)
 
 
 def repeat(tiny: bool) -> Iterator[Item]:

@@ -40,9 +40,10 @@ class CompiledStep:
         T: int = 1024,
         master_weights: bool = True,
         interpret: bool = False,
+        options: compiling.Settings = (),
         **flags: Any,
     ) -> None:
-        """flags: train.py's, of the execution."""
+        """options: of XLA, beside the plan's; flags: train.py's, of the execution."""
         self.config = parse_descriptor(model)
         self.plan, self.runs = choose(self.config, dtype, B, T, interpret, master_weights=master_weights, **flags)
         self.state: Any = initial_state(
@@ -53,7 +54,7 @@ class CompiledStep:
         self._rest = jnp.asarray(tokens[..., :-1]), jnp.asarray(tokens[..., 1:]), step_numbers()
         start = time.perf_counter()
         lowered = train_step.lower(self.state, *self._rest, self.config, self.plan.step_options)
-        self.compiled = compiling.compiled(lowered, self.plan.execution.compiler_options)
+        self.compiled = compiling.compiled(lowered, (*self.plan.execution.compiler_options, *options))
         self.first_loss = self.run(1)
         self.first_seconds = time.perf_counter() - start
 

@@ -470,6 +470,14 @@ class TrainConfig:
         choices=("auto", "on", "off"),
     )
 
+    algorithms: str = option(
+        "", "--algorithms", KERNELS, {"program"}, "said",
+        "on a GPU NVIDIA's library makes the matrix products by the algorithms in this file, which "
+        "`benchmarks/gpu_check.sh algorithms` writes; for products that are not in it, and without a file, XLA times "
+        "some and takes the fastest. XLA_FLAGS takes precedence (docs/resuming.md)",
+        value="FILE", is_path=True,
+    )
+
     devices: int = option(
         0, "--devices", DEVICES, {"program", "data"}, "free",
         "train on N devices over all processes, each with its part of the batch; 0 = all GPUs, on a CPU one per "

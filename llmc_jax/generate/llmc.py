@@ -63,7 +63,7 @@ def generate(
     config: ModelShape,
     num_tokens: int,
     end_of_text: int,
-    options: compiling.Options = (),
+    options: compiling.Settings = (),
     state: int = SEED,
     pick: Callable[[np.ndarray, float], int] = sample_softmax,
     ids: int | None = None,

@@ -16,6 +16,7 @@ import jax
 from jax.sharding import NamedSharding
 
 from llmc_jax.base.errors import InputError
+from llmc_jax.machine import algorithms
 from llmc_jax.machine.gpus import measured_on
 
 Options = tuple[tuple[str, bool | int], ...]  # XLA's options and their values: hashable, and plain enough for JSON
@@ -27,6 +28,9 @@ TRITON_GEMM = "xla_gpu_enable_triton_gemm"  # XLA may make a product itself, in 
 GRAPHS = "xla_gpu_enable_command_buffer"
 # A folder in which XLA keeps which way of a product was the fastest, and finds it: two programs choose alike.
 ALGORITHMS = "xla_gpu_per_fusion_autotune_cache_dir"
+# A file of the ways that XLA found the fastest before, by which it makes these products. It reads one file in the life
+# of a process, with the first program that names it. Here it has the name that algorithms.py gave it.
+PINNED = "xla_gpu_load_autotune_results_from"
 # By architecture, what is better than XLA's default, and the card whose step was timed so; what is not here has the
 # default. On Hopper, by bytes: cuBLASLt adds the bias inside its product. In a product by Triton, and wherever XLA only
 # looked for one, that is a kernel of its own, which reads and writes the whole result once more
@@ -68,9 +72,19 @@ def overlap(target: str | None, devices: int, flags: Flags) -> Options:
     return tuple((name, type(value)(flags.get(name, value))) for name, value in OVERLAP)
 
 
-def of_one_device(options: Options) -> Options:
-    """Return a program's options but for those that `overlap` sets."""
-    return tuple((name, value) for name, value in options if name not in dict(OVERLAP))
+def without_files(options: Settings) -> Options:
+    """Return a program's options but for those that name files, as `pinned` does."""
+    return tuple((name, value) for name, value in options if not isinstance(value, str))
+
+
+def of_one_device(options: Settings) -> Options:
+    """Return a program's options but for those that `overlap` and `pinned` set, which are of one start of a run."""
+    return tuple((name, value) for name, value in without_files(options) if name not in dict(OVERLAP))
+
+
+def pinned(name: str, target: str | None, flags: Flags) -> Settings:
+    """Return the option by which programs take their algorithms from a file (`algorithms.kept`), as `triton_gemm`."""
+    return ((PINNED, name),) if name and target and PINNED not in flags else ()
 
 
 def triton_gemm(wish: str, target: str | None, flags: Flags) -> Options:
@@ -123,13 +137,21 @@ def user_flags() -> dict[str, Any]:
 def compiled(lowered: Any, options: Settings) -> Any:
     """Return the `jax.stages.Compiled` of what `jax.jit(...).lower(...)` gave.
 
-    Raises InputError where this XLA does not know an option.
+    Raises InputError where this XLA does not know an option, and where it does not read a file of algorithms.
     """
     if not options:
         return lowered.compile()
+    given = dict(options)
+    if PINNED in given:
+        given[PINNED] = str(algorithms.path_of(str(given[PINNED])))
     try:
-        return lowered.compile(compiler_options=dict(options))
+        return lowered.compile(compiler_options=given)
     except jax.errors.JaxRuntimeError as error:
+        if PINNED in given and "utotune results" in str(error):
+            words = str(error).splitlines()[0].rstrip(".")
+            raise InputError(
+                f"--algorithms: XLA does not read {given[PINNED]}: {words}; {algorithms.ADVICE}"
+            ) from error
         unknown = next((name for name, _ in options if f"No such compile option: '{name}'" in str(error)), None)
         if unknown is None:
             raise
@@ -140,11 +162,11 @@ def compiled(lowered: Any, options: Settings) -> Any:
 
 
 @cache
-def _program(function: Any, shapes: tuple[Any, ...], static: tuple[Any, ...], options: Options) -> Any:
+def _program(function: Any, shapes: tuple[Any, ...], static: tuple[Any, ...], options: Settings) -> Any:
     return compiled(function.lower(*shapes, *static), options)
 
 
-def call(function: Callable[..., Any], arrays: tuple[Any, ...], static: tuple[Any, ...], options: Options) -> Any:
+def call(function: Callable[..., Any], arrays: tuple[Any, ...], static: tuple[Any, ...], options: Settings) -> Any:
     """Call a jitted function that takes some arrays, or tuples of them, and then some static arguments.
 
     It is compiled with the options, once for each combination of shapes, as by jax.jit itself, which does it where

@@ -21,7 +21,7 @@ class Execution(NamedTuple):
     recompute_blocks: int = 0  # N > 0: only the stream before every N-th block is kept, all else computed again
     logit_rows: int = 0  # rows of logits that exist at a time; 0: all B T of them
     gelu_fusion: int = 0  # llm.c's -ge: 1: the forward's GELU is computed in the product before it
-    compiler_options: compiling.Options = ()  # of XLA, which every program of the run is compiled with
+    compiler_options: compiling.Settings = ()  # of XLA, which every program of the run is compiled with
 
 
 PLAIN = Execution()  # every operation as ops/ has it, everything kept

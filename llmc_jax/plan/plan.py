@@ -64,7 +64,7 @@ class Plan(NamedTuple):
             choices=self.choices,
             logit_rows=self.execution.logit_rows,
             gelu_fusion=self.execution.gelu_fusion,
-            options=self.execution.compiler_options,
+            options=compiling.without_files(self.execution.compiler_options),
             sources=record.sources_of(self.choices),
         )
 
@@ -289,18 +289,21 @@ def _options(
     recorded: kernels.Resolved | None,
     findings: kernels.Findings | None,
     flags: Mapping[str, Any],
-) -> compiling.Options:
+) -> compiling.Settings:
     """Return XLA's options: as before, but for those that a flag or XLA_FLAGS sets; else with what was found out.
 
-    Those of several devices are of this start, which may have another number of them than the recorded one.
+    Those of several devices, and a file of algorithms, are of this start: it may have others than the recorded one.
     """
-    several = compiling.overlap(machine.target, max(1, config.devices), flags)
+    own = (
+        *compiling.overlap(machine.target, max(1, config.devices), flags),
+        *compiling.pinned(config.algorithms, machine.target, flags),
+    )
     options = dict(compiling.triton_gemm(triton_gemm_wish(config), machine.target, flags))
     if recorded is None:
-        return (*(options | dict(findings.options if findings else ())).items(), *several)
+        return (*(options | dict(findings.options if findings else ())).items(), *own)
     again = {name: flags.get(name, value) for name, value in compiling.of_one_device(recorded.options)}
     still = record.still(recorded, asked_of(config), "triton_gemm", "gelu_fusion")
-    return (*(again if still and compiling.TRITON_GEMM not in flags else again | options).items(), *several)
+    return (*(again if still and compiling.TRITON_GEMM not in flags else again | options).items(), *own)
 
 
 def triton_gemm_wish(config: TrainConfig) -> str:
@@ -308,7 +311,7 @@ def triton_gemm_wish(config: TrainConfig) -> str:
     return "off" if config.gelu_fusion == 1 and config.triton_gemm == "auto" else config.triton_gemm
 
 
-def _check_gelu_in_product(config: TrainConfig, options: compiling.Options) -> None:
+def _check_gelu_in_product(config: TrainConfig, options: compiling.Settings) -> None:
     """Raise InputError where GELU would be computed again, or the product by XLA. config/checks.py checks the flags."""
     if config.recompute and not config.recompute_blocks:
         raise InputError(

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ import numpy as np
 
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.machine import compiling
+from llmc_jax.machine.algorithms import kept
 from llmc_jax.machine.device import Device, memory_stats
 from llmc_jax.machine.gpus import peak_flops
 from llmc_jax.plan.asked import checked_model
@@ -94,7 +96,7 @@ class Bench:
 
 def prepared(config: TrainConfig) -> Bench:
     """Return the compiled step of a configuration. Raises InputError as train.py does for what cannot run here."""
-    model = checked_model(config)
+    model, config = checked_model(config), replace(config, algorithms=kept(config.algorithms))
     before = repeated(config, None)
     found = here.facts(config, here.try_kernels(config, model, before))
     plan = here.plan_with(found, config, model, before)

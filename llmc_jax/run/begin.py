@@ -22,6 +22,7 @@ from llmc_jax.config.train import TrainConfig
 from llmc_jax.data import tables
 from llmc_jax.logs.files import config_file, rank_log
 from llmc_jax.logs.state import own_process
+from llmc_jax.machine.algorithms import path_of
 from llmc_jax.machine.gpus import peak_flops
 from llmc_jax.models.family import family_of, shape_to_json
 from llmc_jax.models.layout import num_parameters
@@ -183,8 +184,9 @@ def begun_log(setup: Setup, held: LockedFolder, made: list[Path]) -> RunLog:
     config, shape = setup.config, setup.model
     kind, step = ("start", 0) if setup.earlier is None else ("resume", setup.earlier.step)
     with leaving_nothing(held, made):
-        # the number of devices as it was asked for, where 0 is all that there are at the next start, too; -b auto found
-        options = setup.asked.to_json() | {"batch_size": config.batch_size}
+        # the number of devices as it was asked for, where 0 is all that there are at the next start too; -b auto found,
+        # and the run's own copy of a file of algorithms
+        options = setup.asked.to_json() | {"batch_size": config.batch_size, "algorithms": config.algorithms}
         used = {**setup.device._asdict(), "used": setup.plan.parallel.devices}
         fitted = {} if setup.fitted is None else {"batch_size": setup.fitted.to_json()}
         table = {} if setup.metadata.tokenizer is None else {"tokenizer": setup.metadata.tokenizer._asdict()}
@@ -219,10 +221,12 @@ def begun_log(setup: Setup, held: LockedFolder, made: list[Path]) -> RunLog:
 
 
 def keep_own_files(folder: Path, plan: Plan) -> None:
-    """Write copies of the user's files that the model's family and the optimizer stand in, as they were loaded."""
+    """Write copies of the user's files: of the model's family and the optimizer, as they were loaded; of algorithms."""
     for what, found in (("model", family_of(plan.model)), ("optimizer", plan.optimizer)):
         if found.source:
             write_atomic(folder / kept_copy(found.source, what), found.content)
+    if name := plan.config.algorithms:
+        write_atomic(folder / name, path_of(name).read_bytes())
 
 
 @contextmanager

@@ -30,6 +30,7 @@ from llmc_jax.data.evalfile import Item, check_fit
 from llmc_jax.data.loader import TokenLoader, continued, of_processes
 from llmc_jax.data.tasks import read_items
 from llmc_jax.data.tokenizers import Choice, Tokenizer, bytes_tokenizer, fitted, load_tokenizer
+from llmc_jax.machine.algorithms import kept
 from llmc_jax.models.family import accept, chosen, described, of_family, parsed
 from llmc_jax.plan.asked import with_attention
 from llmc_jax.plan.plan import Repeat
@@ -76,7 +77,7 @@ class Inputs(NamedTuple):
     """What a run reads."""
 
     asked: TrainConfig  # the configuration as the command line has it
-    config: TrainConfig  # with the number of devices, and without what --find-lr does without
+    config: TrainConfig  # with the number of devices and the copy of --algorithms, without what --find-lr leaves out
     model: Model
     earlier: Checkpoint | None  # the checkpoint that is resumed
     before: Repeat | None  # an earlier choice of kernels, which is taken again
@@ -101,6 +102,7 @@ def inputs(asked: TrainConfig, available: Callable[[], tuple[int, str]]) -> Inpu
         named(config.optimizer)
     earlier = find_earlier(config, warnings.append)
     with alike("files"):
+        config = replace(config, algorithms=kept(config.algorithms, config.output_dir))
         model = resolve_model(config, earlier)
         model = model._replace(config=with_attention(model.config, config))
         if config.sample_every or config.hellaswag:

@@ -182,5 +182,7 @@ def notes_on_start(setup: Setup) -> Iterator[str]:
         yield from changes(earlier, plan, setup.metadata)
     elif config.reuse and config.output_dir:
         yield f"-y 1: there is no checkpoint in {config.output_dir}, so a new run starts"
+    if config.algorithms and not plan.machine.target:
+        yield "--algorithms: are those of NVIDIA's library, so that the file does nothing on this device"
     if earlier is None or config.kernels_from:  # else `changes` has said it
         yield from plan.notes_on_repeat

@@ -87,7 +87,7 @@ def own_facts(config: TrainConfig) -> Facts:
     questions = config.hellaswag_file if config.hellaswag and config.val_every else ""
     kernels = Path(config.kernels_from) / KERNELS if Path(config.kernels_from).is_dir() else config.kernels_from
     others = {"-e": config.model, "--init-from": config.init_from, "--hellaswag-file": questions}
-    others["--kernels-from"] = str(config.kernels_from and kernels)
+    others |= {"--kernels-from": str(config.kernels_from and kernels), "--algorithms": config.algorithms}
     files = {flag: _fingerprint(name, flag) for flag, name in data_files(config).items()}
     files |= {flag: fingerprint([Path(name)]) for flag, name in others.items() if Path(name).is_file()}
     files |= {"--model": chosen(config.model_file).source} if config.model_file else {}

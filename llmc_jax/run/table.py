@@ -82,6 +82,7 @@ def _settings(setup: Setup, folder: Path) -> list[tuple[str, Any]]:
         ("overfit_single_batch", int(config.overfit)),
         ("recompute", f"blocks of {shape.recompute_blocks}" if shape.recompute_blocks else shape.recompute),
         *([("logit_rows", setup.plan.execution.logit_rows)] if setup.plan.execution.logit_rows else []),
+        *([("algorithms", config.algorithms)] if config.algorithms else []),
         ("seed", config.seed),
         ("shuffle", config.shuffle),
     ]

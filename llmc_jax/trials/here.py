@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import jax
+
 from llmc_jax import cluster, kernels
 from llmc_jax.base.plain import from_json, to_json
 from llmc_jax.cluster.agreement import of_all
@@ -14,6 +16,7 @@ from llmc_jax.config.checks import with_devices
 from llmc_jax.config.model import ModelShape
 from llmc_jax.config.train import AUTO_BATCH, TrainConfig
 from llmc_jax.machine import compiling
+from llmc_jax.machine.algorithms import check_made_for
 from llmc_jax.machine.device import Device, describe_device
 from llmc_jax.machine.driver import seen_cards
 from llmc_jax.machine.jax_setup import MEMORY_SHARE
@@ -38,13 +41,14 @@ def facts(config: TrainConfig, findings: kernels.Findings | None) -> Facts:
     """Return the facts of this machine; of several processes all meet here once. JAX has a device from now on.
 
     findings: this process's, if it has any. Raises InputError where there are fewer devices than
-    the run asks for.
+    the run asks for, and for a file of --algorithms that XLA does not read or use.
     """
-    group, device = cluster.here(), describe_device()
+    group, device, machine = cluster.here(), describe_device(), kernels.this_machine()
 
     def own() -> dict[str, Any]:
         # JAX may have been told to see fewer than the driver counts
         devices = with_devices(config, device.local_devices, device.platform, group.size).devices
+        check_algorithms(config, machine)
         # the devices that a CPU pretends to have share its memory, those of several processes too
         sharing = devices // group.size * group.local_size if device.platform == "cpu" else 1
         memory = device.memory_bytes and device.memory_bytes // sharing
@@ -55,7 +59,15 @@ def facts(config: TrainConfig, findings: kernels.Findings | None) -> Facts:
     known: kernels.Findings = from_json(kernels.Findings, found[0]["findings"])
     memory = [each["memory"] for each in found]
     least = None if None in memory else min(memory)
-    return Facts(device, kernels.this_machine(), found[0]["devices"], least, compiling.user_flags(), known)
+    return Facts(device, machine, found[0]["devices"], least, compiling.user_flags(), known)
+
+
+def check_algorithms(config: TrainConfig, machine: kernels.Machine) -> None:
+    """Let XLA read the kept file of --algorithms, before anything is written. Raises InputError."""
+    options = compiling.pinned(config.algorithms, machine.target, compiling.user_flags())
+    if options:
+        check_made_for(config.algorithms, machine.version)
+        compiling.compiled(jax.jit(lambda: 0).lower(), options)
 
 
 def plan_with(facts: Facts, config: TrainConfig, model: ModelShape, before: Repeat | None = None) -> Plan:

@@ -14,9 +14,10 @@ from llmc_jax.config.train import TrainConfig
 from llmc_jax.kernels import GROUPS, Findings, Machine
 from llmc_jax.kernels.record import differences
 from llmc_jax.machine import gpus
-from llmc_jax.machine.compiling import OVERLAP, TRITON_GEMM
+from llmc_jax.machine.compiling import OVERLAP, PINNED, TRITON_GEMM
 from llmc_jax.machine.gpus import machine_of
 from llmc_jax.plan.plan import Plan, Repeat, make_plan, resolve_dtype, step_numbers
+from llmc_jax.run.programs import shared_of
 from llmc_jax.run.table import device_rows, kernel_rows, option_rows, precision_text
 from llmc_jax.training.rules.adamw import ADAMW
 from llmc_jax.trials.here import case_of
@@ -238,6 +239,25 @@ def test_what_several_gpus_need_is_of_this_start(then: int, now: int) -> None:
 def test_xla_flags_count_more() -> None:
     found = make_plan(TrainConfig(), SHAPE, H200, xla_flags={TRITON_GEMM: True})
     assert found.execution.compiler_options == ON and option_rows(found) == [("triton_gemm", "on (XLA_FLAGS)")]
+
+
+def test_a_file_of_algorithms_is_of_this_start() -> None:
+    found = plan(H200, algorithms="algorithms_1.txt", devices=8)
+    assert found.execution.compiler_options == (*OFF, *OVERLAP, (PINNED, "algorithms_1.txt"))
+    assert found.resolved.options == (*OFF, *OVERLAP)  # config.json has the name
+    assert plan(CPU, algorithms="algorithms_1.txt").execution.compiler_options == ()
+    assert case_of(found).options == OFF  # what is found out of kernels does not depend on it
+    assert option_rows(found) == option_rows(plan(H200))
+    before = Repeat(Path("kernels.json"), found.resolved)
+    for now in ("", "algorithms_2.txt"):
+        again = make_plan(TrainConfig(algorithms=now, devices=8), SHAPE, H200, before=before)
+        assert again.repeat is before and dict(again.execution.compiler_options).get(PINNED, "") == now
+    mine = make_plan(TrainConfig(algorithms="algorithms_1.txt"), SHAPE, H200, xla_flags={PINNED: "mine.txt"})
+    assert mine.execution.compiler_options == OFF
+    keys = {
+        shared_of(plan(H200, algorithms=name), (), {}).name for name in ("", "algorithms_1.txt", "algorithms_2.txt")
+    }
+    assert len(keys) == 3  # new runs do not find programs that were compiled with another file
 
 
 def test_gelu_in_a_product_takes_nvidia_s_library_everywhere() -> None:

@@ -1,5 +1,6 @@
 """Stopping a run and continuing it: the same bits as without a break, what is refused, what a failing save costs."""
 
+import hashlib
 import itertools
 import json
 import os
@@ -21,6 +22,7 @@ from llmc_jax.config.train import TrainConfig
 from llmc_jax.data.loader import TokenLoader
 from llmc_jax.kernels import choice, record
 from llmc_jax.logs.files import KERNELS
+from llmc_jax.machine.algorithms import path_of
 from llmc_jax.models.layout import views
 from llmc_jax.plan.plan import Plan
 from llmc_jax.run import resume
@@ -354,6 +356,32 @@ def test_what_does_not_matter_is_not_told(train: Train, copy: Path) -> None:
     assert "another run" not in run.out and "results differ" not in run.out and "not bit-exact" not in run.out
     shown = [line.split("|")[0].split() for line in run.out.splitlines() if line.startswith("step ")]
     assert shown == [["step", "8/12"], ["step", "9/12"], ["step", "12/12"]]  # the first one after the resume too
+
+
+def test_a_file_of_algorithms_is_kept_and_taken_again(train: Train, tmp_path: Path) -> None:
+    """By the name of the run's own copy, whatever becomes of the file."""
+    files = {text: tmp_path / f"{text}.txt" for text in ("one", "two")}
+    for text, file in files.items():
+        file.write_text(text)
+    copies = {text: f"algorithms_{hashlib.sha256(text.encode()).hexdigest()[:12]}.txt" for text in files}
+
+    def asked(run: Result) -> str:
+        return json.loads((run.folder / "config.json").read_text())["options"]["algorithms"]
+
+    first = train("-x", 2, "--algorithms", files["one"])
+    assert first.code == 0 and asked(first) == copies["one"]
+    assert "does nothing on this device" in first.out
+    files["one"].unlink()
+    shutil.rmtree(path_of(copies["one"]).parent)
+    again = train("-x", 4, "-y", 1)
+    assert again.code == 0 and asked(again) == copies["one"] and "--algorithms algorithms" not in again.out
+    assert path_of(copies["one"]).read_text() == "one"
+    other = train("-x", 6, "-y", 1, "--algorithms", files["two"])
+    assert f"--algorithms {copies['one']} -> {copies['two']}" in " ".join(other.out.split())
+    assert {text: (other.folder / name).read_text() for text, name in copies.items()} == {"one": "one", "two": "two"}
+    missing = train("-x", 1, "--algorithms", tmp_path / "missing.txt", folder="new")
+    assert missing.code == 2 and missing.err.count("\n") == 1 and "--algorithms" in missing.err
+    assert not (tmp_path / "new").exists()
 
 
 def test_another_environment_is_told_in_one_line(train: Train, copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
