@@ -35,6 +35,9 @@ from pallas_kernels.mosaic import LANES, LOG2E, THREADS, WARPS, along, f32, load
 from pallas_kernels.tuning import HEAD_SIZES, sizes
 
 TEXTS = 16  # at most
+DTYPES = mosaic.bf16, jnp.float16, f32
+REGISTERS = 10_000  # bytes of texts, fewer than four, that stay in each warp's registers
+LONGEST = 1600  # channels: with more, registers would spill
 LOWEST = -1e30  # a running maximum before the first score; a score that is not seen is half as high again
 TILES = 4  # of four rows of weights, in a block
 HELD = 100  # of its weights that a thread has in registers at a time, in float32 half as many
@@ -85,7 +88,8 @@ def norm_linear(
     layernorm's weight and bias; weight (outputs, C), bias (outputs,) or None: where they lie. out_dtype: of the result,
     x's by default; it has been rounded to x's in any case, after the product, after the bias and after GELU.
     Compulsory bytes: itemsize (outputs C + outputs + 2 C + B (C + outputs)). For d12's qkv in bf16 3.5 MB, so 0.74 us
-    at 4.8 TB/s. Raises ValueError for more than 16 texts, for C that 32 does not divide, and outputs that 16 does not.
+    at 4.8 TB/s. Raises ValueError for more than 16 texts, for C over 1600 or that 32 does not divide, and
+    outputs that 16 does not.
     """
     p = Product(weight, bias, outputs, norm, gelu)
     return _multiplied(p, x, None, rows, layer, jnp.dtype(out_dtype or x.dtype), target, interpret)
@@ -123,15 +127,18 @@ def _multiplied(
     (B, C), size = x.shape, sizes(target)
     if not 0 < B <= TEXTS:
         raise ValueError(f"{B} texts: these kernels take 1 to {TEXTS}; XLA's products take more")
-    if C % LANES or p.outputs % (WARPS * TILES) or rows.shape[1:] != (C,):
+    if C % LANES or C > LONGEST or p.outputs % (WARPS * TILES) or rows.shape[1:] != (C,):
         raise ValueError(
-            f"x {x.shape}, rows {rows.shape}, {p.outputs} outputs: C must be both last axes and a multiple of {LANES}, "
-            f"outputs one of {WARPS * TILES}"
+            f"x {x.shape}, rows {rows.shape}, {p.outputs} outputs: C must be both last axes, a multiple of {LANES} up "
+            f"to {LONGEST}, outputs a multiple of {WARPS * TILES}"
         )
-    if {each.dtype for each in (x, rows, x if a is None else a)} != {x.dtype}:
-        raise ValueError(f"x is {x.dtype} and the model {rows.dtype}: all must have one dtype")
-    if p.norm and B * C * x.dtype.itemsize + 2048 > size.smem:  # only float32's longest rows
-        halves = (_multiplied(p, half, None, rows, layer, dtype, target, interpret) for half in (x[:8], x[8:]))
+    if {rows.dtype, x.dtype if a is None else a.dtype} != {x.dtype} or x.dtype not in DTYPES:
+        raise ValueError(f"x is {x.dtype} and the model {rows.dtype}: all must have one dtype, bf16, fp16 or fp32")
+    room = REGISTERS if B < WARPS else size.smem - 2048
+    if p.norm and B > 1 and B * C * x.dtype.itemsize > room:  # only float32's longest rows
+        halves = (
+            _multiplied(p, half, None, rows, layer, dtype, target, interpret) for half in (x[: B // 2], x[B // 2 :])
+        )
         return jnp.concatenate(list(halves))
     tiles, held = TILES, TILES
     while p.wide == 1 and tiles > 1 and p.outputs // (WARPS * tiles) < size.sms:
@@ -323,8 +330,10 @@ def attention_step(
             f"qkv {qkv.shape}, keys {keys.shape}, values {values.shape}: expected (B, 3 NH HS) and twice "
             f"(L, B NH, S, HS), S a multiple of {THREADS}"
         )
-    if HS not in HEAD_SIZES or {keys.dtype, values.dtype} != {qkv.dtype}:
-        raise ValueError(f"heads of {HS} channels, {qkv.dtype} and {keys.dtype}: HS 16, 32, … 128 and one dtype can be")
+    if HS not in HEAD_SIZES or {keys.dtype, values.dtype} != {qkv.dtype} or qkv.dtype not in DTYPES:
+        raise ValueError(
+            f"heads of {HS} channels, {qkv.dtype} and {keys.dtype}: HS 16, 32, … 128 and one dtype, bf16, fp16 or fp32"
+        )
     warpgroups = sizes(target).decode_warpgroups
     _, at_once = _lanes(HS, qkv.dtype)
     call = mosaic.kernel(
@@ -350,10 +359,10 @@ def attention_step(
 def _lanes(HS: int, dtype: Any) -> tuple[Any, int]:
     """Return the layout of keys or values (positions, HS), and how many positions a warpgroup holds with one access.
 
-    Four lanes or more share a position; a sum over it stays within them.
+    Four lanes or more share a position, in float32 eight; a sum over it stays within them.
     """
     vector = widest(dtype)
-    while HS % (4 * vector):
+    while HS % (2 * jnp.dtype(dtype).itemsize * vector):
         vector //= 2
     lanes = math.gcd(HS // vector, LANES // 2)
     return mosaic.cell_layout(lanes, vector), WARPS * LANES // lanes
@@ -370,8 +379,8 @@ def _attend(
     """
     HS, dtype = keys_ref.shape[-1], qkv_ref.dtype
     layout, at_once = _lanes(HS, dtype)
-    tile = at_once  # positions whose keys and values are on their way together: 64 registers, if they are several
-    while tile < THREADS and 2 * tile * HS * dtype.itemsize <= 2**14:
+    tile = at_once  # positions whose keys and values are on their way together, in registers beside q and the sums
+    while tile < THREADS and tile * HS * dtype.itemsize // 128 + at_once * HS // 64 <= 80:
         tile *= 2
     row, group, groups = lax.axis_index("head"), lax.axis_index("warpgroup"), lax.axis_size("warpgroup")
     layer, position = layer_ref[0], position_ref[0]

@@ -282,12 +282,16 @@ def test_what_it_refuses() -> None:
     given, x, layer = model(64, jnp.float32), numbers(jnp.float32, 17, 64), jnp.int32(0)
     with pytest.raises(ValueError, match="17 texts: these kernels take 1 to 16"):
         norm_linear(x, layer=layer, norm=NORM, outputs=64, **given)
-    with pytest.raises(ValueError, match="outputs one of 16"):
+    with pytest.raises(ValueError, match="outputs a multiple of 16"):
         norm_linear(x[:1], layer=layer, norm=NORM, outputs=50, **given)
-    with pytest.raises(ValueError, match="a multiple of 32"):
+    with pytest.raises(ValueError, match="a multiple of 32 up to 1600"):
         norm_linear(x[:1, :50], layer=layer, norm=NORM, outputs=64, **{**given, "rows": given["rows"][:, :50]})
     with pytest.raises(ValueError, match="must have one dtype"):
         linear_residual(x[:1], x[:1].astype(jnp.bfloat16), layer=layer, **given)
+    with pytest.raises(ValueError, match="int8: all must have one dtype, bf16, fp16 or fp32"):
+        norm_linear(
+            x[:1].astype(jnp.int8), layer=layer, norm=NORM, outputs=64, **{**given, "rows": jnp.int8(given["rows"])}
+        )
     with pytest.raises(ValueError, match=r"expected \(B, C\) or \(B, 4 C\)"):
         linear_residual(x[:1], jnp.zeros((1, 128)), layer=layer, **given)
     qkv, keys, values, *where = attended(2, 2, 64, 200, 5, jnp.float32)
