@@ -35,8 +35,9 @@ def cut(shape: ModelConfig) -> ModelConfig:
 def cut_weights(flat: jax.Array, shape: ModelConfig) -> jax.Array:
     """Return the flat buffer of what runs from that of the whole model."""
     tensors, small = tensors_of(flat, shape), cut(shape)
-    pieces = [getattr(tensors, spec.name).reshape(-1)[: spec.size] for spec in tensor_specs(small)]
-    joined = jnp.concatenate(pieces)
+    named = ((spec.tensor.layered, getattr(tensors, spec.name)) for spec in tensor_specs(small))
+    found = [each[: small.num_layers] if layered else each for layered, each in named]
+    joined = jnp.concatenate([leaf.reshape(-1) for leaf in jax.tree.leaves(found)])
     return jnp.pad(joined, (0, flat_size(small) - joined.size))
 
 

@@ -23,7 +23,16 @@ from llmc_jax.models import program
 from llmc_jax.models.execution import PLAIN, Execution
 from llmc_jax.models.family import Family, family_of, parsed, shape_from_json, shape_to_json
 from llmc_jax.models.gradients import Gradients, flatten_gradients
-from llmc_jax.models.layout import flat_size, head_spec, pieces, table_problem, tensor_specs, tensors_of, views
+from llmc_jax.models.layout import (
+    flat_size,
+    head_spec,
+    pieces,
+    separate,
+    table_problem,
+    tensor_specs,
+    tensors_of,
+    views,
+)
 
 LEVELS = {
     "-r 0": PLAIN, "-r 1": Execution(recompute=1), "-r 2": Execution(recompute=2),
@@ -193,7 +202,8 @@ def gradients(shape: Any, given: Batches) -> list[Compared]:
         return tuple(-each for each in block)
 
     def split(flat: Any, x: Any, y: Any, execution: Execution) -> Any:
-        loss, (own, blocks) = program.loss_and_gradients(flat, x, y, shape, execution, WEIGHT, negated)
+        given = flat if execution == PLAIN else separate(flat, shape)  # as several devices have it
+        loss, (own, blocks) = program.loss_and_gradients(given, x, y, shape, execution, WEIGHT, negated)
         return loss, flatten_gradients(Gradients(own, tuple(map(negated, blocks))), shape, flat.dtype)
 
     hidden = made(jax.value_and_grad(mean))

@@ -146,7 +146,9 @@ def views(flat: Any, shape: ModelShape) -> Any:
 
 
 def tensors_of(flat: Any, shape: ModelShape) -> Any:
-    """Return the tensors of a flat buffer (flat_size,). Raises ValueError for a buffer of another size."""
+    """Return the tensors of a flat buffer (flat_size,), or what are its tensors. Raises ValueError for another size."""
+    if isinstance(flat, params_type(shape)):
+        return flat
     size = flat_size(shape)
     if flat.shape != (size,):
         raise ValueError(f"parameters of shape {flat.shape}: this model takes ({size},); layout.padded makes it of N")

@@ -43,8 +43,8 @@ def required_memory_bytes(config: ModelShape, shape: Shape, *, sliced_weights: b
     State: flat buffers. The optimizer's have 4 bytes an element, the parameters 4, or 2, or both. During a step there
     are also the gradient, with several micro-batches in an update their sum in fp32, and with sliced_weights, as on a
     CPU, the slices of the weights that the compiled step makes. Over several devices ZeRO 1 splits the optimizer's
-    buffers and the master weights; ZeRO 2 the gradient and its sum as well, and both split a gradient that one
-    micro-batch gives. In a fixed order there are several sums.
+    buffers and all weights, of which a step gathers those that it computes with; ZeRO 2 the gradient and its sum as
+    well, and both split a gradient that one micro-batch gives. In a fixed order there are several sums.
     Activations: what no level of recomputation spares, without the statistics: in each of L layers 10 C a token, and
     where the T x T matrix is kept, one row of T weights for each of NH heads; then the logits, Vp, of the rows that
     exist at a time. Everything else (layernorm's and GELU's outputs, temporary gradients) could be recomputed or
@@ -53,12 +53,12 @@ def required_memory_bytes(config: ModelShape, shape: Shape, *, sliced_weights: b
     """
     e, size = shape.element, flat_size(config)
     of_state = shape.devices if shape.stage else 1
-    masters = 4 * has_copy(shape)
+    split = 4 * has_copy(shape) + 4 * shape.buffers + e * bool(shape.stage)
     sums = 4 * (shape.sums or shape.micro_batches > 1)
     of_sums = shape.devices if shape.stage == 2 else 1
     of_gradient = shape.devices if shape.stage == 2 or (shape.stage and not sums) else 1
     gradient = e / of_gradient + sums / of_sums
-    state = int((e + (masters + 4 * shape.buffers) / of_state + gradient + e * sliced_weights) * size)
+    state = int((e + split / of_state + gradient + e * sliced_weights) * size)
     narrow = {row.name for row in activations_of(config) if not row.wide} - ({"att"} if shape.flash else set())
     kept = kept_in_a_layer(config, shape, ALWAYS - 1)
     layer = sum(num_bytes for name, num_bytes in kept.items() if name in narrow)

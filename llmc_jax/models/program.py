@@ -61,7 +61,8 @@ class Program(NamedTuple):
     # (flat, tokens, targets, shape, execution, weight) -> weight times the mean loss; JAX may differentiate it for flat
     # None: of `hidden`, differentiated by JAX, which then makes the gradients below too
     loss: Callable[..., jax.Array] | None = None
-    # the same, then on_block, waits as gpt2/model.py's -> the loss, and Gradients
+    # the same, then on_block, waits as gpt2/model.py's -> the loss, and Gradients. Several devices may give the tensors
+    # in the place of flat, of those with a layer axis a tuple of L: `tensors_of` takes either.
     loss_and_gradients: Callable[..., tuple[jax.Array, Gradients]] | None = None
     block: Block | None = None  # of a model that is made of GPT-2's forward and backward
     decoder: Decoder | None = None  # None: the whole text is computed again for each token

@@ -31,7 +31,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from llmc_jax.config.model import ModelShape
-from llmc_jax.models.layout import flat_size, num_layers, num_parameters, tensor_specs
+from llmc_jax.models.layout import flat_size, num_layers, num_parameters, params_type, tensor_specs
 
 LONGEST = 1 << 16  # elements of a row, which stochastic rounding counts in 32 bits (training/rounding.py)
 
@@ -112,14 +112,29 @@ def as_rows(tensors: Any, length: int, multiple: int = 1) -> jax.Array:
 
 def flat_of(found: Sequence[jax.Array], config: ModelShape) -> jax.Array:
     """Return a flat buffer (flat_size,) from its units, each (its rows or more, C), in the order of `units`."""
+    ordered = [piece.reshape(-1) for piece in _pieces_of(found, config)]
+    padding = flat_size(config) - num_parameters(config)
+    return jnp.concatenate([*ordered, jnp.zeros(padding, found[0].dtype)])
+
+
+def tensors_in(found: Sequence[jax.Array], config: ModelShape) -> Any:
+    """Return the tensors in the units of a flat buffer, of those with a layer axis a tuple of L. found: as above."""
+    pieces, L = iter(_pieces_of(found, config)), num_layers(config)
+    tensors = (
+        tuple(next(pieces).reshape(spec.shape[1:]) for _ in range(L)) if spec.tensor.layered
+        else next(pieces).reshape(spec.shape) for spec in tensor_specs(config)
+    )  # fmt: skip
+    return params_type(config)(*tensors)
+
+
+def _pieces_of(found: Sequence[jax.Array], config: ModelShape) -> list[jax.Array]:
+    """Return the rows of the units' pieces in the order of the flat buffer."""
     pieces = [
         (first, found[i][start : start + count])
         for i, unit in enumerate(units(config))
         for (first, count), start in zip(unit.pieces, unit.starts, strict=True)
     ]
-    ordered = [piece.reshape(-1) for _, piece in sorted(pieces, key=lambda each: each[0])]
-    padding = flat_size(config) - num_parameters(config)
-    return jnp.concatenate([*ordered, jnp.zeros(padding, found[0].dtype)])
+    return [piece for _, piece in sorted(pieces, key=lambda each: each[0])]
 
 
 def own_rows(config: ModelShape, devices: int, device: Any) -> jax.Array:
@@ -148,12 +163,6 @@ def places(config: ModelShape, devices: int) -> jax.Array:
             pieces.append((first, (place // share) * r + offset + place % share))
         offset += share
     return jnp.concatenate([piece for _, piece in sorted(pieces, key=lambda each: each[0])])
-
-
-def take_rows(flat: jax.Array, rows: jax.Array, config: ModelShape) -> jax.Array:
-    """Return rows (r,) of a flat buffer (flat_size,), one after the other, (r C,). Where a row is R, zeros."""
-    table = flat[: num_parameters(config)].reshape(-1, row_size(config))
-    return table.at[rows].get(mode="fill", fill_value=0, indices_are_sorted=False).reshape(-1)
 
 
 # ----- on the host ----------------------------------------------------------------------------------------------------

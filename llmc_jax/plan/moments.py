@@ -44,9 +44,8 @@ def state_kinds(config: ModelShape, shape: Shape) -> Kinds:
 
     e, whole = shape.element, flat_size(config)
     part = part_size(config, shape) if shape.stage else whole
-    copy = e * whole if has_copy(shape) else 0
     return Counter({
-        "parameters": copy + (4 * part if copy else (4 if shape.master_weights else e) * whole),
+        "parameters": (e + 4 if has_copy(shape) else 4 if shape.master_weights else e) * part,
         "optimizer": 4 * shape.buffers * part,
         "batch": 2 * 4 * shape.rows * shape.micro_batches + outliers.BYTES,
     })  # fmt: skip
@@ -120,11 +119,13 @@ def _of_order(plan: "Plan", order: str) -> dict[str, Kinds]:
         behind = Kinds({"logits": logits(plan), "activations": array_bytes("lnf", config, shape)})
     share = stretch(plan) / num_layers(plan.model)
     of_first = Kinds({kind: int(share * size) for kind, size in layers.items()})  # those of the others are done with
+    whole = gathered(plan)
+    always = whole if shape.micro_batches > 1 or shape.sums else Kinds()  # beyond the backward of their layer
     found = {
-        "head": sums(plan) + layers + _head(plan, order),
-        "last layer": sums(plan) + layers + behind + _layer(plan, 0),
-        "first layer": sums(plan) + of_first + behind + _layer(plan, num_layers(plan.model) - stretch(plan)),
-        "gradient": sums(plan) + joined(plan),
+        "head": sums(plan) + layers + whole + _head(plan, order),
+        "last layer": sums(plan) + layers + whole + behind + _layer(plan, 0),
+        "first layer": sums(plan) + of_first + always + behind + _layer(plan, num_layers(plan.model) - stretch(plan)),
+        "gradient": sums(plan) + always + joined(plan),
     }
     if plan.parallel.fixed and plan.parallel.devices > 1:
         found["sum"] = sums(plan) + sums(plan)
@@ -143,7 +144,8 @@ def _head(plan: "Plan", order: str) -> Kinds:
     config, shape = plan.model, plan.shape
     stream, dwte = array_bytes("residual", config, shape), array_bytes("dwte_head", config, shape)
     found = Kinds({"activations": kept_for_backward(config, shape) + 2 * stream, "logits": logits(plan)})
-    if chunked(shape) or not hopper(plan):  # a slice of the weights, as a product or a loop takes it
+    sliced = chunked(shape) or not hopper(plan)  # of the flat weights, as a product or a loop takes it
+    if sliced and not plan.parallel.splits:
         found["parameters"] = shape.element * head_spec(config).size
     if order != LATE and (chunked(shape) or not on_cpu(plan)):
         found["gradients"] = dwte
@@ -228,6 +230,14 @@ def slices(plan: "Plan") -> Kinds:
     if hopper(plan) and not shape.recompute_blocks:
         return Kinds()
     return Kinds({"parameters": shape.element * matrix_elements(config)})
+
+
+def gathered(plan: "Plan") -> Kinds:
+    """Return the weights that a step gathers, where they are split; of one micro-batch beside the slices of them."""
+    if not plan.parallel.splits:
+        return Kinds()
+    whole = Kinds({"parameters": plan.shape.element * flat_size(plan.model)})
+    return whole if plan.shape.micro_batches > 1 else whole - slices(plan)
 
 
 def sums(plan: "Plan") -> Kinds:

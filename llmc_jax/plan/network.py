@@ -5,12 +5,13 @@ Nothing here is measured: no two GPUs have run this yet.
 - A collective takes its ring inside a node, then one between the nodes, of an equal part of it from each GPU. A hop of
   a ring takes 1 us inside a node and 5 us between two, a collective 10 us to start. An all-reduce is a reduce-scatter
   and an all-gather.
-- A layer's gradients are sent while the layers below are computed, one collective after the other, and computing is not
-  slowed by it. What comes after the backward is never hidden: what is left of the layers', wte's gradient (which the
-  embedding completes last), the norm, the gather of new weights. With several micro-batches, stages 0 and 1 send their
-  sum at the end of the update, beside nothing; stage 2 sends each micro-batch's.
+- A layer's gradients are sent while the layers below are computed, and its weights while those above it are, one
+  collective after the other, and computing is not slowed by it. What comes before the forward or after the backward is
+  never hidden: the weights that the embedding waits for, what is left of the layers' gradients, wte's (which the
+  embedding completes last), the norm. With several micro-batches, stages 0 and 1 send their sum at the end of the
+  update, and 1 and 2 the weights at its beginning, beside nothing; stage 2 sends each micro-batch's gradients.
 
-What is sent is training/parallel/traffic.py's list, the same collectives with the same bytes as in compiled programs.
+What is sent, and beside what, is training/parallel/traffic.py's list, as in compiled programs.
 """
 
 import math
@@ -21,7 +22,6 @@ from llmc_jax.base.errors import InputError
 from llmc_jax.machine.cards import CARDS, NVLINK4, PCIE4
 from llmc_jax.training.parallel.traffic import Sent
 
-AFTER = ("norm", "matrices", "weights")  # what is sent when the gradients are summed
 GBIT = 1e9 / 8  # bytes per second
 BETWEEN = 400  # Gbit/s of each GPU between machines, unless said otherwise
 # Of a link as it is sold, estimates: over PCIe, GPUs share switches and the host's memory.
@@ -67,6 +67,7 @@ class Compute(NamedTuple):
     """Seconds that one GPU computes."""
 
     before: float  # of each micro-batch, until the backward reaches the last layer
+    forward: tuple[float, ...]  # of that, the layers, from the first to the last
     layers: tuple[float, ...]  # backward, from the last layer to the first
     end: float  # of the backward: the embedding
     update: float
@@ -96,11 +97,17 @@ def step_of(
         clock += each
         ready[f"layer {layer}"] = clock
     clock += compute.end
-    free, after = 0.0, 0.0  # free: when the last collective is done
+    free, alone = 0.0, 0.0  # free: when the last collective is done
+    there = reached = 0.0  # when a layer's weights are, and the forward comes to it
+    layers = iter(compute.forward)
     for one in sent:
         seconds = collective_seconds(one.kind, one.bytes, devices, network or Network())
-        if one.times != micro_batches or one.about in AFTER:
-            after += one.times * seconds
-        else:
+        if one.beside == "backward":
             free = max(free, ready.get(one.about, clock)) + seconds
-    return micro_batches * max(clock, free) + after + compute.update
+        elif one.beside == "forward":
+            there += seconds
+            reached = max(reached, there) + next(layers, 0.0)
+        else:
+            alone += one.times * seconds
+    waited = max(0.0, reached - sum(compute.forward))
+    return micro_batches * max(clock, free) + waited + alone + compute.update

@@ -334,7 +334,7 @@ def on_several(
 
 def _computing(times: Sequence[tuple[Work, OperationTime]], parts: int, card: Hardware, at: int) -> Compute:
     """Return what one device computes, in parts beside which something is sent. at: an end of the intervals."""
-    layers: dict[int, float] = {}
+    layers, forward = dict[int, float](), dict[int, float]()
     before = end = update = 0.0
     for work, each in times:
         seconds = each.seconds[at] + each.launches * card.gap[at]
@@ -346,4 +346,7 @@ def _computing(times: Sequence[tuple[Work, OperationTime]], parts: int, card: Ha
             end += seconds / parts
         else:
             before += seconds / parts
-    return Compute(before, tuple(layers[layer] for layer in sorted(layers, reverse=True)), end, update)
+            if work.phase == "forward" and work.layer is not None:
+                forward[work.layer] = forward.get(work.layer, 0.0) + seconds / parts
+    ordered = tuple(forward[layer] for layer in sorted(forward))
+    return Compute(before, ordered, tuple(layers[layer] for layer in sorted(layers, reverse=True)), end, update)

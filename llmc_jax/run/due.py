@@ -71,9 +71,11 @@ def run_due(run: Run, progress: Progress, batches: Batches, step_bytes: int | No
         progress = evaluate(run, progress)
     at_end = config.sampling != "train_gpt2.c"
     first = group.rank == 0  # which draws, alone: the others wait for it at the next exchange
-    if first and due(config.sample_every, progress.counters.sampled, at_end) and (step > 0 or (last and at_end)):
-        group.phase("sample", step)
-        progress = draw_sample(run, progress)
+    if due(config.sample_every, progress.counters.sampled, at_end) and (step > 0 or (last and at_end)):
+        weights = setup.place.weights(progress.state)  # of all processes
+        if first:
+            group.phase("sample", step)
+            progress = draw_sample(run, progress, setup.place.first(weights))
     if due(config.checkpoint_every) and step > 0 and step % config.checkpoint_every == 0:
         group.phase("save", step)
         progress = save(run, progress, batches, step_bytes, last=last)
@@ -106,6 +108,7 @@ def validate(run: Run, progress: Progress) -> Progress:
     setup, loader = run.setup, run.setup.data.val
     assert loader is not None
     loader.reset()
+    weights = setup.place.weights(progress.state)
     total, left, at_once, own = 0.0, setup.val_batches, setup.plan.parallel.devices, setup.place.own_devices
     read = math.lcm(at_once, loader.num_processes)  # as many as there are devices, unless more of llm.c's take turns
     wanted = [first + device for first in range(0, read, at_once) for device in own]
@@ -115,7 +118,7 @@ def validate(run: Run, progress: Progress) -> Progress:
             cluster.here().phase("validate", progress.step)  # whose limit is for one batch, however many there are
             batch = (each[first : first + len(own)] for each in (inputs, targets))
             # the last time some may be read once more and not counted
-            for loss in losses(setup, progress.state.weights, *batch)[:left]:
+            for loss in losses(setup, weights, *batch)[:left]:
                 total += loss  # one after the other, whatever the number of devices
             left -= min(left, at_once)
             if run.votes.ask():
@@ -128,10 +131,9 @@ def validate(run: Run, progress: Progress) -> Progress:
     return progress._replace(counters=counters, saving=-1 if progress.saving == progress.step else progress.saving)
 
 
-def draw_sample(run: Run, progress: Progress) -> Progress:
+def draw_sample(run: Run, progress: Progress, weights: jax.Array) -> Progress:
     """Sample from the model, keep and show the text; nothing if the user stops the run meanwhile."""
     setup, model, tokenizer = run.setup, run.setup.model, run.setup.tokenizer.tokenizer
-    weights = setup.place.first(progress.state.weights)
     end_of_text = usual_eot(model.vocab_size) if tokenizer is None else tokenizer.eot
     counters, drawn, request = progress.counters, list[int](), run.votes.request
     ids = drawable(tokenizer, model.vocab_size)
@@ -237,4 +239,4 @@ def scorer_of(setup: Setup, progress: Progress) -> Scorer:
     tokens = setup.config.batch_size * setup.config.sequence_length
     on_gpu = min(max(TOKENS_ON_CPU, tokens), TOKENS_ON_GPU)
     at_once = TOKENS_ON_CPU if setup.device.platform == "cpu" else on_gpu
-    return Scorer(progress.state.weights, setup.model, execution, setup.place, at_once)
+    return Scorer(setup.place.weights(progress.state), setup.model, execution, setup.place, at_once)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from llmc_jax.config.model import ModelShape
 from llmc_jax.models import program
 from llmc_jax.models.execution import PLAIN, Execution
-from llmc_jax.models.units import own_rows, row_size, take_rows
+from llmc_jax.models.units import own_rows, row_size
 from llmc_jax.models.work import MATRICES
 from llmc_jax.training.optimizer import (
     LossScaleNumbers,
@@ -25,7 +25,7 @@ from llmc_jax.training.optimizer import (
 from llmc_jax.training.outliers import Outliers, is_outlier, update_outliers
 from llmc_jax.training.parallel.collectives import device_number, gather, pinned
 from llmc_jax.training.parallel.gradient import batch_gradient as gradient_over
-from llmc_jax.training.parallel.gradient import gathered, gradient_norm
+from llmc_jax.training.parallel.gradient import gradient_norm
 from llmc_jax.training.parallel.matrices import by_matrix
 from llmc_jax.training.parallel.stage import ALONE, EVERYWHERE, SPLIT, Parallel, state_specs
 from llmc_jax.training.rounding import Rows, rounding_seed
@@ -204,7 +204,7 @@ def update_state(
 ) -> tuple[Any, ...]:
     """Return the new params, buffers and copy. how: what `update_by` takes beside the arrays.
 
-    Where the state is split, each device updates its rows, and gathers what the model computes with from all.
+    Where the state is split, each device updates its rows.
     """
     optimizer, parallel = options.optimizer, options.parallel
     buffers = [state.buffers[name] for name in optimizer.buffers]
@@ -219,12 +219,7 @@ def update_state(
     if not parallel.splits:
         return updated(state.params, *buffers, gradient, copy=state.copy, **how)
     rows = own_part(config, parallel)
-    low = take_rows(state.weights, rows.numbers, config)
-    params, copy = (low, None) if state.copy is None else (state.params, low)
-    params, *buffers, copy = updated(params, *buffers, gradient, copy=copy, rows=rows, **how)
-    if copy is None:
-        return gathered(params, state.params, config, parallel), *buffers, None
-    return params, *buffers, gathered(copy, state.weights, config, parallel)
+    return updated(state.params, *buffers, gradient, copy=state.copy, rows=rows, **how)
 
 
 def _z_scores(state: Outliers | None, loss: jax.Array, norm: jax.Array) -> tuple[Outliers | None, jax.Array, jax.Array]:

@@ -13,7 +13,7 @@ from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.models.gpt2.model import BlockParams
 from llmc_jax.models.gpt2.tensors import BY_NAME
 from llmc_jax.models.gradients import Gradients, flatten_gradients, pieces_of
-from llmc_jax.models.layout import flat_size, num_parameters, tensor_specs, views
+from llmc_jax.models.layout import flat_size, num_parameters, separate, tensor_specs, tensors_of, views
 from llmc_jax.models.units import (
     as_rows,
     flat_of,
@@ -23,7 +23,7 @@ from llmc_jax.models.units import (
     split_on_host,
     split_rows,
     split_size,
-    take_rows,
+    tensors_in,
     total_rows,
     units,
 )
@@ -112,8 +112,10 @@ def test_the_host_splits_as_the_devices_do_and_joins_again(config: ModelConfig, 
     split = split_on_host(flat, config, devices)
     assert split.shape == (split_size(config, devices),) and split.dtype == dtype
     rows, parts = rows_of(config, devices), split.reshape(devices, -1)
-    taken = compiled(jax.vmap(lambda numbers: take_rows(jnp.asarray(flat), numbers, config)))(rows)
-    assert np.asarray(taken).tobytes() == parts.tobytes()
+    table = np.append(
+        flat[: num_parameters(config)].reshape(-1, config.channels), np.zeros((1, config.channels), dtype), 0
+    )
+    assert table[rows].tobytes() == parts.tobytes()
     for part, numbers in zip(parts, rows, strict=True):
         filling = part.reshape(-1, config.channels)[numbers == total_rows(config)]
         assert not filling.astype(np.float32).any()
@@ -140,6 +142,21 @@ def test_of_one_device_the_units_stand_one_after_the_other() -> None:
     expected = [tensors.wte, tensors.wpe, tensors.lnfw, tensors.lnfb, *of_layers[0], *of_layers[1]]
     found = split_on_host(flat, config, 1)
     np.testing.assert_array_equal(found, np.concatenate([each.reshape(-1) for each in expected]))
+
+
+@given(shapes(), st.integers(0, 3))
+@settings(max_examples=10)
+def test_units_have_the_tensors_of_the_flat_buffer(config: ModelConfig, filled: int) -> None:
+    """Those with a layer axis one by one; rows that fill a unit up are left out."""
+    flat = numbered(config)
+    rows = flat[: num_parameters(config)].reshape(-1, config.channels)
+    found = [
+        np.concatenate([*(rows[first : first + count] for first, count in unit.pieces),
+                        np.full((filled, config.channels), np.nan, np.float32)]) for unit in units(config)
+    ]  # fmt: skip
+    expected = separate(flat, config)
+    jax.tree.map(np.testing.assert_array_equal, tensors_in(found, config), expected)
+    assert tensors_of(expected, config) is expected
 
 
 @given(shapes(), st.integers(0, 3), st.data())

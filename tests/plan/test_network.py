@@ -15,13 +15,15 @@ from llmc_jax.training.parallel.stage import Parallel
 from llmc_jax.training.parallel.traffic import Sent, of_update
 
 D12 = parse_descriptor("d12")
-COMPUTE = Compute(before=0.03, layers=(0.004,) * 12, end=0.001, update=0.002)
+COMPUTE = Compute(before=0.03, forward=(0.002,) * 12, layers=(0.004,) * 12, end=0.001, update=0.002)
 kinds = st.sampled_from(["all-reduce", "reduce-scatter", "all-gather"])
 devices = st.sampled_from([1, 2, 4, 8, 16, 64, 512])
 seconds = st.floats(0, 1)
+of_layers = st.lists(seconds, min_size=12, max_size=12).map(tuple)
 computes = st.builds(
-    Compute, seconds, st.lists(seconds, min_size=12, max_size=12).map(tuple), seconds, st.floats(0.001, 1)
-)
+    lambda head, forward, *rest: Compute(head + sum(forward), forward, *rest),
+    seconds, of_layers, of_layers, seconds, st.floats(0.001, 1),
+)  # fmt: skip
 
 
 def computing(compute: Compute, micro_batches: int = 1) -> float:
@@ -55,7 +57,7 @@ def test_overlap_is_never_worse_and_never_hides_what_follows(
     sent = of_update(D12, Parallel(devices, stage if devices > 1 else 0), micro_batches, 2)
     step = step_of(compute, sent, devices, micro_batches)
     tail = sum(collective_seconds(each.kind, each.bytes, devices, Network())
-               for each in sent if each.about in ("wte", "norm", "weights"))  # fmt: skip
+               for each in sent if each.about in ("wte", "norm", "weights of wte", "weights of ends"))  # fmt: skip
     sending = sum(each.times * collective_seconds(each.kind, each.bytes, devices, Network()) for each in sent)
     assert step <= (computing(compute, micro_batches) + sending) * (1 + 1e-9)
     assert step >= (computing(compute, micro_batches) + tail) * (1 - 1e-9)
@@ -64,7 +66,7 @@ def test_overlap_is_never_worse_and_never_hides_what_follows(
 def test_a_layer_is_hidden_behind_those_below() -> None:
     """A layer takes 4 ms, and 2 ms to send: with one beside the other all but the first layer's is hidden."""
     network = Network(inside=1e9, reached=1.0, hop_inside=0, start=0)
-    sent = [Sent("reduce-scatter", f"layer {layer}", 4_000_000) for layer in reversed(range(12))]
+    sent = [Sent("reduce-scatter", f"layer {layer}", 4_000_000, beside="backward") for layer in reversed(range(12))]
     compute = COMPUTE._replace(end=0)
     step = step_of(compute, sent, 2, network=network)
     assert sum(collective_seconds(each.kind, each.bytes, 2, network) for each in sent) == pytest.approx(12 * 0.002)
@@ -72,6 +74,17 @@ def test_a_layer_is_hidden_behind_those_below() -> None:
     slow = step_of(compute, sent, 2, network=network._replace(inside=0.25e9))
     left = slow - computing(compute)
     assert left == pytest.approx(12 * 0.008 - 11 * 0.004)  # the network never waits after the first
+
+
+def test_a_layer_s_weights_are_hidden_behind_those_above() -> None:
+    """A layer takes 2 ms, and 1 ms to gather: the forward waits for the first one's alone."""
+    network = Network(inside=1e9, reached=1.0, hop_inside=0, start=0)
+    sent = [Sent("all-gather", f"weights of layer {layer}", 2_000_000, beside="forward") for layer in range(12)]
+    assert step_of(COMPUTE, sent, 2, network=network) - computing(COMPUTE) == pytest.approx(0.001)
+    slow = step_of(COMPUTE, sent, 2, network=network._replace(inside=0.25e9))
+    assert slow - computing(COMPUTE) == pytest.approx(12 * 0.004 - 11 * 0.002)  # the network never waits
+    alone = [each._replace(beside="") for each in sent]
+    assert step_of(COMPUTE, alone, 2, network=network) - computing(COMPUTE) == pytest.approx(0.012)
 
 
 def test_between_nodes_each_gpu_sends_an_eighth() -> None:

@@ -13,7 +13,7 @@ SMALL = ModelConfig(max_seq_len=64, vocab_size=257, padded_vocab_size=384, num_l
 
 
 def gradients(found: list[Sent]) -> list[Sent]:
-    return [each for each in found if each.about not in ("loss", "norm", "weights")]
+    return [each for each in found if each.about not in ("loss", "norm") and each.kind != "all-gather"]
 
 
 @pytest.mark.parametrize("micro_batches", [1, 4])
@@ -35,7 +35,11 @@ def test_what_is_split_is_scattered_and_the_weights_gathered(devices: int, stage
     found = of_update(SMALL, Parallel(devices, stage), 1, 2)
     assert {each.kind for each in gradients(found)} == {"reduce-scatter"}
     assert sum(each.bytes for each in gradients(found)) == 2 * split_size(SMALL, devices)
-    assert found[-1] == Sent("all-gather", "weights", 2 * split_size(SMALL, devices))
+    weights = [each for each in found if each.kind == "all-gather"]
+    assert sum(each.bytes for each in weights) == 2 * split_size(SMALL, devices)
+    assert {each.about: each.beside for each in weights} == {
+        "weights of wte": "", "weights of ends": "", **{f"weights of layer {i}": "forward" for i in range(3)}
+    }  # fmt: skip
     assert all(each.bytes % devices == 0 for each in gradients(found))
 
 
@@ -54,5 +58,12 @@ def test_stage_2_sends_each_micro_batch_s() -> None:
 
 
 def test_layers_come_from_the_last_to_the_first_and_wte_at_the_end() -> None:
-    names = [each.about for each in of_update(SMALL, Parallel(8, 1), 1, 2)]
-    assert names == ["loss", "layer 2", "layer 1", "layer 0", "ends", "wte", "norm", "weights"]
+    names = [each.about for each in of_update(SMALL, Parallel(8, 1), 1, 2) if each.kind != "all-gather"]
+    assert names == ["loss", "layer 2", "layer 1", "layer 0", "ends", "wte", "norm"]
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_of_several_micro_batches_only_stage_2_sends_beside_something(stage: int) -> None:
+    found = of_update(SMALL, Parallel(8, stage), 4, 2)
+    assert {each.beside for each in found if each.times == 1} == {""}
+    assert {each.beside for each in found if each.times == 4} == ({"backward"} if stage == 2 else set())

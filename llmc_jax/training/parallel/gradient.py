@@ -28,7 +28,7 @@ from llmc_jax.models import program
 from llmc_jax.models.execution import Execution
 from llmc_jax.models.gradients import pieces_of
 from llmc_jax.models.layout import num_parameters, tensor_specs
-from llmc_jax.models.units import as_rows, flat_of, places, row_size, split_rows
+from llmc_jax.models.units import as_rows, flat_of, places, row_size, tensors_in
 from llmc_jax.training.parallel.collectives import (
     all_reduce,
     gather,
@@ -38,6 +38,7 @@ from llmc_jax.training.parallel.collectives import (
     wide,
 )
 from llmc_jax.training.parallel.stage import Parallel
+from llmc_jax.training.parallel.weights import gathered
 
 Found = tuple[jax.Array, tuple[jax.Array, ...]]  # a loss, and gradients as units
 
@@ -53,10 +54,11 @@ def batch_gradient(
 ) -> tuple[jax.Array, jax.Array]:
     """Return mean loss and gradient over the micro-batches of all devices, both times `weight`.
 
-    inputs, targets (A/n, B, T): this device's. weights (flat_size,), in the compute dtype. The gradient is the flat one
-    (flat_size,), or where the state is split, this device's part of it (r C,).
+    inputs, targets (A/n, B, T): this device's. weights, in the compute dtype, and the gradient are flat (flat_size,),
+    or where the state is split, this device's part (r C,).
     """
-    micro_batches = inputs.shape[0]
+    micro_batches, kind = inputs.shape[0], weights.dtype
+    of_model = tensors_in(gathered(weights, config, parallel.devices), config) if parallel.splits else weights
     share_of_loss = weight / (micro_batches * parallel.devices)
     at_once = parallel.stage == 2 or (micro_batches == 1 and not parallel.fixed)
     multiple = parallel.devices if parallel.splits or parallel.fixed else 1  # what divides the rows of a unit
@@ -68,12 +70,12 @@ def batch_gradient(
 
     def unit(tensors: Any) -> jax.Array:
         with jax.named_scope("gradient"):
-            rows = as_rows(jax.tree.map(lambda leaf: leaf.astype(weights.dtype), tensors), row_size(config), multiple)
+            rows = as_rows(jax.tree.map(lambda leaf: leaf.astype(kind), tensors), row_size(config), multiple)
         return over_devices(rows) if at_once else rows
 
     def of_micro_batch(inputs: jax.Array, targets: jax.Array) -> Found:
         """Return what inputs and targets (B, T) add to the loss, and their gradients in the order of `units`."""
-        batch = weights, inputs, targets, config, execution, share_of_loss
+        batch = of_model, inputs, targets, config, execution, share_of_loss
         loss, (found, blocks) = program.loss_and_gradients(*batch, unit, waits)
         whole = [spec for spec in tensor_specs(config) if not spec.tensor.layered]
         own = (unit(found[spec.name]) for spec in whole if spec.tensor.own)
@@ -89,7 +91,7 @@ def batch_gradient(
     loss, units = found
     if not at_once:
         # of one micro-batch it is a gradient in the weights' dtype, which it has only been widened from
-        dtype = weights.dtype if micro_batches == 1 else None
+        dtype = kind if micro_batches == 1 else None
         units = tuple(over_devices(rows if dtype is None else rows.astype(dtype)) for rows in units)
     if not (parallel.fixed and at_once):
         loss = summed_number(loss, parallel)
@@ -175,7 +177,7 @@ def unknown(number: int, tokens: jax.Array) -> jax.Array:
     return jnp.where(tokens[0, 0, 0] >= 0, number, 0).astype(jnp.int32)
 
 
-# ----- the norm, and the new weights --------------------------------------------------------------------------------
+# ----- the norm -----------------------------------------------------------------------------------------------------
 
 
 def gradient_norm(gradient: jax.Array, config: ModelShape, parallel: Parallel) -> jax.Array:
@@ -197,14 +199,3 @@ def gradient_norm(gradient: jax.Array, config: ModelShape, parallel: Parallel) -
     if parallel.splits:
         squares = pinned(gather(squares)[places(config, parallel.devices)])
     return jnp.sqrt(jnp.sum(squares))
-
-
-def gathered(part: jax.Array, before: jax.Array, config: ModelShape, parallel: Parallel) -> jax.Array:
-    """Return the flat buffer (flat_size,) of the parts (r C,) that the devices have.
-
-    before: the buffer that it takes the place of.
-    """
-    with jax.named_scope("gather"):
-        rows = gather(part.reshape(split_rows(config, parallel.devices), row_size(config)))
-        in_order = rows[places(config, parallel.devices)].reshape(-1)
-        return jax.lax.dynamic_update_slice(before, in_order, (0,))

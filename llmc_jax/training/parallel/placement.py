@@ -22,6 +22,7 @@ from llmc_jax.models.units import joined_on_host, split_on_host, split_size
 from llmc_jax.training.parallel.blocks import block_size, fill, whole_blocks
 from llmc_jax.training.parallel.collectives import largest
 from llmc_jax.training.parallel.stage import AXIS, EVERYWHERE, SPLIT, Parallel, state_specs
+from llmc_jax.training.parallel.weights import whole
 from llmc_jax.training.state import TrainState
 
 
@@ -154,6 +155,13 @@ class Placement(NamedTuple):
         found = {number: np.zeros(size, buffer.dtype) for number in numbers}
         fill({number * size: block for number, block in found.items()}, buffer, self.model, self.mesh)
         return found
+
+    def weights(self, state: TrainState) -> jax.Array:
+        """Return the parameters that the model computes with, (flat_size,) in llm.c's order on every device.
+
+        An exchange, if they are split: each process makes it at the same place among its programs.
+        """
+        return whole(state.weights, self.model, self.mesh) if self.parallel.splits else state.weights
 
     def first(self, array: jax.Array) -> jax.Array:
         """Return an array that every device has, as that of this process's first one: for programs of one device."""

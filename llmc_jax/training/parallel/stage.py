@@ -1,13 +1,13 @@
 """How a run is spread over devices, and where each array of its state lies.
 
     stage 0   everything on every device; gradients are summed over all (all-reduce)
-    stage 1   m, v and master weights split over the devices (ZeRO 1); gradients are summed and split once per update
-              (reduce-scatter), and the new low-precision weights gathered
+    stage 1   the whole state split over the devices (ZeRO 1); a step gathers the low-precision weights to compute with,
+              and gradients are summed and split once per update (reduce-scatter)
     stage 2   gradients split as well (ZeRO 2): a layer's are summed and split as soon as they exist
 
-What the model computes with (the low-precision weights; in float32, or without master weights, the parameters) is on
-every device in each stage. Leaves out the exchange itself (collectives.py) and bringing arrays there
-(placement.py).
+While a step computes, what the model computes with (the low-precision weights; in float32, or without master weights,
+the parameters) is on every device in each stage. Leaves out the exchange itself (collectives.py, weights.py) and
+bringing arrays there (placement.py).
 """
 
 from typing import Any, NamedTuple
@@ -56,6 +56,5 @@ def state_specs(state: TrainState, parallel: Parallel) -> TrainState:
     specs: TrainState = jax.tree.map(lambda _: EVERYWHERE, state)
     if not parallel.splits:
         return specs
-    split: Any = SPLIT
-    params = specs.params if state.copy is None else split
-    return specs._replace(params=params, buffers=dict.fromkeys(state.buffers, split))
+    flat: Any = dict.fromkeys(state.flat, SPLIT)
+    return specs.with_flat(flat)

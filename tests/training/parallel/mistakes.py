@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from llmc_jax.training import optimizer, rounding, step
-from llmc_jax.training.parallel import collectives, gradient, matrices, placement
+from llmc_jax.training.parallel import collectives, gradient, matrices, placement, weights
 from llmc_jax.training.parallel.collectives import device_number
 from llmc_jax.training.parallel.stage import AXIS, Parallel
 
@@ -27,7 +27,7 @@ def made(name: str) -> Iterator[None]:
 
 def everywhere(patch: Patch, name: str, wrong: Any) -> None:
     """Replace a collective where it is defined and where it is used."""
-    for module in (collectives, gradient):
+    for module in (collectives, gradient, weights):
         if hasattr(module, name):
             patch.setattr(module, name, wrong)
 
@@ -53,15 +53,16 @@ def gather(patch: Patch) -> None:
 
 
 def gather_of_weights(patch: Patch) -> None:
-    """Every device keeps its own new rows alone, and those of the others as they were."""
-    right = step.gathered
+    """Every device computes with its own rows alone, and zeros for those of the others."""
+    right = gradient.gathered
 
-    def wrong(part: Any, before: Any, config: Any, parallel: Parallel) -> jax.Array:
-        new = right(part, before, config, parallel)
-        own = jnp.arange(new.size) % parallel.devices == device_number()
-        return jnp.where(own, new, before)
+    def wrong(part: Any, config: Any, devices: int) -> list[jax.Array]:
+        return [
+            jnp.where((jnp.arange(len(rows)) * devices // len(rows) == device_number())[:, None], rows, 0)
+            for rows in right(part, config, devices)
+        ]
 
-    patch.setattr(step, "gathered", wrong)
+    patch.setattr(gradient, "gathered", wrong)
 
 
 def exchange(patch: Patch) -> None:

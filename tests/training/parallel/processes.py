@@ -131,7 +131,7 @@ def own_run(case: Case, rank: int, size: int, file: Path, validates: bool) -> To
     tokens = skewed_tokens(1, place.model.vocab_size, (case.devices, B, T + 1))[list(place.own_devices)]
     validated: Any = []
     if validates:
-        batch = state.weights, place.rows(tokens[..., :-1]), place.rows(tokens[..., 1:])
+        batch = place.weights(state), place.rows(tokens[..., :-1]), place.rows(tokens[..., 1:])
         with place.context():
             validated = np.asarray(compiling.call(evaluate_losses, batch, (place.model, PLAIN), tuple(QUICK.items())))
     numbers = [k for k in range(BLOCKS) if k * size // BLOCKS == rank]
