@@ -9,7 +9,7 @@ python := .venv/bin/python
 quick := --quick# empty: all examples of each property
 tests := JAX_PLATFORMS=cpu PYTHONDONTWRITEBYTECODE=# hundreds of programs start, each with all modules compiled before
 aot_jax := 0.12.0.1 0.11.2# whose compilers tests/aot/table.json knows
-aot_of_all := $(addprefix tests/aot/test_,aot.py compile_for.py graphs.py step_table.py)# the rest with the first alone
+aot_of_all := $(addprefix tests/aot/test_,aot.py compile_for.py generate.py graphs.py step_table.py)# the rest with the first alone
 
 unexport PYTHONPATH PYTHONHOME # what runs is .venv alone
 export PIP_USER := 0

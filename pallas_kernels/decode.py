@@ -32,12 +32,11 @@ from pallas_kernels import gelu as gelu_of
 from pallas_kernels import mosaic
 from pallas_kernels.layernorm import EPS
 from pallas_kernels.mosaic import LANES, LOG2E, THREADS, WARPS, along, f32, load, store, widest
-from pallas_kernels.tuning import HEAD_SIZES, sizes
+from pallas_kernels.tuning import DECODED_CHANNELS, HEAD_SIZES, sizes
 
 TEXTS = 16  # at most
 DTYPES = mosaic.bf16, jnp.float16, f32
 REGISTERS = 10_000  # bytes of texts, fewer than four, that stay in each warp's registers
-LONGEST = 1600  # channels: with more, registers would spill
 LOWEST = -1e30  # a running maximum before the first score; a score that is not seen is half as high again
 TILES = 4  # of four rows of weights, in a block
 HELD = 100  # of its weights that a thread has in registers at a time, in float32 half as many
@@ -127,10 +126,10 @@ def _multiplied(
     (B, C), size = x.shape, sizes(target)
     if not 0 < B <= TEXTS:
         raise ValueError(f"{B} texts: these kernels take 1 to {TEXTS}; XLA's products take more")
-    if C % LANES or C > LONGEST or p.outputs % (WARPS * TILES) or rows.shape[1:] != (C,):
+    if C not in DECODED_CHANNELS or p.outputs % (WARPS * TILES) or rows.shape[1:] != (C,):
         raise ValueError(
             f"x {x.shape}, rows {rows.shape}, {p.outputs} outputs: C must be both last axes, a multiple of {LANES} up "
-            f"to {LONGEST}, outputs a multiple of {WARPS * TILES}"
+            f"to {DECODED_CHANNELS[-1]}, outputs a multiple of {WARPS * TILES}"
         )
     if {rows.dtype, x.dtype if a is None else a.dtype} != {x.dtype} or x.dtype not in DTYPES:
         raise ValueError(f"x is {x.dtype} and the model {rows.dtype}: all must have one dtype, bf16, fp16 or fp32")

@@ -70,6 +70,7 @@ class AttentionSizes(NamedTuple):
 
 
 HEAD_SIZES = range(16, 129, 16)  # channels of a head, padded
+DECODED_CHANNELS = range(32, 1601, 32)  # C of a model that decode.py knows: with more, registers would spill
 VERSIONS = ("mma", "wgmma")
 
 

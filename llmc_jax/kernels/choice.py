@@ -18,7 +18,7 @@ from llmc_jax.ops import attention, gelu
 from llmc_jax.ops.table import Function, Operations
 from llmc_jax.training.optimizer import Optimizer
 from llmc_jax.training.rules import named
-from pallas_kernels.tuning import HEAD_SIZES
+from pallas_kernels.tuning import DECODED_CHANNELS, HEAD_SIZES
 
 
 class Measured(NamedTuple):
@@ -487,9 +487,9 @@ def decoding_refusal(shape: ModelShape) -> str:
         return f"they compute GPT-2, not the family {shape.family}"
     if shape.attention != CAUSAL:
         return f"they compute causal softmax attention, not {shape.attention.words}"
-    if shape.channels % 32 or shape.head_size not in HEAD_SIZES:
+    if shape.channels not in DECODED_CHANNELS or shape.head_size not in HEAD_SIZES:
         found = f"C={shape.channels}, heads of {shape.head_size}"
-        return f"they take C in steps of 32 and heads in steps of 16 up to 128, not {found}"
+        return f"they take C in steps of 32 up to 1600 and heads in steps of 16 up to 128, not {found}"
     if shape.hidden != 4 * shape.channels or shape.padded_vocab_size % 16:
         return f"they take F=4C and Vp in steps of 16, not F={shape.hidden}, Vp={shape.padded_vocab_size}"
     return ""

@@ -103,7 +103,14 @@ def test_kernels_that_are_wrong_are_not_used(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(
-    "shape", ["L2-NH2-C48-V61-T8", "L2-NH1-C256-V61-T8", "L2-NH2-KV1-C64-V61-T8", "L2-NH2-C32-F64-V61-T8"]
+    "shape",
+    [
+        "L2-NH2-C48-V61-T8",
+        "L2-NH13-C1664-V61-T8",
+        "L2-NH1-C256-V61-T8",
+        "L2-NH2-KV1-C64-V61-T8",
+        "L2-NH2-C32-F64-V61-T8",
+    ],
 )
 def test_models_that_the_kernels_do_not_know_are_refused(shape: str) -> None:
     assert decoding_refusal(parse_descriptor(shape))  # type: ignore[arg-type]
