@@ -18,7 +18,7 @@ attention's weights, which stay in float32.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial, reduce
 from operator import add
 from typing import Any, NamedTuple
@@ -167,124 +167,180 @@ def _parts(x: Any) -> list[mosaic.Part]:
     return mosaic.row_parts(x.shape[1], 1, widest(x.dtype))
 
 
-def _product(
-    x_ref: Any, a_ref: Any, rows_ref: Any, layer_ref: Any, out_ref: Any, *scratch: Any, p: Product, interpret: bool
-) -> None:
-    """Multiply a block's rows of weights with all texts."""
-    (B, C), dtype, parts = x_ref.shape, x_ref.dtype, _parts(x_ref)
-    *kept, barrier = scratch
-    of_rows = (parts[0].layout if p.wide == 1 else mosaic.FOURS).reduce(1)  # of four numbers, each a warp's
-    begin = lax.axis_index("block") * (WARPS * p.tiles)  # of the rows of weights
-    places = [lax.div(begin, p.wide) + WARPS * i for i in range(p.tiles // p.wide)]  # of four outputs each
+class Block(NamedTuple):
+    """A block of threads: its Refs, and the rows of weights that it multiplies with all texts."""
 
-    def row(ref: Any, b: Any) -> list[jax.Array]:
+    p: Product
+    x: Any  # (B, C), the stream
+    a: Any  # (B wide, C), of linear_residual
+    rows: Any
+    out: Any
+    kept: Sequence[Any]  # SMEM: normalised texts by part, or what the four warps have summed of each wide row
+    barrier: Any
+    begin: Any  # the first of its rows of weights
+    places: Sequence[Any]  # the first of each four of its outputs
+    interpret: bool
+
+    @property
+    def texts(self) -> int:
+        return int(self.x.shape[0])
+
+    @property
+    def parts(self) -> list[mosaic.Part]:
+        return _parts(self.x)
+
+    @property
+    def of_four(self) -> Any:
+        """Return the layout of four numbers, each a warp's."""
+        return (self.parts[0].layout if self.p.wide == 1 else mosaic.FOURS).reduce(1)
+
+    def row(self, ref: Any, number: Any) -> list[jax.Array]:
         """Read a row for all four warps."""
-        return [load(ref.at[b, part.columns], part.layout.reduce(0)) for part in parts]
+        return [load(ref.at[number, part.columns], part.layout.reduce(0)) for part in self.parts]
 
-    def four(ref: Any, start: Any) -> list[jax.Array]:
+    def four(self, ref: Any, start: Any) -> list[jax.Array]:
         """Read a row for each warp."""
-        return [load(ref.at[pl.ds(start, WARPS), part.columns], part.layout) for part in parts]
+        return [load(ref.at[pl.ds(start, WARPS), part.columns], part.layout) for part in self.parts]
 
-    def in_float32(values: list[jax.Array]) -> list[jax.Array]:
-        """Return what was read of four rows, or of one for all warps, as (4, part) of each part."""
-        wide = [each.astype(f32) for each in values]
-        return [each if each.ndim == 2 else jnp.broadcast_to(each, (WARPS, each.size)) for each in wide]
-
-    def normalised(x: list[jax.Array]) -> list[jax.Array]:
-        """Return the layernorm of four rows, each in one warp, in their dtype."""
-        x, w, b = map(in_float32, (x, *norm))
-        mean = reduce(add, [values.sum(1) for values in x]) / C  # (4,)
-        centred = [values - along(mean, values, 0) for values in x]
-        rstd = lax.rsqrt(reduce(add, [(values * values).sum(1) for values in centred]) / C + EPS)
-        return [
-            (values * along(rstd, values, 0) * w + b).astype(dtype) for values, w, b in zip(centred, w, b, strict=True)
-        ]
-
-    def factor(b: Any) -> list[jax.Array]:
+    def factor(self, text: Any) -> list[jax.Array]:
         """Read what a text's weights are multiplied with, of linear_residual."""
-        return row(a_ref, b) if p.wide == 1 else four(a_ref, b * WARPS)
+        return self.row(self.a, text) if self.p.wide == 1 else self.four(self.a, text * WARPS)
 
-    def stream(b: Any) -> list[jax.Array]:
+    def stream(self, text: Any) -> list[jax.Array]:
         """Read the numbers of a text to which the results are added, if there are such."""
-        return [] if p.norm else [load(x_ref.at[b, pl.ds(at, WARPS)], of_rows, f32) for at in places]
+        return [] if self.p.norm else [load(self.x.at[text, pl.ds(at, WARPS)], self.of_four, f32) for at in self.places]
 
+
+def _product(x: Any, a: Any, rows: Any, layer_ref: Any, out: Any, *scratch: Any, p: Product, interpret: bool) -> None:
+    """Multiply a block's rows of weights with all texts."""
+    *kept, barrier = scratch
+    begin = lax.axis_index("block") * (WARPS * p.tiles)
+    places = [lax.div(begin, p.wide) + WARPS * i for i in range(p.tiles // p.wide)]
+    block = Block(p, x, a, rows, out, kept, barrier, begin, places, interpret)
     # Whatever does not wait for something else is asked for first; no load can be put off behind the meeting.
-    tiles, together = -(-B // WARPS), 0
-    if B < WARPS:
-        asked = [row(x_ref, b) if p.norm else factor(b) for b in range(B)]
-    elif p.norm:  # the last tile begins early enough to end with the last row; some rows are normalised twice then
-        together = max(n for n in (1, 2, 4) if tiles % n == 0 and (n == 1 or n * C // LANES <= ROWS_HELD))
-        asked = [four(x_ref, min(i * WARPS, B - WARPS)) for i in range(together)]
-    added = [stream(b) for b in range(B if B < WARPS else 0)]
+    asked = _asked(block)
+    added = [block.stream(text) for text in range(block.texts if block.texts < WARPS else 0)]
     layer = layer_ref[0]
-    first = p.weight.first + layer * p.weight.of_layer + begin
-    weights = [four(rows_ref, first + WARPS * i) for i in range(p.held)]
-    norm = [row(rows_ref, tensor.first + layer * tensor.of_layer) for tensor in p.norm or ()]
-    biases: list[jax.Array] = []
-    if p.bias:
-        start = p.bias.first + layer * p.bias.of_layer
-        biases = [
-            load(rows_ref.at[start + lax.div(at, C), pl.ds(lax.rem(at, C), WARPS)], of_rows, f32) for at in places
-        ]
+    first = p.weight.first + layer * p.weight.of_layer + block.begin
+    weights = [block.four(rows, first + WARPS * i) for i in range(p.held)]
+    norm = [block.row(rows, tensor.first + layer * tensor.of_layer) for tensor in p.norm or ()]
+    biases = _biases(block, layer)
     mosaic.meet(barrier)
-
-    if B < WARPS:
-        held = [normalised(x) if p.norm else x for x in asked]
-    elif p.norm:
-        for i in range(0, tiles, together):
-            starts = [min((i + k) * WARPS, B - WARPS) for k in range(together)]
-            for start, x in zip(starts, asked if i == 0 else [four(x_ref, start) for start in starts], strict=True):
-                ready = normalised(x)
-                if start % WARPS:
-                    mosaic.meet(barrier)  # some of these rows have been written by other warps
-                for ref, values in zip(kept, ready, strict=True):
-                    store(ref.at[pl.ds(start, WARPS)], values)
-        mosaic.meet(barrier)
-
-    def given(b: Any) -> list[jax.Array]:
-        """Return what a text's weights are multiplied with."""
-        if B < WARPS:
-            return held[b]
-        if p.norm is None:
-            return factor(b)
-        return [load(ref.at[b], part.layout.reduce(0)) for ref, part in zip(kept, parts, strict=True)]
-
-    def finish(b: Any, i: int, sums: jax.Array, old: list[jax.Array]) -> None:
-        """Store four results of a text, rounded as XLA's operations round."""
-        y = sums.astype(dtype).astype(f32)
-        if biases:
-            y = (y + biases[i]).astype(dtype).astype(f32)
-        if p.gelu:
-            y = gelu_of.forward(y, exact=dtype == f32).astype(dtype).astype(f32)
-        if old:
-            y = (old[i] + y).astype(dtype)
-        store(out_ref.at[b, pl.ds(places[i], WARPS)], y.astype(out_ref.dtype))
-
+    given = _given(block, asked, norm)
     for start in range(0, p.tiles, p.held):
         if start:
-            weights = [four(rows_ref, first + WARPS * (start + i)) for i in range(p.held)]
-        wide = [
-            [mosaic.widened(w, part.layout, interpret) for w, part in zip(ws, parts, strict=True)] for ws in weights
-        ]
-
-        def multiply(texts: list[Any], wide: list[list[jax.Array]] = wide, start: int = start) -> None:
-            rows = [given(b) for b in texts]
-            olds = [added[b] if B < WARPS else stream(b) if p.wide == 1 else [] for b in texts]
-            for b, x, old in zip(texts, rows, olds, strict=True):
-                x = in_float32(x)
-                for i, ws in enumerate(wide, start):
-                    sums = reduce(add, [(w * part).sum(1) for w, part in zip(ws, x, strict=True)])  # (4,)
-                    if p.wide == 1:
-                        finish(b, i, sums, old)
-                    else:
-                        store(kept[0].at[b, i], sums)
-
-        _each(B, 2 if p.norm else 4, multiply)
+            weights = [block.four(rows, first + WARPS * (start + i)) for i in range(p.held)]
+        _multiply(block, start, weights, given, biases, added)
     if p.wide > 1:  # the four warps' sums are of one row each
         mosaic.meet(barrier)
-        added = added or [stream(b) for b in range(B)]
-        for b in range(B):
-            finish(b, 0, load(kept[0].at[b], mosaic.FOURS).sum(1), added[b])
+        added = added or [block.stream(text) for text in range(block.texts)]
+        for text in range(block.texts):
+            _finish(block, text, 0, load(kept[0].at[text], mosaic.FOURS).sum(1), biases, added[text])
+
+
+def _together(block: Block) -> int:
+    """Return how many tiles of four texts a warp asks for at a time."""
+    tiles = pl.cdiv(block.texts, WARPS)
+    return max(n for n in (1, 2, 4) if tiles % n == 0 and (n == 1 or n * block.x.shape[1] // LANES <= ROWS_HELD))
+
+
+def _tile(block: Block, number: int) -> int:
+    """Return the first text of a tile of four. The last ends with the last text, so it may share some with another."""
+    return min(number * WARPS, block.texts - WARPS)
+
+
+def _asked(block: Block) -> list[list[jax.Array]]:
+    """Read what is prepared first: up to three texts, or a layernorm's first tiles of four."""
+    if block.texts < WARPS:
+        return [block.row(block.x, text) if block.p.norm else block.factor(text) for text in range(block.texts)]
+    tiles = range(_together(block) if block.p.norm else 0)
+    return [block.four(block.x, _tile(block, number)) for number in tiles]
+
+
+def _biases(block: Block, layer: Any) -> list[jax.Array]:
+    """Read the bias of each four outputs; nothing where there is none."""
+    if (bias := block.p.bias) is None:
+        return []
+    start, C = bias.first + layer * bias.of_layer, block.x.shape[1]
+    four = [(start + lax.div(at, C), pl.ds(lax.rem(at, C), WARPS)) for at in block.places]
+    return [load(block.rows.at[place], block.of_four, f32) for place in four]
+
+
+def _given(block: Block, asked: list[list[jax.Array]], norm: list[list[jax.Array]]) -> Callable[[Any], list[jax.Array]]:
+    """Prepare the texts, and return what reads the row of a text that its weights are multiplied with."""
+    dtype = block.x.dtype
+    if block.texts < WARPS:
+        held = [_normalised(x, norm, dtype) if norm else x for x in asked]
+        return lambda text: held[text]
+    if not norm:
+        return block.factor
+    tiles, together = pl.cdiv(block.texts, WARPS), _together(block)
+    for number in range(0, tiles, together):
+        starts = [_tile(block, number + i) for i in range(together)]
+        loaded = asked if number == 0 else [block.four(block.x, start) for start in starts]
+        for start, x in zip(starts, loaded, strict=True):
+            ready = _normalised(x, norm, dtype)
+            if start % WARPS:
+                mosaic.meet(block.barrier)  # some of these rows have been written by other warps
+            for ref, values in zip(block.kept, ready, strict=True):
+                store(ref.at[pl.ds(start, WARPS)], values)
+    mosaic.meet(block.barrier)
+    parts = block.parts
+    return lambda text: [load(r.at[text], part.layout.reduce(0)) for r, part in zip(block.kept, parts, strict=True)]
+
+
+def _normalised(x: list[jax.Array], norm: list[list[jax.Array]], dtype: Any) -> list[jax.Array]:
+    """Return the layernorm of four rows, each in one warp, in their dtype."""
+    x, w, b = map(_in_float32, (x, *norm))
+    C = sum(values.shape[1] for values in x)
+    mean = reduce(add, [values.sum(1) for values in x]) / C  # (4,)
+    centred = [values - along(mean, values, 0) for values in x]
+    rstd = lax.rsqrt(reduce(add, [(values * values).sum(1) for values in centred]) / C + EPS)
+    return [(values * along(rstd, values, 0) * w + b).astype(dtype) for values, w, b in zip(centred, w, b, strict=True)]
+
+
+def _in_float32(values: list[jax.Array]) -> list[jax.Array]:
+    """Return what was read of four rows, or of one for all warps, as (4, part) of each part."""
+    wide = [each.astype(f32) for each in values]
+    return [each if each.ndim == 2 else jnp.broadcast_to(each, (WARPS, each.size)) for each in wide]
+
+
+def _multiply(
+    block: Block, start: int, weights: list[list[jax.Array]], given: Callable[[Any], list[jax.Array]],
+    biases: list[jax.Array], added: list[list[jax.Array]],
+) -> None:  # fmt: skip
+    """Multiply some tiles of weights, from number `start` on, with all texts."""
+    parts, wide = block.parts, block.p.wide
+    factors = [
+        [mosaic.widened(w, part.layout, block.interpret) for w, part in zip(ws, parts, strict=True)] for ws in weights
+    ]
+
+    def multiply(texts: list[Any]) -> None:
+        rows = [given(text) for text in texts]
+        olds = [added[text] if added else block.stream(text) if wide == 1 else [] for text in texts]
+        for text, row, old in zip(texts, rows, olds, strict=True):
+            x = _in_float32(row)
+            for i, ws in enumerate(factors, start):
+                sums = reduce(add, [(w * part).sum(1) for w, part in zip(ws, x, strict=True)])  # (4,)
+                if wide == 1:
+                    _finish(block, text, i, sums, biases, old)
+                else:
+                    store(block.kept[0].at[text, i], sums)
+
+    _each(block.texts, 2 if block.p.norm else 4, multiply)
+
+
+def _finish(block: Block, text: Any, i: int, sums: jax.Array, biases: list[jax.Array], old: list[jax.Array]) -> None:
+    """Store four results of a text, rounded as XLA's operations round."""
+    dtype = block.x.dtype
+    y = sums.astype(dtype).astype(f32)
+    if biases:
+        y = (y + biases[i]).astype(dtype).astype(f32)
+    if block.p.gelu:
+        y = gelu_of.forward(y, exact=dtype == f32).astype(dtype).astype(f32)
+    if old:
+        y = (old[i] + y).astype(dtype)
+    store(block.out.at[text, pl.ds(block.places[i], WARPS)], y.astype(block.out.dtype))
 
 
 def _each(count: int, together: int, do: Callable[[list[Any]], None]) -> None:

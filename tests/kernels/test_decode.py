@@ -14,6 +14,8 @@ from llmc_jax.base.errors import InputError
 from llmc_jax.config.model import parse_descriptor
 from llmc_jax.generate import checked
 from llmc_jax.generate.engine import Drawn, Request, generate
+from llmc_jax.generate.heads import attention_weights
+from llmc_jax.generate.look import look
 from llmc_jax.generate.model import Model, open_model
 from llmc_jax.generate.sampling import Sampling
 from llmc_jax.kernels import decode
@@ -83,6 +85,14 @@ def test_a_greedy_text_past_the_last_position_is_xlas() -> None:
     ]
     assert [each[:2] for each in texts[0]] == [each[:2] for each in texts[1]]
     np.testing.assert_allclose([each[2] for each in texts[0]], [each[2] for each in texts[1]], atol=1e-5)
+
+
+def test_other_questions_take_the_one_array_too() -> None:
+    plain, packed = models()
+    ids = [3, 1, 4, 1, 5]
+    for expected, found in zip(look(plain, ids, 2), look(packed, ids, 2), strict=True):
+        assert (found.token, found.logprob) == (expected.token, pytest.approx(expected.logprob, abs=1e-5))
+    np.testing.assert_allclose(attention_weights(packed, ids, 1), attention_weights(plain, ids, 1), atol=1e-6)
 
 
 def test_kernels_that_are_wrong_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
