@@ -65,6 +65,7 @@ class AttentionSizes(NamedTuple):
     warpgroups: int = 1  # of a block, each with 64 rows
     copied_apart: tuple[str, ...] = ()  # kernels in which one warpgroup more does nothing but start copies
     held: bool = False  # keys and values of dkv's own rows stay in registers
+    lasting: int = 1  # of the blocks that have such a warpgroup, at most so many: a multiprocessor's each
 
 
 HEAD_SIZES = range(16, 129, 16)  # channels of a head, padded
@@ -82,7 +83,7 @@ def attention_sizes(target: str | Tuned, head_size: int, version: str | None) ->
     wgmma exists on Hopper (sm_90) alone, later GPUs have dropped the instruction. Raises ValueError for what no kernel
     serves.
     """
-    sizes(target)
+    lasting = sizes(target).sms
     target = architecture_of(target)
     if version is None:
         version = "wgmma" if target == "sm_90" else "mma"
@@ -100,7 +101,7 @@ def attention_sizes(target: str | Tuned, head_size: int, version: str | None) ->
         # One that only copies saves the others instructions, where an SM holds one block with it or without.
         apart = ("dkv",) + ("dq",) * (head_size > 64) + ("forward",) * (head_size > 80)
         columns = {"forward": 64, "dq": 64, "dkv": 64}
-        return AttentionSizes(version, columns, 4, 2, apart, held=head_size <= 64)
+        return AttentionSizes(version, columns, 4, 2, apart, held=head_size <= 64, lasting=lasting)
     # mma has its operands in registers: beside sums of more than 80 columns, tiles of 64 do not fit.
     backward = 32 if head_size > 80 else 64
     return AttentionSizes(version, {"forward": 64, "dq": backward, "dkv": backward})
