@@ -127,8 +127,8 @@ def path(code: list[Instruction], labels: dict[str, int], starts_copies: bool) -
     begin, end = min(around, key=lambda loop: loop[1] - loop[0])
     outer = [loop for loop in around if loop[0] < begin and loop[1] > end]
 
-    def walk(n: int, stop: int) -> list[Instruction]:
-        ran = []
+    def walk(n: int, stop: int, starts_copies: bool = starts_copies) -> list[Instruction]:
+        ran = list[Instruction]()
         while n != stop:
             ran.append(code[n])
             if code[n].kind == "EXIT":
@@ -136,12 +136,19 @@ def path(code: list[Instruction], labels: dict[str, int], starts_copies: bool) -
             to = labels.get(code[n].label, 0) if code[n].kind == "BRA" else 0
             copies, waits = has(n + 1, to, "UTMALDG"), any(n < a and b < to for a, b in loops)
             jumps = to > n and to <= (begin if n < begin else len(code)) and not has(n + 1, to, "EXIT", "HGMMA")
+            if outer:  # copies of the first part come before a wait, of the next one after it
+                starts_copies = any("PHASECHK" in each.text for each in ran)
             taken = not code[n].text.startswith("@") or (jumps and (waits or (copies and not starts_copies)))
             n = to if to and taken else n + 1
         return ran
 
     first = outer[0][0] if outer else 0
-    head = [each._replace(first="PHASECHK" in each.text) for each in walk(first, begin)]
+    head, waits = walk(first, begin), 0
+    for n, each in enumerate(head):
+        waits += "PHASECHK" in each.text
+        head[n] = each._replace(
+            first="PHASECHK" in each.text and (waits == 1 or not outer)
+        )  # others were started early
     return Paths(walk(0, first), head, walk(begin, end + 1), walk(end + 1, outer[0][1] + 1 if outer else -1))
 
 

@@ -73,14 +73,13 @@ class Problem(NamedTuple):
         """Return into how many parts the work falls: sequences, heads, and rows of a block."""
         return self.B, self.NH, self.T // (self.sizes.warpgroups * ROWS)
 
-    @property
-    def lasting_blocks(self) -> int:
-        """Return how many blocks of threads share the parts where each goes from one to the next.
+    def lasting_blocks(self, kernel: str) -> int:
+        """Return how many blocks of threads share the parts in a kernel where each goes from one to the next.
 
         One for each multiprocessor, or a few less: with no factor in common with a head's parts, which differ in
         length, a block gets each of them in turn.
         """
-        most = min(self.sizes.lasting, math.prod(self.parts))
+        most = min(self.sizes.lasting[kernel], math.prod(self.parts))
         return next(blocks for blocks in range(most, 0, -1) if math.gcd(blocks, self.parts[2]) == 1)
 
     @property
@@ -255,31 +254,34 @@ ABSENT = {"forward": (2,), "dq": (2, 3, 6, 7), "dkv": (2, 5)}  # refs of ReLU at
 def _kernel(body: Any, name: str, p: Problem, out_type: Any) -> Any:
     """Return a kernel with one block of threads for each 64 rows of every warpgroup, each head and sequence.
 
-    Where a warpgroup only copies there are as many blocks as multiprocessors, and each has many such parts of the work.
+    Blocks that last are as many as multiprocessors, and each has many such parts of the work.
     """
     columns, stages, warpgroups = p.sizes.columns[name], p.sizes.stages, p.sizes.warpgroups
-    apart = name in p.sizes.copied_apart
+    lasting = name in p.sizes.lasting
     own = 1 if name == "forward" else 2  # tiles of a block's own rows: q, or q and dout, or k and v
     values = name == "dkv" and not p.relu  # of rows, which are walked over as well
+    held = name == "dkv" and p.sizes.held
     dtype = p.products.dtype
     return mosaic.kernel(
         mosaic.without(partial(body, p), ABSENT[name] if p.relu else ()),
         name=f"{'relu_' if p.relu else ''}attention_{name}_{p.sizes.version}",
         out_type=out_type,
         # The last is the fastest. Blocks of one head run at about the same time, so that L2 holds what they all read.
-        grid=(p.lasting_blocks,) if apart else p.parts,
-        grid_names=("block",) if apart else ("sequence", "head", "tile"),
+        grid=(p.lasting_blocks(name),) if lasting else p.parts,
+        grid_names=("block",) if lasting else ("sequence", "head", "tile"),
         scratch=[
             *([mosaic.shared((stages, 2, ROWS))] if values else []),
             *([mosaic.shared((warpgroups, ROWS))] if name == "dq" and not p.relu else []),
-            *[mosaic.tile_spec((warpgroups, ROWS, p.HS), dtype)] * own,
+            # Where keys and values are in registers, the next ones arrive meanwhile: a tile more for dk and dv.
+            mosaic.tile_spec((warpgroups * (2 if held else 1), ROWS, p.HS), dtype),
+            *[mosaic.tile_spec((warpgroups, ROWS, p.HS), dtype)] * (own - 1),
             *[mosaic.tile_spec((stages, columns, p.HS), dtype)] * 2,  # the two that are walked over
             *p.copies.barriers((warpgroups, own), (stages, 2 + values)),
             *(p.copies.barriers((stages, warpgroups)) if warpgroups > 1 else []),
         ],
         approx_math=True,
         sums_cross_warps=False,
-        warpgroups=warpgroups + apart,
+        warpgroups=warpgroups + (name in p.sizes.copied_apart),
         interpret=p.interpret,
     )
 
@@ -289,6 +291,14 @@ def _kernel(body: Any, name: str, p: Problem, out_type: Any) -> Any:
 # Kinds of barriers: the tiles that a warpgroup owns are there; a tile that the block walks over is there; all
 # warpgroups are done with a slot.
 OWN, WALKED, RELEASED = 0, 1, 2
+
+
+class Part(NamedTuple):
+    """A part of the work: which sequence, which head and which of its parts. Traced."""
+
+    sequence: Any
+    head: Any
+    tile: Any
 
 
 class Head(NamedTuple):
@@ -306,14 +316,6 @@ class Head(NamedTuple):
     def row(self, t: Any) -> Any:
         """Return a Ref (HS,) of one row."""
         return self.x.at[self.b, t, pl.ds(self.column, self.HS)]
-
-
-class Part(NamedTuple):
-    """A part of the work: which sequence, which head and which of its parts. Traced."""
-
-    sequence: Any
-    head: Any
-    tile: Any
 
 
 class RowValues(NamedTuple):
@@ -352,6 +354,7 @@ class Walk(NamedTuple):
     p: Problem
     apart: bool  # a warpgroup of its own starts the copies, and does nothing else
     before: Any = 0  # how many tiles this block has walked over before, in other parts
+    following: Part | None = None  # the block's next part, or one that lies beyond the last sequence
 
     @property
     def ahead(self) -> int:
@@ -387,8 +390,9 @@ class Walk(NamedTuple):
     def arrive(self, tile: Any) -> list[Any]:
         """Return what belongs to a tile, when it is there; this warpgroup is done with the tile before."""
         if self.p.sizes.warpgroups > 1:
-            # if the slot is used again, which another part may do
-            @pl.when((tile > self.begin) & (self.apart | (tile - 1 + self.p.sizes.stages < self.end)))
+            again = self.following is not None or tile - 1 + self.p.sizes.stages < self.end  # if the slot is used again
+
+            @pl.when((tile > self.begin) & again)
             def _() -> None:
                 self.release(tile - 1)
 
@@ -420,19 +424,23 @@ def _warpgroup(p: Problem) -> Any:
 def _each_part(p: Problem, name: str, walk_of: Callable[[Part], Walk], work: Callable[[Part, Walk], None]) -> None:
     """Run a block's work: one part, or one after another where it lasts.
 
-    There a warpgroup that only copies goes over all walks meanwhile, and leaves registers to the others.
+    A warpgroup that only copies goes over all walks meanwhile, and leaves registers to the others.
     """
-    if name not in p.sizes.copied_apart:
-        part = Part(*map(lax.axis_index, ("sequence", "head", "tile")))
-        work(part, walk_of(part))
-        return
-    blocks, first, tiles = p.lasting_blocks, lax.axis_index("block"), p.parts[2]
 
     def each(do: Callable[[Part, Walk], None]) -> None:
-        def step(number: Any, before: Any) -> Any:
-            number = first + number * blocks
-            part = Part(number // (tiles * p.NH), number // tiles % p.NH, number % tiles)
-            walk = walk_of(part)._replace(before=before)
+        if name not in p.sizes.lasting:
+            part = Part(*map(lax.axis_index, ("sequence", "head", "tile")))
+            do(part, walk_of(part))
+            return
+        blocks, first, tiles = p.lasting_blocks(name), lax.axis_index("block"), p.parts[2]
+
+        def part_of(number: Any) -> Part:
+            return Part(number // (tiles * p.NH), number // tiles % p.NH, number % tiles)
+
+        def step(turn: Any, before: Any) -> Any:
+            number = first + turn * blocks
+            part = part_of(number)
+            walk = walk_of(part)._replace(before=before, following=part_of(number + blocks))
             do(part, walk)
             return before + walk.end - walk.begin
 
@@ -440,8 +448,13 @@ def _each_part(p: Problem, name: str, walk_of: Callable[[Part], Walk], work: Cal
 
     def compute(part: Part, walk: Walk) -> None:
         work(part, walk)
-        walk.release(walk.end - 1)
-        mosaic.finish_reading()  # of a warpgroup's own tiles, which are overwritten
+        if walk.following is not None:
+            walk.release(walk.end - 1)
+            mosaic.finish_reading()  # of a warpgroup's own tiles, which are overwritten
+
+    if name not in p.sizes.copied_apart:
+        each(compute)
+        return
 
     def copy(_: Part, walk: Walk) -> None:
         lax.fori_loop(walk.begin, walk.end, lambda tile, _: walk.fetch(tile), None)
@@ -590,15 +603,27 @@ def _dkv_kernel(
         return Walk(begin, p.T // columns, sources, rings, columns, barriers, p, "dkv" in p.sizes.copied_apart)
 
     def work(part: Part, walk: Walk) -> None:
-        _, k_g, v_g = _heads(p, part, qkv, 3)
+        def fetch_own(part: Part) -> None:
+            for x, tile_s in zip(_heads(p, part, qkv, 3)[1:], (own_k_s, own_v_s), strict=True):
+                p.copies.start(x.rows(part.tile * warpgroups + w, ROWS), tile_s, barriers, OWN, w)
+
         j = part.tile * warpgroups + w
         begin, full, end = j * tiles, (j + 1) * tiles, walk.end
         own_k_s, own_v_s = k_s.at[w], v_s.at[w]
-        p.copies.start(k_g.rows(j, ROWS), own_k_s, barriers, OWN, w)
-        p.copies.start(v_g.rows(j, ROWS), own_v_s, barriers, OWN, w)
+        if p.sizes.held:
+            pl.when(walk.before == 0)(lambda: fetch_own(part))
+        else:
+            fetch_own(part)
         walk.start()
         p.copies.wait(barriers, OWN, w)
-        k, v = (mosaic.load_tile(tile, dot.layout) if p.sizes.held else tile for tile in (own_k_s, own_v_s))
+        k, v, dk_s, dv_s = own_k_s, own_v_s, own_k_s, own_v_s
+        if p.sizes.held:
+            k, v = (mosaic.load_tile(tile, dot.layout) for tile in (k, v))
+            dk_s = dv_s = k_s.at[warpgroups + w]
+            mosaic.finish_reading()
+            following = walk.following
+            assert following is not None  # a table holds them where blocks last
+            pl.when(following.sequence < p.B)(lambda: fetch_own(following))
 
         def step(masked: bool, i: Any, sums: list[jax.Array]) -> list[jax.Array]:
             """Do one tile, everything transposed: row u of a tile is a key, column t a query.
@@ -625,8 +650,8 @@ def _dkv_kernel(
         sums = _loop(begin, full, tiles, partial(step, True), sums)
         dk, dv = lax.fori_loop(full, end, partial(step, False), sums)
         (_, *gradients), (_, *sums_heads) = _heads(p, part, dqkv, 3), _heads(p, part, sums_g, 3)
-        _store_gradient(p, dk * p.scale_at_end, own_k_s, gradients[0], sums_heads[0], j)
-        _store_gradient(p, dv, own_v_s, gradients[1], sums_heads[1], j)
+        _store_gradient(p, dk * p.scale_at_end, dk_s, gradients[0], sums_heads[0], j)
+        _store_gradient(p, dv, dv_s, gradients[1], sums_heads[1], j)
 
     _each_part(p, "dkv", walk_of, work)
 

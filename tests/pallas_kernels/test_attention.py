@@ -232,7 +232,7 @@ def test_blocks_of_a_kernel_that_lasts(parts: int, sms: int, blocks: int) -> Non
     sizes = tuning.attention_sizes(tuning.Tuned("sm_90", (("sms", sms),)), 64, None)
     qkv = jax.ShapeDtypeStruct((16, parts * 128, 4 * 3 * 64), jnp.bfloat16)
     problem = attention._problem(qkv, 4, False, "sm_90", None, False)._replace(sizes=sizes)
-    assert problem.lasting_blocks == blocks and math.gcd(blocks, parts) == 1
+    assert problem.lasting_blocks("dkv") == blocks and math.gcd(blocks, parts) == 1
 
 
 def contiguous(source: Any) -> bool:
