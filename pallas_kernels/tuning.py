@@ -105,8 +105,8 @@ def attention_sizes(target: str | Tuned, head_size: int, version: str | None) ->
         # One that only copies saves the others instructions, where an SM holds one block with it or without.
         apart = ("dkv",) + ("dq",) * (head_size > 64) + ("forward",) * (head_size > 80)
         columns = {"forward": 64, "dq": 64, "dkv": 64}
-        # Beside sums of 2 x 128 columns, what lasts from part to part would not fit into dkv's registers.
-        lasting = {name: multiprocessors for name in apart if name != "dkv" or head_size <= 96}
+        # Beside sums of 2 x 96 columns, what lasts from part to part would not fit into dkv's registers.
+        lasting = {name: multiprocessors for name in apart if name != "dkv" or head_size <= 80}
         return AttentionSizes(version, columns, 4, 2, apart, held=head_size <= 64, lasting=lasting)
     # mma has its operands in registers: beside sums of more than 80 columns, tiles of 64 do not fit.
     backward = 32 if head_size > 80 else 64
