@@ -69,6 +69,20 @@ class Problem(NamedTuple):
         return self.scale if self.products.dtype == jnp.float16 else 1.0
 
     @property
+    def parts(self) -> tuple[int, int, int]:
+        """Return into how many parts the work falls: sequences, heads, and rows of a block."""
+        return self.B, self.NH, self.T // (self.sizes.warpgroups * ROWS)
+
+    def lasting_blocks(self, kernel: str) -> int:
+        """Return how many blocks of threads share the parts in a kernel where each goes from one to the next.
+
+        One for each multiprocessor, or a few less: with no factor in common with a head's parts, which differ in
+        length, a block gets each of them in turn.
+        """
+        most = min(self.sizes.lasting[kernel], math.prod(self.parts))
+        return next(blocks for blocks in range(most, 0, -1) if math.gcd(blocks, self.parts[2]) == 1)
+
+    @property
     def scale_at_end(self) -> float:
         """Return what dq and dk are multiplied by."""
         return self.scale / self.scale_within
@@ -238,22 +252,29 @@ ABSENT = {"forward": (2,), "dq": (2, 3, 6, 7), "dkv": (2, 5)}  # refs of ReLU at
 
 
 def _kernel(body: Any, name: str, p: Problem, out_type: Any) -> Any:
-    """Return a kernel with one block of threads for each 64 rows of every warpgroup, each head and sequence."""
+    """Return a kernel with one block of threads for each 64 rows of every warpgroup, each head and sequence.
+
+    Blocks that last are as many as multiprocessors, and each has many such parts of the work.
+    """
     columns, stages, warpgroups = p.sizes.columns[name], p.sizes.stages, p.sizes.warpgroups
+    lasting = name in p.sizes.lasting
     own = 1 if name == "forward" else 2  # tiles of a block's own rows: q, or q and dout, or k and v
     values = name == "dkv" and not p.relu  # of rows, which are walked over as well
+    held = name == "dkv" and p.sizes.held
     dtype = p.products.dtype
     return mosaic.kernel(
         mosaic.without(partial(body, p), ABSENT[name] if p.relu else ()),
         name=f"{'relu_' if p.relu else ''}attention_{name}_{p.sizes.version}",
         out_type=out_type,
         # The last is the fastest. Blocks of one head run at about the same time, so that L2 holds what they all read.
-        grid=(p.B, p.NH, p.T // (warpgroups * ROWS)),
-        grid_names=("sequence", "head", "tile"),
+        grid=(p.lasting_blocks(name),) if lasting else p.parts,
+        grid_names=("block",) if lasting else ("sequence", "head", "tile"),
         scratch=[
             *([mosaic.shared((stages, 2, ROWS))] if values else []),
             *([mosaic.shared((warpgroups, ROWS))] if name == "dq" and not p.relu else []),
-            *[mosaic.tile_spec((warpgroups, ROWS, p.HS), dtype)] * own,
+            # Where keys and values are in registers, the next ones arrive meanwhile: a tile more for dk and dv.
+            mosaic.tile_spec((warpgroups * (2 if held else 1), ROWS, p.HS), dtype),
+            *[mosaic.tile_spec((warpgroups, ROWS, p.HS), dtype)] * (own - 1),
             *[mosaic.tile_spec((stages, columns, p.HS), dtype)] * 2,  # the two that are walked over
             *p.copies.barriers((warpgroups, own), (stages, 2 + values)),
             *(p.copies.barriers((stages, warpgroups)) if warpgroups > 1 else []),
@@ -270,6 +291,14 @@ def _kernel(body: Any, name: str, p: Problem, out_type: Any) -> Any:
 # Kinds of barriers: the tiles that a warpgroup owns are there; a tile that the block walks over is there; all
 # warpgroups are done with a slot.
 OWN, WALKED, RELEASED = 0, 1, 2
+
+
+class Part(NamedTuple):
+    """A part of the work: which sequence, which head and which of its parts. Traced."""
+
+    sequence: Any
+    head: Any
+    tile: Any
 
 
 class Head(NamedTuple):
@@ -290,22 +319,22 @@ class Head(NamedTuple):
 
 
 class RowValues(NamedTuple):
-    """What an array (B, NH, T / ROWS, 2, ROWS) in GMEM holds of the rows of this block's head."""
+    """What an array (B, NH, T / ROWS, 2, ROWS) in GMEM holds of the rows of a head."""
 
     x: Any
+    part: Part
 
     def rows(self, tile: Any, size: int) -> Any:
         """Return a Ref (2, ROWS) with a tile's rows: a smaller one's neighbours too, since copies have a least size.
 
         Its elements lie one after another, because cp.async takes a plain array for one piece, whatever its strides.
         """
-        return self.x.at[lax.axis_index("sequence"), lax.axis_index("head"), tile * size // ROWS]
+        return self.x.at[self.part.sequence, self.part.head, tile * size // ROWS]
 
 
-def _heads(p: Problem, x: Any, parts: int = 1) -> list[Head]:
-    """Return the head that this block works at, in each part of a packed array: Q, K and V of qkv."""
-    n, b = lax.axis_index("head"), lax.axis_index("sequence")
-    return [Head(x, b, (part * p.NH + n) * p.HS, p.HS) for part in range(parts)]
+def _heads(p: Problem, part: Part, x: Any, thirds: int = 1) -> list[Head]:
+    """Return the head of a part of the work, in each third of a packed array: Q, K and V of qkv."""
+    return [Head(x, part.sequence, (third * p.NH + part.head) * p.HS, p.HS) for third in range(thirds)]
 
 
 class Walk(NamedTuple):
@@ -324,6 +353,8 @@ class Walk(NamedTuple):
     barriers: Sequence[Any]
     p: Problem
     apart: bool  # a warpgroup of its own starts the copies, and does nothing else
+    before: Any = 0  # how many tiles this block has walked over before, in other parts
+    following: Part | None = None  # the block's next part, or one that lies beyond the last sequence
 
     @property
     def ahead(self) -> int:
@@ -332,14 +363,14 @@ class Walk(NamedTuple):
 
     def slot(self, tile: Any) -> Any:
         """Return where a tile lies."""
-        return jnp.int32(tile - self.begin) & (self.p.sizes.stages - 1)
+        return jnp.int32(self.before + tile - self.begin) & (self.p.sizes.stages - 1)
 
     def fetch(self, tile: Any) -> None:
         """Start copying a tile, when its slot is free."""
         slot = self.slot(tile)
         if self.p.sizes.warpgroups > 1:
 
-            @pl.when(tile - self.begin >= self.p.sizes.stages)
+            @pl.when(self.before + tile - self.begin >= self.p.sizes.stages)
             def _() -> None:
                 self.p.copies.wait(self.barriers, RELEASED, slot)
 
@@ -356,36 +387,24 @@ class Walk(NamedTuple):
         for tile in range(self.ahead):
             self.fetch_early(self.begin + tile)
 
-    def divide(self, work: Callable[[], None]) -> None:
-        """Run a block's work. A warpgroup that only copies does so meanwhile, and leaves registers to the others."""
-        if not self.apart:
-            work()
-            return
-        computes = _warpgroup(self.p) < self.p.sizes.warpgroups
-
-        @pl.when(computes)
-        def _() -> None:
-            mosaic.set_registers(COMPUTING_REGISTERS, more=True)
-            work()
-
-        @pl.when(~computes)
-        def _() -> None:
-            mosaic.set_registers(COPYING_REGISTERS, more=False)
-            lax.fori_loop(self.begin, self.end, lambda tile, _: self.fetch(tile), None)
-
     def arrive(self, tile: Any) -> list[Any]:
         """Return what belongs to a tile, when it is there; this warpgroup is done with the tile before."""
         if self.p.sizes.warpgroups > 1:
+            again = self.following is not None or tile - 1 + self.p.sizes.stages < self.end  # if the slot is used again
 
-            @pl.when((tile > self.begin) & (tile - 1 + self.p.sizes.stages < self.end))  # if the slot is used again
+            @pl.when((tile > self.begin) & again)
             def _() -> None:
-                self.p.copies.release(self.barriers, RELEASED, self.slot(tile - 1))
+                self.release(tile - 1)
 
         slot = self.slot(tile)
         self.p.copies.wait(self.barriers, WALKED, slot)
         self.p.products.finish_reading(self.p.copies)  # of the slot that is overwritten
         self.fetch_early(tile + self.ahead)
         return [ring.at[slot] for ring in self.rings]
+
+    def release(self, tile: Any) -> None:
+        """Tell that this warpgroup is done with a tile."""
+        self.p.copies.release(self.barriers, RELEASED, self.slot(tile))
 
     def skip(self, begin: Any, end: Any) -> None:
         """Pass tiles that only other warpgroups of the block have to see."""
@@ -402,31 +421,87 @@ def _warpgroup(p: Problem) -> Any:
     return lax.axis_index("warpgroup") if p.sizes.warpgroups > 1 else 0
 
 
-def _own_queries(
-    p: Problem, name: str, sources: Sequence[Head], rings: Sequence[Any], barriers: Sequence[Any]
-) -> tuple[Any, Any, Any, Any, Walk]:
-    """Return this warpgroup, the tile i of its 64 rows t, and its block's walk over the tiles of keys and values.
+def _each_part(p: Problem, name: str, walk_of: Callable[[Part], Walk], work: Callable[[Part, Walk], None]) -> None:
+    """Run a block's work: one part, or one after another where it lasts.
 
-    Before the walk: how many of these lie below the diagonal of i, and how many with those on it.
+    A warpgroup that only copies goes over all walks meanwhile, and leaves registers to the others.
     """
-    columns, warpgroups, w = p.sizes.columns[name], p.sizes.warpgroups, _warpgroup(p)
-    tiles = ROWS // columns
-    block = p.T // (warpgroups * ROWS) - 1 - lax.axis_index("tile")  # the longest first: the GPU ends with short ones
-    i = block * warpgroups + w
-    full, end = i * tiles, (i + 1) * tiles
-    last = (block + 1) * warpgroups * tiles
-    return w, i, full, end, Walk(0, last, sources, rings, columns, barriers, p, name in p.sizes.copied_apart)
+
+    def each(do: Callable[[Part, Walk], None]) -> None:
+        if name not in p.sizes.lasting:
+            part = Part(*map(lax.axis_index, ("sequence", "head", "tile")))
+            do(part, walk_of(part))
+            return
+        blocks, first, tiles = p.lasting_blocks(name), lax.axis_index("block"), p.parts[2]
+
+        def part_of(number: Any) -> Part:
+            return Part(number // (tiles * p.NH), number // tiles % p.NH, number % tiles)
+
+        def step(turn: Any, before: Any) -> Any:
+            number = first + turn * blocks
+            part = part_of(number)
+            walk = walk_of(part)._replace(before=before, following=part_of(number + blocks))
+            do(part, walk)
+            return before + walk.end - walk.begin
+
+        lax.fori_loop(0, pl.cdiv(math.prod(p.parts) - first, blocks), step, jnp.int32(0))
+
+    def compute(part: Part, walk: Walk) -> None:
+        work(part, walk)
+        if walk.following is not None:
+            walk.release(walk.end - 1)
+            mosaic.finish_reading()  # of a warpgroup's own tiles, which are overwritten
+
+    if name not in p.sizes.copied_apart:
+        each(compute)
+        return
+
+    def copy(_: Part, walk: Walk) -> None:
+        lax.fori_loop(walk.begin, walk.end, lambda tile, _: walk.fetch(tile), None)
+
+    computes = _warpgroup(p) < p.sizes.warpgroups
+
+    @pl.when(computes)
+    def _() -> None:
+        mosaic.set_registers(COMPUTING_REGISTERS, more=True)
+        each(compute)
+
+    @pl.when(~computes)
+    def _() -> None:
+        mosaic.set_registers(COPYING_REGISTERS, more=False)
+        each(copy)
+
+
+def _walk_of_queries(
+    p: Problem, name: str, qkv: Any, rings: Sequence[Any], barriers: Sequence[Any], part: Part
+) -> Walk:
+    """Return a block's walk over the tiles of keys and values."""
+    columns, warpgroups = p.sizes.columns[name], p.sizes.warpgroups
+    last = (_block_of_queries(p, part) + 1) * warpgroups * (ROWS // columns)
+    sources = _heads(p, part, qkv, 3)[1:]
+    return Walk(0, last, sources, rings, columns, barriers, p, name in p.sizes.copied_apart)
+
+
+def _block_of_queries(p: Problem, part: Part) -> Any:
+    """Return which rows of a block these are, the longest walk first: the GPU ends with short ones."""
+    return p.parts[2] - 1 - part.tile
+
+
+def _own_queries(p: Problem, name: str, part: Part) -> tuple[Any, Any, Any, Any]:
+    """Return this warpgroup, its tile i of 64 rows t, how many tiles lie below its diagonal, and with those on it."""
+    w, tiles = _warpgroup(p), ROWS // p.sizes.columns[name]
+    i = _block_of_queries(p, part) * p.sizes.warpgroups + w
+    return w, i, i * tiles, (i + 1) * tiles
 
 
 def _forward_kernel(
     p: Problem, qkv: Any, out: Any, lse: Any, q_s: Any, k_s: Any, v_s: Any, *barriers: Any
 ) -> None:  # fmt: skip
     dot, columns = p.products, p.sizes.columns["forward"]
-    q_g, *kv_g = _heads(p, qkv, 3)
-    w, i, full, end, walk = _own_queries(p, "forward", kv_g, (k_s, v_s), barriers)
 
-    def work() -> None:
-        own_q_s = q_s.at[w]
+    def work(part: Part, walk: Walk) -> None:
+        w, i, full, end = _own_queries(p, "forward", part)
+        q_g, own_q_s = _heads(p, part, qkv)[0], q_s.at[w]
         p.copies.start(q_g.rows(i, ROWS), own_q_s, barriers, OWN, w)
         walk.start()
         p.copies.wait(barriers, OWN, w)
@@ -456,11 +531,11 @@ def _forward_kernel(
         acc = sums[0]
         if not p.relu:
             _, m, total = sums
-            acc = acc / mosaic.along(total, acc, 0)
-            mosaic.store(_row_values(lse, i, ROWS), m + jnp.log(total) * LOG2E)
-        mosaic.store_tile(acc.astype(dot.dtype), own_q_s, _heads(p, out)[0].rows(i, ROWS))
+            acc = acc * mosaic.along(1 / total, acc, 0)
+            mosaic.store(_row_values(lse, part, i), m + jnp.log(total) * LOG2E)
+        mosaic.store_tile(acc.astype(dot.dtype), own_q_s, _heads(p, part, out)[0].rows(i, ROWS))
 
-    walk.divide(work)
+    _each_part(p, "forward", partial(_walk_of_queries, p, "forward", qkv, (k_s, v_s), barriers), work)
 
 
 def _dq_kernel(
@@ -468,10 +543,10 @@ def _dq_kernel(
     q_s: Any, dout_s: Any, k_s: Any, v_s: Any, *barriers: Any,
 ) -> None:  # fmt: skip
     dot, columns = p.products, p.sizes.columns["dq"]
-    (q_g, *kv_g), (dout_g,) = _heads(p, qkv, 3), _heads(p, dout)
-    w, i, full, end, walk = _own_queries(p, "dq", kv_g, (k_s, v_s), barriers)
 
-    def work() -> None:
+    def work(part: Part, walk: Walk) -> None:
+        w, i, full, end = _own_queries(p, "dq", part)
+        (q_g,), (dout_g,) = _heads(p, part, qkv), _heads(p, part, dout)
         own_q_s, own_dout_s = q_s.at[w], dout_s.at[w]
         p.copies.start(q_g.rows(i, ROWS), own_q_s, barriers, OWN, w)
         p.copies.start(dout_g.rows(i, ROWS), own_dout_s, barriers, OWN, w)
@@ -479,12 +554,12 @@ def _dq_kernel(
         lse: Any = None
         zeros, by_row = mosaic.zeros((ROWS, columns), dot.layout), dot.layout.reduce(1)
         if not p.relu:
-            lse = mosaic.load(_row_values(lse_g, i, ROWS), by_row)
-            products = mosaic.load(_heads(p, out)[0].rows(i, ROWS), dot.layout, f32)
+            lse = mosaic.load(_row_values(lse_g, part, i), by_row)
+            products = mosaic.load(_heads(p, part, out)[0].rows(i, ROWS), dot.layout, f32)
         p.copies.wait(barriers, OWN, w)
         if not p.relu:
             minus_delta = -(products * mosaic.load_tile(own_dout_s, dot.layout, f32)).sum(1)
-            values = RowValues(values_g).rows(i, ROWS)
+            values = RowValues(values_g, part).rows(i, ROWS)
             mosaic.store(values.at[0], lse)
             mosaic.store(values.at[1], minus_delta)
             mosaic.store(minus_delta_s.at[w], minus_delta)
@@ -507,9 +582,9 @@ def _dq_kernel(
         dq = lax.fori_loop(0, full, partial(step, False), dq)
         dq = _loop(full, end, ROWS // columns, partial(step, True), dq)
         walk.skip(end, walk.end)
-        _store_gradient(p, dq * p.scale_at_end, own_q_s, _heads(p, dqkv)[0], _heads(p, sums_g)[0], i)
+        _store_gradient(p, dq * p.scale_at_end, own_q_s, _heads(p, part, dqkv)[0], _heads(p, part, sums_g)[0], i)
 
-    walk.divide(work)
+    _each_part(p, "dq", partial(_walk_of_queries, p, "dq", qkv, (k_s, v_s), barriers), work)
 
 
 def _dkv_kernel(
@@ -517,24 +592,38 @@ def _dkv_kernel(
     k_s: Any, v_s: Any, q_s: Any, dout_s: Any, *barriers: Any,
 ) -> None:  # fmt: skip
     dot, columns = p.products, p.sizes.columns["dkv"]
-    (q_g, k_g, v_g), (dout_g,) = _heads(p, qkv, 3), _heads(p, dout)
     w, warpgroups, tiles = _warpgroup(p), p.sizes.warpgroups, ROWS // columns
-    block = lax.axis_index("tile")  # the first keys are seen by the most rows: again the longest first
-    j = block * warpgroups + w
-    begin, full, end = j * tiles, (j + 1) * tiles, p.T // columns
-    sources: tuple[Any, ...] = q_g, dout_g
-    rings: tuple[Any, ...] = q_s, dout_s
-    if not p.relu:
-        sources, rings = (*sources, RowValues(values_g)), (*rings, values_s)
-    walk = Walk(block * warpgroups * tiles, end, sources, rings, columns, barriers, p, "dkv" in p.sizes.copied_apart)
 
-    def work() -> None:
+    def walk_of(part: Part) -> Walk:
+        sources: tuple[Any, ...] = _heads(p, part, qkv)[0], _heads(p, part, dout)[0]
+        rings: tuple[Any, ...] = q_s, dout_s
+        if not p.relu:
+            sources, rings = (*sources, RowValues(values_g, part)), (*rings, values_s)
+        begin = part.tile * warpgroups * tiles  # the first keys are seen by the most rows: again the longest first
+        return Walk(begin, p.T // columns, sources, rings, columns, barriers, p, "dkv" in p.sizes.copied_apart)
+
+    def work(part: Part, walk: Walk) -> None:
+        def fetch_own(part: Part) -> None:
+            for x, tile_s in zip(_heads(p, part, qkv, 3)[1:], (own_k_s, own_v_s), strict=True):
+                p.copies.start(x.rows(part.tile * warpgroups + w, ROWS), tile_s, barriers, OWN, w)
+
+        j = part.tile * warpgroups + w
+        begin, full, end = j * tiles, (j + 1) * tiles, walk.end
         own_k_s, own_v_s = k_s.at[w], v_s.at[w]
-        p.copies.start(k_g.rows(j, ROWS), own_k_s, barriers, OWN, w)
-        p.copies.start(v_g.rows(j, ROWS), own_v_s, barriers, OWN, w)
+        if p.sizes.held:
+            pl.when(walk.before == 0)(lambda: fetch_own(part))
+        else:
+            fetch_own(part)
         walk.start()
         p.copies.wait(barriers, OWN, w)
-        k, v = (mosaic.load_tile(tile, dot.layout) if p.sizes.held else tile for tile in (own_k_s, own_v_s))
+        k, v, dk_s, dv_s = own_k_s, own_v_s, own_k_s, own_v_s
+        if p.sizes.held:
+            k, v = (mosaic.load_tile(tile, dot.layout) for tile in (k, v))
+            dk_s = dv_s = k_s.at[warpgroups + w]
+            mosaic.finish_reading()
+            following = walk.following
+            assert following is not None  # a table holds them where blocks last
+            pl.when(following.sequence < p.B)(lambda: fetch_own(following))
 
         def step(masked: bool, i: Any, sums: list[jax.Array]) -> list[jax.Array]:
             """Do one tile, everything transposed: row u of a tile is a key, column t a query.
@@ -560,11 +649,11 @@ def _dkv_kernel(
         sums = [mosaic.zeros((ROWS, p.HS), dot.layout)] * 2
         sums = _loop(begin, full, tiles, partial(step, True), sums)
         dk, dv = lax.fori_loop(full, end, partial(step, False), sums)
-        (_, *gradients), (_, *sums_heads) = _heads(p, dqkv, 3), _heads(p, sums_g, 3)
-        _store_gradient(p, dk * p.scale_at_end, own_k_s, gradients[0], sums_heads[0], j)
-        _store_gradient(p, dv, own_v_s, gradients[1], sums_heads[1], j)
+        (_, *gradients), (_, *sums_heads) = _heads(p, part, dqkv, 3), _heads(p, part, sums_g, 3)
+        _store_gradient(p, dk * p.scale_at_end, dk_s, gradients[0], sums_heads[0], j)
+        _store_gradient(p, dv, dv_s, gradients[1], sums_heads[1], j)
 
-    walk.divide(work)
+    _each_part(p, "dkv", walk_of, work)
 
 
 def _loop(begin: Any, end: Any, times: int, step: Any, carry: Any) -> Any:
@@ -578,16 +667,15 @@ def _store_gradient(p: Problem, values: jax.Array, tile_s: Any, gradient: Head, 
     mosaic.store(sums.row(tile), mosaic.column_sums(tile_s))
 
 
-def _row_values(x: Any, tile: Any, size: int) -> Any:
-    """Return a Ref (size,) of what (B, NH, T) holds of the rows of a tile."""
-    return x.at[lax.axis_index("sequence"), lax.axis_index("head"), pl.ds(tile * size, size)]
+def _row_values(x: Any, part: Part, tile: Any) -> Any:
+    """Return a Ref (ROWS,) of what (B, NH, T) holds of the rows of a tile."""
+    return x.at[part.sequence, part.head, pl.ds(tile * ROWS, ROWS)]
 
 
 def _causal(score: jax.Array, layout: Any, first_row: Any, first_column: Any, *, rows: int) -> jax.Array:
     """Put minus infinity into the scores of the future. `rows` is the axis along which t runs, the other one is u's."""
-    t = mosaic.iota(score.shape, rows, layout) + first_row
-    u = mosaic.iota(score.shape, 1 - rows, layout) + first_column
-    return jnp.where(t >= u, score, -math.inf)
+    t, u = (mosaic.iota(score.shape, axis, layout) for axis in (rows, 1 - rows))
+    return jnp.where(t + (first_row - first_column) >= u, score, -math.inf)
 
 
 def _weights_again(p: Problem, score: jax.Array, lse: Any, *, rows: int) -> jax.Array:

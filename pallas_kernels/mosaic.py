@@ -371,8 +371,15 @@ def store_tile(values: jax.Array, tile: Any, destination: Any) -> None:
 
 
 def column_sums(tile: Any) -> jax.Array:
-    """Return sums over the 16 k rows of a tile (rows, 16 n) in SMEM, (columns,) in float32."""
-    return load(tile, COLUMNS, f32).sum(0)
+    """Return sums over the 16 k rows of a tile (rows, 16 n) in SMEM, (columns,) in float32.
+
+    Of each 64 columns, or as many as divide the tile's, a warp takes a quarter, lanes beside each other two each, so
+    that no sum has to cross from warp to warp; the fewer lanes are left below each other, the fewer shuffles.
+    """
+    columns = math.gcd(tile.shape[1], 64)
+    tiling = plgpu.Tiling(((2 * LANES * WARPS // columns, columns), (columns // WARPS,), (2,)))
+    layout = plgpu.Layout.TILED(tiling, warp_dims=(-3,), lane_dims=(-4, -2), vector_dim=-1)
+    return load(tile, layout, f32).sum(0)
 
 
 class Copies(NamedTuple):

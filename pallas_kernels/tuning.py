@@ -3,6 +3,8 @@
 Leaves out which implementation of an operation is the fastest (llmc_jax/kernels/choice.py).
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 TARGETS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
@@ -67,6 +69,9 @@ class AttentionSizes(NamedTuple):
     warpgroups: int = 1  # of a block, each with 64 rows
     copied_apart: tuple[str, ...] = ()  # kernels in which one warpgroup more does nothing but start copies
     held: bool = False  # keys and values of dkv's own rows stay in registers
+    # Kernels whose blocks go from one part of the work to the next, with one of the warpgroups copying ahead: how many
+    # blocks at most, a multiprocessor's each.
+    lasting: Mapping[str, int] = MappingProxyType({})
 
 
 HEAD_SIZES = range(16, 129, 16)  # channels of a head, padded
@@ -85,7 +90,7 @@ def attention_sizes(target: str | Tuned, head_size: int, version: str | None) ->
     wgmma exists on Hopper (sm_90) alone, later GPUs have dropped the instruction. Raises ValueError for what no kernel
     serves.
     """
-    sizes(target)
+    multiprocessors = sizes(target).sms
     target = architecture_of(target)
     if version is None:
         version = "wgmma" if target == "sm_90" else "mma"
@@ -103,7 +108,9 @@ def attention_sizes(target: str | Tuned, head_size: int, version: str | None) ->
         # One that only copies saves the others instructions, where an SM holds one block with it or without.
         apart = ("dkv",) + ("dq",) * (head_size > 64) + ("forward",) * (head_size > 80)
         columns = {"forward": 64, "dq": 64, "dkv": 64}
-        return AttentionSizes(version, columns, 4, 2, apart, held=head_size <= 64)
+        # Beside sums of 2 x 96 columns, what lasts from part to part would not fit into dkv's registers.
+        lasting = {name: multiprocessors for name in apart if name != "dkv" or head_size <= 80}
+        return AttentionSizes(version, columns, 4, 2, apart, held=head_size <= 64, lasting=lasting)
     # mma has its operands in registers: beside sums of more than 80 columns, tiles of 64 do not fit.
     backward = 32 if head_size > 80 else 64
     return AttentionSizes(version, {"forward": 64, "dq": backward, "dkv": backward})

@@ -208,6 +208,33 @@ def test_tiles_fit_the_shared_memory(target: str, version: str, HS: int) -> None
     assert set(sizes.copied_apart) <= set(sizes.columns)
 
 
+@pytest.mark.parametrize(
+    ("T", "blocks"),
+    [(300, 2), pytest.param(300, 1, marks=pytest.mark.slow), pytest.param(130, 3, marks=pytest.mark.slow)],
+)
+def test_blocks_that_go_from_part_to_part_give_the_same_bits(T: int, blocks: int) -> None:
+    """Several parts of the work, of different lengths, in each block of dkv; else every block has one."""
+    case = Case(2, T, 1, 64, jnp.bfloat16, "wgmma")
+    qkv, dout = inputs(case)
+    out, lse, (dqkv, dbias) = run(case, qkv, dout)
+    few = tuning.Tuned("sm_90", (("sms", blocks),))
+    backward = partial(attention.attention_backward, num_heads=1, target=few, version="wgmma", interpret=True)
+    found = jax.jit(backward, compiler_options=QUICK)(dout, qkv, out, lse)
+    np.testing.assert_array_equal(found[0], dqkv)
+    np.testing.assert_array_equal(found[1], dbias)
+
+
+@pytest.mark.parametrize(
+    ("parts", "sms", "blocks"), [(8, 132, 131), (7, 132, 132), (1, 132, 64), (12, 2, 1), (2, 3, 3)]
+)
+def test_blocks_of_a_kernel_that_lasts(parts: int, sms: int, blocks: int) -> None:
+    """No more than multiprocessors or parts of the work; each block gets all lengths in turn."""
+    sizes = tuning.attention_sizes(tuning.Tuned("sm_90", (("sms", sms),)), 64, None)
+    qkv = jax.ShapeDtypeStruct((16, parts * 128, 4 * 3 * 64), jnp.bfloat16)
+    problem = attention._problem(qkv, 4, False, "sm_90", None, False)._replace(sizes=sizes)
+    assert problem.lasting_blocks("dkv") == blocks and math.gcd(blocks, parts) == 1
+
+
 def contiguous(source: Any) -> bool:
     """Whether the elements that a copy takes of an array lie one after another."""
     (indexer,) = source.transforms

@@ -219,10 +219,9 @@ def test_a_text_s_attention_does_not_depend_on_the_others() -> None:
 # ----- threads, and what is refused ---------------------------------------------------------------------------------
 
 
-def run(name: str, old: str = "", new: str = "", patch: pytest.MonkeyPatch | None = None) -> Any:
-    """Run a kernel, traced anew, maybe with other text; three kinds: norm, four rows of channels, attention."""
+def run(name: str, function: str = "", old: str = "", new: str = "", patch: pytest.MonkeyPatch | None = None) -> Any:
+    """Run a kernel, traced anew, maybe with other text of a function; norm, four rows of channels, attention."""
     if patch:
-        function = "_attend" if name == "attention" else "_product"
         text = textwrap.dedent(inspect.getsource(getattr(decode, function)))
         assert text.count(old) == 1
         made: dict[str, Any] = {}
@@ -253,14 +252,14 @@ def test_threads_meet_where_they_must(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "old"),
-    [("norm", "mosaic.meet(barrier)  # some of these rows"),
-     ("norm", "store(ref.at[pl.ds(start, WARPS)], values)\n        mosaic.meet(barrier)"),
-     ("four", "if p.wide > 1:  # the four warps' sums are of one row each\n        mosaic.meet(barrier)")],
+    ("name", "function", "meeting"),
+    [("norm", "_given", "mosaic.meet(block.barrier)  # some of these rows"),
+     ("norm", "_given", "mosaic.meet(block.barrier)\n    parts"),
+     ("four", "_product", "mosaic.meet(barrier)\n        added")],
 )  # fmt: skip
-def test_each_meeting_is_needed(name: str, old: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_meeting_is_needed(name: str, function: str, meeting: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with recorded() as log:
-        run(name, old, old.replace("mosaic.meet(barrier)", "pass"), monkeypatch)
+        run(name, function, meeting, "pass" + meeting[meeting.index(")") + 1 :], monkeypatch)
     assert any(map(races, log.values()))
 
 
@@ -273,7 +272,7 @@ def test_races_between_warpgroups(old: str, new: str, monkeypatch: pytest.Monkey
     """Sums that are read too early, and a cache written by another warpgroup than the one that reads there."""
     try:
         with pytest.raises(Exception, match="RACE DETECTED"):
-            run("attention", old, new, monkeypatch)
+            run("attention", "_attend", old, new, monkeypatch)
     finally:
         interpret_pallas_call.reset_gpu_interpret_mode_state()
 
