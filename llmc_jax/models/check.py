@@ -153,16 +153,23 @@ def check_start(family: Family, shape: Any) -> None:
     must(not getattr(views(start, shape), family.head)[V:].any(), family.initial, words)
 
 
-def check_step(shape: Any, tokens: tuple[int, int], dtype: Any, execution: Execution) -> None:
+def check_step(shape: Any, tokens: tuple[int, int], dtype: Any, execution: Execution, *, splits: bool = False) -> None:
     """Check that a step of training can be made of a user's model. tokens: (B, T) of a run. Computes nothing.
 
-    Raises InputError with the line of its file.
+    splits: the state is split over several devices, so that a step is given the tensors. Raises InputError with the
+    line of its file.
     """
     family, ids = family_of(shape), jax.ShapeDtypeStruct(tokens, jnp.int32)
     with inside(family):
         check_program(family, shape)
+        flat = jax.ShapeDtypeStruct((flat_size(shape),), dtype)
         loss = partial(program.loss_fn, shape=shape, execution=execution)
-        jax.eval_shape(jax.value_and_grad(loss), jax.ShapeDtypeStruct((flat_size(shape),), dtype), ids, ids)
+        jax.eval_shape(jax.value_and_grad(loss), flat, ids, ids)
+        if splits:
+            tensors = jax.eval_shape(partial(separate, config=shape), flat)
+            jax.eval_shape(
+                lambda w, x, y: program.loss_and_gradients(w, x, y, shape, execution, 1.0), tensors, ids, ids
+            )
 
 
 # ----- gradients ------------------------------------------------------------------------------------------------------

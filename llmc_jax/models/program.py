@@ -56,7 +56,7 @@ class Program(NamedTuple):
     """The functions that compute a model. Those of the flat buffer take it in the dtype that the model computes in."""
 
     # (params, tokens (B, T), shape, execution) -> (B, T, C), which the head reads. It takes the layers of a tensor one
-    # by one, `params.w[layer]`: they are an array of L where a model trains, and a tuple where it generates.
+    # by one, `params.w[layer]`: they are an array of L, or a tuple where it generates or the state is split.
     hidden: Callable[..., jax.Array]
     # (flat, tokens, targets, shape, execution, weight) -> weight times the mean loss; JAX may differentiate it for flat
     # None: of `hidden`, differentiated by JAX, which then makes the gradients below too

@@ -183,7 +183,7 @@ def answer(
     cannot run there.
     """
     place = place_of(gpu)
-    asked = replace(config, devices=config.devices or place.devices)
+    asked = replace(config, devices=config.devices or place.devices, algorithms="")
     validate(asked)
     planner = Planner(checked_model(asked), place, network_of(place.machine.kind, wishes.network), say)
     config = planner.with_batch(asked)

@@ -21,7 +21,7 @@ from llmc_jax.models.family import chosen, described, parsed
 def asked_config(words: str | Sequence[str]) -> TrainConfig:
     """Return the configuration that train.py's flags describe, checked as far as it can be without a machine.
 
-    Without -e the model is the preset's, or STEP_MODEL. What is only sampled is left out, and a file of algorithms.
+    Without -e the model is the preset's, or STEP_MODEL. What is only sampled is left out: it need not fit the model.
     -pn counts as so many devices where --devices does not say how many. Raises InputError.
     """
     words = shlex.split(words) if isinstance(words, str) else list(words)
@@ -30,7 +30,7 @@ def asked_config(words: str | Sequence[str]) -> TrainConfig:
         raise InputError("--devices 0: a plan must know how many; write it, or leave --devices out for one GPU")
     model = given.preset.get("model", STEP_MODEL)
     config = parse_args(["-e", model, *words])
-    config = replace(config, devices=config.devices or config.num_processes, sample_every=0, algorithms="")
+    config = replace(config, devices=config.devices or config.num_processes, sample_every=0)
     validate(config)
     return config
 

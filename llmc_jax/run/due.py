@@ -76,6 +76,7 @@ def run_due(run: Run, progress: Progress, batches: Batches, step_bytes: int | No
         if first:
             group.phase("sample", step)
             progress = draw_sample(run, progress, setup.place.first(weights))
+        del weights  # before a save takes memory
     if due(config.checkpoint_every) and step > 0 and step % config.checkpoint_every == 0:
         group.phase("save", step)
         progress = save(run, progress, batches, step_bytes, last=last)

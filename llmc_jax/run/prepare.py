@@ -18,6 +18,7 @@ from llmc_jax.checkpoint.contents import OURS, Counters, Identity, Metadata, fin
 from llmc_jax.checkpoint.store import Checkpoint
 from llmc_jax.cluster.agreement import Agreed, alike, of_all
 from llmc_jax.config.train import AUTO_BATCH, TrainConfig
+from llmc_jax.machine import compiling
 from llmc_jax.machine.device import Device, devices_of
 from llmc_jax.machine.nvml import open_monitor
 from llmc_jax.models.check import check_step
@@ -111,7 +112,8 @@ def starting_state(
     first_exchange(place, plan)
     with alike("state"):
         if model.config.source:  # before anything is written
-            check_step(model.config, (config.batch_size, config.sequence_length), DTYPES[plan.dtype], plan.execution)
+            tokens = config.batch_size, config.sequence_length
+            check_step(model.config, tokens, DTYPES[plan.dtype], plan.execution, splits=plan.parallel.splits)
         data = given.data if fitted is None else open_data(config, model.config)
         metadata = begun_metadata(plan, data, found.device, origin_of(earlier, model))
         if earlier is not None:
@@ -182,7 +184,8 @@ def notes_on_start(setup: Setup) -> Iterator[str]:
         yield from changes(earlier, plan, setup.metadata)
     elif config.reuse and config.output_dir:
         yield f"-y 1: there is no checkpoint in {config.output_dir}, so a new run starts"
-    if config.algorithms and not plan.machine.target:
-        yield "--algorithms: are those of NVIDIA's library, so that the file does nothing on this device"
+    if config.algorithms and compiling.PINNED not in dict(plan.execution.compiler_options):
+        why = "XLA_FLAGS names another" if plan.machine.target else "it is for NVIDIA's library"
+        yield f"--algorithms: the file does nothing here: {why}"
     if earlier is None or config.kernels_from:  # else `changes` has said it
         yield from plan.notes_on_repeat

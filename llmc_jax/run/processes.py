@@ -142,12 +142,12 @@ def first_exchange(place: Placement, plan: Plan) -> None:
     """
     if cluster.here().size == 1:
         return
-    planned = of_all("devices", lambda: to_json(plan.resolved))
+    planned = of_all("devices", lambda: [to_json(plan.resolved), plan.config.algorithms])
     others = [rank for rank, each in enumerate(planned) if each != planned[0]]
     if others:
         raise Agreed(
             f"{ranks_on_hosts(others, cluster.here().hosts)}: would compute by other kernels or options than rank 0; "
-            "give all processes the same environment (XLA_FLAGS, JAX_*)"
+            "give all processes the same environment (XLA_FLAGS, JAX_*) and the same --algorithms"
         )
     sys.stdout.flush()
     with open(os.devnull, "wb") as nowhere:

@@ -256,7 +256,9 @@ def changes(earlier: Checkpoint, plan: Plan, now: Metadata) -> list[str]:
     before, after = parallel_of(theirs), plan.parallel
     pairs = (("devices", before.devices, after.devices), ("ZeRO stage", before.stage, after.stage))
     spread = [f"{name} {one} -> {another}" for name, one, another in pairs if one != another]
-    if spread and after.fixed and theirs.reduction == plan.config.reduction:
+    # a GPU's products of weights that were gathered are other programs than those of the whole flat buffer
+    alike = plan.machine.platform == "cpu" or before.splits == after.splits
+    if spread and alike and after.fixed and theirs.reduction == plan.config.reduction:
         notes.append(f"{', '.join(spread)}: the same bits, by --reduction fixed")
     else:
         other += spread

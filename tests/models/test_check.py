@@ -5,11 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from llmc_jax.base.errors import InputError
 from llmc_jax.models import check
-from llmc_jax.models.check import LEVELS, Compared
+from llmc_jax.models.check import LEVELS, Compared, check_step
+from llmc_jax.models.execution import PLAIN
 from llmc_jax.models.family import parsed
 from tests.families import none_loaded
 from tests.models.own_models import GPT2, SMALL, changed, line_of, loaded
@@ -91,6 +93,17 @@ def test_what_several_devices_use_is_compared_too(tmp_path: Path) -> None:
     words = ("model.loss_and_gradients(*given)", "model.loss_and_gradients(*given[:6])")  # on_block is forgotten
     found = wrong(of_gpt2(tmp_path, *words, levels=1))
     assert {key: set(names) for key, names in found.items()} == {("loss_and_gradients", "-r 0"): LAYERED}
+
+
+def test_a_step_of_several_devices_is_tried_before_a_run(tmp_path: Path) -> None:
+    """There weights come as tensors; the file's line is named, and one device does without."""
+    text = changed(
+        GPT2, "loss_and_gradients(*given)\n\n    block", "loss_and_gradients(1.0 * given[0], *given[1:])\n\n    block"
+    )
+    shape = parsed(SHAPE, loaded(text, tmp_path))
+    check_step(shape, (1, 8), jnp.float32, PLAIN)
+    with pytest.raises(InputError, match=f"line {line_of(text, '1.0 * given')}:"):
+        check_step(shape, (1, 8), jnp.float32, PLAIN, splits=True)
 
 
 # ----- decoding -------------------------------------------------------------------------------------------------------

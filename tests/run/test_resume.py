@@ -370,7 +370,7 @@ def test_a_file_of_algorithms_is_kept_and_taken_again(train: Train, tmp_path: Pa
 
     first = train("-x", 2, "--algorithms", files["one"])
     assert first.code == 0 and asked(first) == copies["one"]
-    assert "does nothing on this device" in first.out
+    assert "does nothing here" in first.out
     files["one"].unlink()
     shutil.rmtree(path_of(copies["one"]).parent)
     again = train("-x", 4, "-y", 1)
