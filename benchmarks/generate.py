@@ -28,6 +28,7 @@ from llmc_jax.config.model import ModelConfig, parse_descriptor  # noqa: E402
 from llmc_jax.generate import engine  # noqa: E402
 from llmc_jax.generate.sampling import Sampling, numbers_of, steps_of  # noqa: E402
 from llmc_jax.kernels import decode  # noqa: E402
+from llmc_jax.kernels.choice import decoding_refusal  # noqa: E402
 from llmc_jax.machine import deviceless, gpus  # noqa: E402
 from llmc_jax.models.gpt2.decode import empty_cache  # noqa: E402
 from llmc_jax.models.layout import flat_size, num_parameters  # noqa: E402
@@ -90,10 +91,12 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE")
     asked = parser.parse_args()
     try:
+        config, target = parse_descriptor(asked.model), gpus.known_target(asked.gpu)
+        if why := decoding_refusal(config):
+            raise InputError(f"{asked.model}: no kernels of ours decode it, and the plan has not counted XLA's: {why}")
         found = [
             facts(asked.gpu, asked.model, by, texts, asked.top_k) for by in asked.kernels for texts in asked.samples
         ]
-        config, target = parse_descriptor(asked.model), gpus.known_target(asked.gpu)
     except InputError as error:
         parser.exit(2, f"generate.py: {error}\n")
     if asked.json:

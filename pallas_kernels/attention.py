@@ -76,10 +76,12 @@ class Problem(NamedTuple):
     def lasting_blocks(self, kernel: str) -> int:
         """Return how many blocks of threads share the parts in a kernel where each goes from one to the next.
 
-        One for each multiprocessor, or a few less: with no factor in common with a head's parts, which differ in
-        length, a block gets each of them in turn.
+        As many as there may be, or a few less: with no factor in common with a head's parts, which differ in length, a
+        block gets each of them in turn. No more than parts, so that each has one where they are few.
         """
-        most = min(self.sizes.lasting[kernel], math.prod(self.parts))
+        most = self.sizes.lasting[kernel]
+        if math.prod(self.parts) <= most:
+            return math.prod(self.parts)
         return next(blocks for blocks in range(most, 0, -1) if math.gcd(blocks, self.parts[2]) == 1)
 
     @property

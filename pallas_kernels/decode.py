@@ -35,6 +35,7 @@ from pallas_kernels.mosaic import LANES, LOG2E, THREADS, WARPS, along, f32, load
 from pallas_kernels.tuning import DECODED_CHANNELS, HEAD_SIZES, sizes
 
 TEXTS = 16  # at most
+WARPGROUPS = 4  # that share the positions of a head
 DTYPES = mosaic.bf16, jnp.float16, f32
 REGISTERS = 10_000  # bytes of texts, fewer than four, that stay in each warp's registers
 LOWEST = -1e30  # a running maximum before the first score; a score that is not seen is half as high again
@@ -389,7 +390,6 @@ def attention_step(
         raise ValueError(
             f"heads of {HS} channels, {qkv.dtype} and {keys.dtype}: HS 16, 32, … 128 and one dtype, bf16, fp16 or fp32"
         )
-    warpgroups = sizes(target).decode_warpgroups
     _, at_once = _lanes(HS, qkv.dtype)
     call = mosaic.kernel(
         partial(_attend, NH=heads // B, interpret=interpret),
@@ -398,13 +398,13 @@ def attention_step(
         grid=(heads,),
         grid_names=("head",),
         scratch=[
-            mosaic.shared((2, warpgroups * at_once)), mosaic.shared((warpgroups * at_once, HS)),
-            mosaic.barrier(warpgroups), mosaic.barrier(number=warpgroups),
+            mosaic.shared((2, WARPGROUPS * at_once)), mosaic.shared((WARPGROUPS * at_once, HS)),
+            mosaic.barrier(WARPGROUPS), mosaic.barrier(number=WARPGROUPS),
         ],
         approx_math=True,  # ex2.approx is right to 2 units in the last place of fp32
         auto_barriers=False,  # where a thread reads what another wrote, `meet` stands between
         sums_cross_warps=False,
-        warpgroups=warpgroups,
+        warpgroups=WARPGROUPS,
         interpret=interpret,
     )  # fmt: skip
     out, (keys, values) = mosaic.in_place(call, (qkv, layer.reshape(1), position.reshape(1)), (keys, values))

@@ -27,8 +27,9 @@ class Sizes(NamedTuple):
     softmax_block: int = 512  # columns that a row is read by; a power of two; unmeasured
     gelu_block: int = 2048  # elements of a warpgroup at a time; a power of two from 1024 on; unmeasured
     gelu_blocks: int = 6  # of the backward's on a multiprocessor: what its registers leave room for; unmeasured
-
-    decode_warpgroups: int = 4  # that share the positions of a head, one token at a time; unmeasured
+    # of attention's that last, for each multiprocessor, one after the other: where NCCL's blocks have taken some, or a
+    # card has fewer, the last of one each would take as long again as all others; unmeasured
+    attention_blocks: int = 3
 
 
 SIZES = {
@@ -70,7 +71,7 @@ class AttentionSizes(NamedTuple):
     copied_apart: tuple[str, ...] = ()  # kernels in which one warpgroup more does nothing but start copies
     held: bool = False  # keys and values of dkv's own rows stay in registers
     # Kernels whose blocks go from one part of the work to the next, with one of the warpgroups copying ahead: how many
-    # blocks at most, a multiprocessor's each.
+    # blocks at most, of which a multiprocessor holds one at a time.
     lasting: Mapping[str, int] = MappingProxyType({})
 
 
@@ -90,7 +91,7 @@ def attention_sizes(target: str | Tuned, head_size: int, version: str | None) ->
     wgmma exists on Hopper (sm_90) alone, later GPUs have dropped the instruction. Raises ValueError for what no kernel
     serves.
     """
-    multiprocessors = sizes(target).sms
+    blocks = sizes(target).sms * sizes(target).attention_blocks
     target = architecture_of(target)
     if version is None:
         version = "wgmma" if target == "sm_90" else "mma"
@@ -109,7 +110,7 @@ def attention_sizes(target: str | Tuned, head_size: int, version: str | None) ->
         apart = ("dkv",) + ("dq",) * (head_size > 64) + ("forward",) * (head_size > 80)
         columns = {"forward": 64, "dq": 64, "dkv": 64}
         # Beside sums of 2 x 96 columns, what lasts from part to part would not fit into dkv's registers.
-        lasting = {name: multiprocessors for name in apart if name != "dkv" or head_size <= 80}
+        lasting = {name: blocks for name in apart if name != "dkv" or head_size <= 80}
         return AttentionSizes(version, columns, 4, 2, apart, held=head_size <= 64, lasting=lasting)
     # mma has its operands in registers: beside sums of more than 80 columns, tiles of 64 do not fit.
     backward = 32 if head_size > 80 else 64

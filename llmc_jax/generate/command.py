@@ -19,7 +19,7 @@ from llmc_jax.config.model import CAUSAL, attention_of
 from llmc_jax.data.documents import read_text
 from llmc_jax.generate.flags import parse
 from llmc_jax.generate.text import typed_ids, with_pieces
-from llmc_jax.machine.device import describe_device, device_label
+from llmc_jax.machine.device import describe_device, device_label, refusing_full_memory
 from llmc_jax.machine.gpus import this_machine
 from llmc_jax.machine.jax_setup import configure, settle
 
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from llmc_jax.generate.engine import Request
     from llmc_jax.generate.model import Model
     from llmc_jax.generate.sampling import Sampling
+
+
+MOST_OF_KERNELS = 64  # texts
 
 
 @command_line("generate")
@@ -46,9 +49,10 @@ def main(words: Sequence[str]) -> int:
         asked.checkpoint, dtype=asked.dtype, tokenizer=asked.tokenizer, step=asked.step, model_file=asked.model_file,
         target=kernels_target() if asked.kernels == "pallas" else None,
     )  # fmt: skip
-    if asked.kernels == "pallas":
-        model = checked(model, asked.samples)
     ids = prompt_ids(model, place, data)
+    if asked.kernels == "pallas":
+        with refusing_full_memory("lower --samples, or leave out --kernels pallas"):
+            model = checked(model, texts_of_kernels(asked))
     question = next((each for each in QUESTIONS if each in asked.given), None)
     return QUESTIONS.get(question or "", continue_text)(model, ids, asked)
 
@@ -59,6 +63,20 @@ def kernels_target() -> str:
     if machine.target is None:
         raise InputError(f"--kernels pallas: needs an NVIDIA GPU from Ampere on; this is {machine.kind}; leave it out")
     return machine.target
+
+
+def texts_of_kernels(asked: argparse.Namespace) -> set[int]:
+    """Return with how many texts the kernels will be called. Raises InputError for more than they are good for."""
+    from llmc_jax.generate.page import WHOLE
+
+    if asked.serve is not None:
+        return {1, WHOLE["samples"][2]}  # the least and the most of the page
+    if asked.samples > MOST_OF_KERNELS:
+        raise InputError(
+            f"--samples {asked.samples}: --kernels pallas reads all weights again for every 16 texts, and takes up to "
+            f"{MOST_OF_KERNELS}; leave it out"
+        )
+    return {min(asked.samples, 16), asked.samples % 16} - {0}
 
 
 def say(about: str, words: str) -> None:

@@ -5,7 +5,7 @@ position the oldest half of the text is dropped and the rest prefilled anew (mod
 Leaves out how a token is drawn (sampling.py), and printing.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ import numpy as np
 from llmc_jax.base.errors import InputError
 from llmc_jax.config.model import ModelShape, refuse_foresight
 from llmc_jax.generate.model import Model
-from llmc_jax.generate.sampling import Draws, Numbers, Sampling, Steps, check, draw, numbers_of, steps_of
+from llmc_jax.generate.sampling import ANY, Draws, Numbers, Sampling, Steps, check, draw, numbers_of, steps_of
 from llmc_jax.generate.text import TextStream
 from llmc_jax.machine.device import first_device
 from llmc_jax.models.execution import PLAIN
@@ -195,6 +195,7 @@ class _Batch(NamedTuple):
     size: int  # of the cache
     numbers: Numbers
     steps: Steps
+    run: Callable[..., State]  # `following`, or that in one program
 
     def prefilled(self, texts: Sequence[Sequence[int]], position: int) -> State:
         """Begin with texts of one length, one for all samples or one for each, and draw the token at a position."""
@@ -208,16 +209,17 @@ class _Batch(NamedTuple):
 
     def decoded(self, before: State) -> State:
         """Put the last draws at their place of the window, and draw the token at the next position of the text."""
-        run = following if first_device().platform == "cpu" else in_one_program
         model, coins = self.model, Coins(self.samples, before.position, self.numbers)
-        return run(model.weights, before.draws.tokens, before.place, before.cache, coins, model.config, self.steps)
+        return self.run(model.weights, before.draws.tokens, before.place, before.cache, coins, model.config, self.steps)
 
 
 def _generate(model: Model, request: Request) -> Iterator[Drawn | Dropped]:
     sampling, config, rows = request.sampling, model.config, range(request.samples)
+    steps, run = steps_of(sampling, request.candidates, model.drawable), following
+    if first_device().platform != "cpu":  # where top-k searches, whatever it asks for
+        steps, run = steps._replace(top_k=ANY if steps.top_k else 0), in_one_program
     samples, numbers = jax.device_put((np.array(rows, np.int32), numbers_of(sampling)))  # once, not for each token
-    steps = steps_of(sampling, request.candidates, model.drawable)
-    batch = _Batch(model, samples, cache_size(config, request), numbers, steps)
+    batch = _Batch(model, samples, cache_size(config, request), numbers, steps, run)
     prompt = list(request.prompt) or [model.end_of_text]
     texts = [list(prompt) for _ in rows]
     running = {row: TextStream(model.tokenizer, request.stops) for row in rows}

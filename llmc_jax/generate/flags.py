@@ -49,7 +49,7 @@ QUESTIONS = (
     own("--probs", "[N]", None, "what the model thinks of each token of the text and of those that it adds (-n): its "
         "probability, and the N likeliest (default 5)", 0, alone=5, excludes=f"{MODES} samples"),
     own("--attention", "FILE", None, "draw what a layer's heads attend to: .png, .svg, .pdf",
-        excludes=f"{MODES} {DRAWN} json", writes=".png .svg .pdf"),
+        excludes=f"{MODES} {DRAWN} json kernels", writes=".png .svg .pdf"),
     own("--layer", "N", 0, "with --attention: from 0 (default 0)", 0, needs="attention"),
     own("--interactive", "", False, "type and read in turns", excludes=f"{MODES} samples json"),
     own("--serve", "[PORT]", None, f"a page on 127.0.0.1 to ask the model with (default port {PORT}; 0: any free one)",
@@ -65,7 +65,7 @@ MODEL = (
 )  # fmt: skip
 KERNELS = (
     own("--kernels", "xla|pallas", "xla", "what makes new tokens: XLA's operations, or handwritten kernels, which are "
-        "compared with them first (default xla; pallas: NVIDIA GPUs from Ampere on, GPT-2 without variations)"),
+        "compared with them first (default xla; pallas: NVIDIA GPUs from Ampere on, GPT-2 as it is, to 64 samples)"),
 )  # fmt: skip
 GROUPS = {
     "": CHECKPOINT, "the text": TEXT, "how the next token is drawn, in this order": SAMPLING,

@@ -30,11 +30,11 @@ from llmc_jax.training.state import DTYPES
 class Model(NamedTuple):
     """A model that can be asked.
 
-    Its texts are computed by XLA's operations: the handwritten kernels would gain nothing for a few rows, since all
-    weights must be read, whoever computes.
+    Its texts are computed by XLA's operations; tokens after the first by handwritten kernels, if they were asked for.
 
     weights: the tensors on the device, each in the dtype that the model computes in. Of those with a layer axis there
-    is a tuple of L arrays: a program that takes a part of an array copies it first, and each token needs all.
+    is a tuple of L arrays: a program that takes a part of an array copies it first, and each token needs all. For
+    kernels they are one array, `Packed`.
     end_of_text: the id that begins and ends a text.
     """
 

@@ -14,7 +14,7 @@ import pytest
 from llmc_jax.base.errors import InputError
 from llmc_jax.data.tokenizers import printable, write_tokenizer_bin
 from llmc_jax.generate import answer
-from llmc_jax.generate.command import main
+from llmc_jax.generate.command import main, texts_of_kernels
 from llmc_jax.generate.flags import parse
 from llmc_jax.generate.sampling import Sampling
 
@@ -188,3 +188,19 @@ def test_a_number_may_be_left_out() -> None:
     assert parse(["runs/a", "--serve"]).serve == 8000
     with pytest.raises(InputError, match="CHECKPOINT"):
         parse(["--probs", "3"])
+
+
+@pytest.mark.parametrize(
+    ("words", "texts"),
+    [((), {1}), (("--samples", "16"), {16}), (("--samples", "35"), {16, 3}), (("--serve",), {1, 8})],
+)
+def test_kernels_are_compared_with_as_many_texts_as_they_get(words: tuple[str, ...], texts: set[int]) -> None:
+    assert texts_of_kernels(parse(["d12", "--kernels", "pallas", *words])) == texts
+
+
+def test_kernels_that_cannot_be_are_refused(ask: Ask) -> None:
+    for words, named in (((), "NVIDIA"), (("--samples", "65"), "NVIDIA"), (("--attention", "x.png"), "--attention")):
+        found = ask("--kernels", "pallas", *words)
+        assert found.status == 2 and named in found.err
+    with pytest.raises(InputError, match="--samples 65"):
+        texts_of_kernels(parse(["d12", "--kernels", "pallas", "--samples", "65"]))

@@ -1,6 +1,7 @@
 """Tokens by our kernels, simulated, beside XLA's operations: logits, cache, greedy texts past the last position."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
@@ -97,7 +98,7 @@ def test_other_questions_take_the_one_array_too() -> None:
 
 def test_kernels_that_are_wrong_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     _, packed = models()
-    assert checked.checked(packed, 1) is packed
+    assert checked.checked(packed, {1}) is packed
     error = checked.error_of(CONFIG, packed.weights, "fp32", 1)
     assert 0 < error < 1e-5
 
@@ -105,8 +106,11 @@ def test_kernels_that_are_wrong_are_not_used(monkeypatch: pytest.MonkeyPatch) ->
         logits, after = decode.decode(*args)
         return logits * 1.01, after
 
+    broken = replace(packed.weights, rows=packed.weights.rows.at[0, 0].set(jnp.nan))
+    assert checked.error_of(CONFIG, broken, "fp32", 1) == 0  # the model's fault
+
     monkeypatch.setattr(checked, "kernels", lambda: SimpleNamespace(decode=wrong, stacked=decode.stacked))
-    found = checked.checked(packed, 1)
+    found = checked.checked(packed, {1})
     assert not isinstance(found.weights, Packed)
     assert len(found.warnings) == len(packed.warnings) + 1
     np.testing.assert_array_equal(found.weights.qkvw[1], packed.weights.qkvw[1])
