@@ -23,6 +23,7 @@ from llmc_jax.kernels.choice import decoding_refusal
 from llmc_jax.machine.device import available_memory_bytes, first_device, gib
 from llmc_jax.models.layout import flat_size, num_parameters, params_type, pieces, tensor_specs, widths
 from llmc_jax.models.packed import Packed
+from llmc_jax.models.program import head_of
 from llmc_jax.models.work import COMPUTE_BYTES
 from llmc_jax.training.state import DTYPES
 
@@ -56,7 +57,8 @@ class Model(NamedTuple):
     @property
     def dtype(self) -> str:
         """Return what the model computes in: fp32, bf16 or fp16."""
-        return next(name for name, dtype in DTYPES.items() if jax.tree.leaves(self.weights)[0].dtype == dtype)
+        own = self.weights.rows if isinstance(self.weights, Packed) else head_of(self.weights, self.config)
+        return next(name for name, dtype in DTYPES.items() if own.dtype == dtype)
 
 
 def open_model(

@@ -18,7 +18,6 @@ from llmc_jax.ops import attention, gelu
 from llmc_jax.ops.table import Function, Operations
 from llmc_jax.training.optimizer import Optimizer
 from llmc_jax.training.rules import named
-from pallas_kernels.tuning import DECODED_CHANNELS, HEAD_SIZES
 
 
 class Measured(NamedTuple):
@@ -483,6 +482,8 @@ def _refuse_fallbacks(choices: Sequence[Choice]) -> None:
 
 def decoding_refusal(shape: ModelShape) -> str:
     """Return why no kernels of ours make a model's tokens one after another; empty where they do."""
+    from pallas_kernels.tuning import DECODED_CHANNELS, HEAD_SIZES  # here: who has no GPU does without
+
     if not isinstance(shape, ModelConfig) or shape.family != "gpt2":
         return f"they compute GPT-2, not the family {shape.family}"
     if shape.attention != CAUSAL:
