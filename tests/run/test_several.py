@@ -102,16 +102,18 @@ def test_the_models_file_is_compared(tmp_path: Path) -> None:
     assert found[0].files["--model"] == shape_of("toy-V61-C8-T16", TOY).source != found[1].files["--model"]
 
 
-def test_a_process_that_plans_another_step_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before any exchange on the devices, in which each would wait for the other."""
+@pytest.mark.parametrize(("place", "other"), [(0, {"logit_rows": 7}), (1, "algorithms_0.txt")])
+def test_a_process_that_plans_another_step_is_named(place: int, other: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before any exchange on the devices, in which each would wait for the other: other options, another file."""
 
     class Other(OfTwo):
         def meet(self, name: str, value: Any = None) -> list[Any]:
-            return [value, {"value": {**value["value"], "logit_rows": 7}}]
+            theirs = list(value["value"])
+            theirs[place] = {**theirs[place], **other} if isinstance(other, dict) else other
+            return [value, {"value": theirs}]
 
-    resolved = make_plan(parse_args(["-b", "1"]), parse_descriptor("d12"), this_machine()).resolved
+    plan = make_plan(parse_args(["-b", "1"]), parse_descriptor("d12"), this_machine())
     monkeypatch.setattr(cluster, "_here", Other())
-    plan: Any = SimpleNamespace(resolved=resolved)
     with pytest.raises(Agreed, match=r"rank 1 \(host b\): .*XLA_FLAGS"):
         processes.first_exchange(SimpleNamespace(), plan)  # type: ignore[arg-type]
 
