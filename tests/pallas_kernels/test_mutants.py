@@ -31,14 +31,16 @@ class Mutant(NamedTuple):
 
 ATTENTION, T = "attention", 256
 SIZES = [1, T, 2, 64]
-LAST_TILE = f"(j == {T // attention.ROWS - 1}) & (lax.axis_index('head') == p.NH - 1)"
+LAST_TILE = f"(j == {T // attention.ROWS - 1}) & (part.head == p.NH - 1)"
+SEEN = "t + (first_row - first_column) >= u"
 MEET = "mosaic.meet(barrier)  # the target's column"
 WRONG = {
     "dk's sign, in one tile": Mutant(
         attention, "_dkv_kernel", "p, dk * p", f"p, dk * jnp.where({LAST_TILE}, -1, 1) * p", ATTENTION, SIZES
     ),
     "the last row does not look at itself": Mutant(
-        attention, "_causal", "t >= u,", f"(t >= u) & ~((t == u) & (t == {T - 1})),", ATTENTION, SIZES
+        attention, "_causal", SEEN, f"({SEEN}) & ~((t + first_row == {T - 1}) & (u + first_column == {T - 1}))",
+        ATTENTION, SIZES,
     ),
     "dv of the last row": Mutant(
         attention, "_dkv_kernel", "_store_gradient(p, dv,",
