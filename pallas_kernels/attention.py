@@ -256,7 +256,7 @@ ABSENT = {"forward": (2,), "dq": (2, 3, 6, 7), "dkv": (2, 5)}  # refs of ReLU at
 def _kernel(body: Any, name: str, p: Problem, out_type: Any) -> Any:
     """Return a kernel with one block of threads for each 64 rows of every warpgroup, each head and sequence.
 
-    Blocks that last are as many as multiprocessors, and each has many such parts of the work.
+    A block that lasts does many such parts of the work.
     """
     columns, stages, warpgroups = p.sizes.columns[name], p.sizes.stages, p.sizes.warpgroups
     lasting = name in p.sizes.lasting
@@ -423,17 +423,19 @@ def _warpgroup(p: Problem) -> Any:
     return lax.axis_index("warpgroup") if p.sizes.warpgroups > 1 else 0
 
 
-def _each_part(p: Problem, name: str, walk_of: Callable[[Part], Walk], work: Callable[[Part, Walk], None]) -> None:
+def _each_part(
+    p: Problem, name: str, barriers: Sequence[Any], walk_of: Callable[[Part], Walk], work: Callable[[Part, Walk], None]
+) -> None:
     """Run a block's work: one part, or one after another where it lasts.
 
     A warpgroup that only copies goes over all walks meanwhile, and leaves registers to the others.
     """
 
-    def each(do: Callable[[Part, Walk], None]) -> None:
+    def each(do: Callable[[Part, Walk], None]) -> Any:
+        """Do something for all parts. Returns how many tiles a block that lasts has walked over."""
         if name not in p.sizes.lasting:
             part = Part(*map(lax.axis_index, ("sequence", "head", "tile")))
-            do(part, walk_of(part))
-            return
+            return do(part, walk_of(part))
         blocks, first, tiles = p.lasting_blocks(name), lax.axis_index("block"), p.parts[2]
 
         def part_of(number: Any) -> Part:
@@ -446,7 +448,7 @@ def _each_part(p: Problem, name: str, walk_of: Callable[[Part], Walk], work: Cal
             do(part, walk)
             return before + walk.end - walk.begin
 
-        lax.fori_loop(0, pl.cdiv(math.prod(p.parts) - first, blocks), step, jnp.int32(0))
+        return lax.fori_loop(0, pl.cdiv(math.prod(p.parts) - first, blocks), step, jnp.int32(0))
 
     def compute(part: Part, walk: Walk) -> None:
         work(part, walk)
@@ -471,7 +473,11 @@ def _each_part(p: Problem, name: str, walk_of: Callable[[Part], Walk], work: Cal
     @pl.when(~computes)
     def _() -> None:
         mosaic.set_registers(COPYING_REGISTERS, more=False)
-        each(copy)
+        walked = each(copy)
+        if name in p.sizes.lasting:  # who waits for a barrier sees its last phase too: the interpreter asks for it
+            for last in range(1, p.sizes.stages + 1):
+                slot = (walked - last) & (p.sizes.stages - 1)
+                pl.when(walked >= last)(partial(p.copies.wait, barriers, RELEASED, slot))
 
 
 def _walk_of_queries(
@@ -537,7 +543,7 @@ def _forward_kernel(
             mosaic.store(_row_values(lse, part, i), m + jnp.log(total) * LOG2E)
         mosaic.store_tile(acc.astype(dot.dtype), own_q_s, _heads(p, part, out)[0].rows(i, ROWS))
 
-    _each_part(p, "forward", partial(_walk_of_queries, p, "forward", qkv, (k_s, v_s), barriers), work)
+    _each_part(p, "forward", barriers, partial(_walk_of_queries, p, "forward", qkv, (k_s, v_s), barriers), work)
 
 
 def _dq_kernel(
@@ -586,7 +592,7 @@ def _dq_kernel(
         walk.skip(end, walk.end)
         _store_gradient(p, dq * p.scale_at_end, own_q_s, _heads(p, part, dqkv)[0], _heads(p, part, sums_g)[0], i)
 
-    _each_part(p, "dq", partial(_walk_of_queries, p, "dq", qkv, (k_s, v_s), barriers), work)
+    _each_part(p, "dq", barriers, partial(_walk_of_queries, p, "dq", qkv, (k_s, v_s), barriers), work)
 
 
 def _dkv_kernel(
@@ -655,7 +661,7 @@ def _dkv_kernel(
         _store_gradient(p, dk * p.scale_at_end, dk_s, gradients[0], sums_heads[0], j)
         _store_gradient(p, dv, dv_s, gradients[1], sums_heads[1], j)
 
-    _each_part(p, "dkv", walk_of, work)
+    _each_part(p, "dkv", barriers, walk_of, work)
 
 
 def _loop(begin: Any, end: Any, times: int, step: Any, carry: Any) -> Any:

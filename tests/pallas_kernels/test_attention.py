@@ -126,16 +126,8 @@ def run(case: Case, qkv: jax.Array, dout: jax.Array) -> tuple[jax.Array, Any, tu
     return out, saved, getattr(attention, f"{kind}_backward")(dout, qkv, out, saved, case.NH, **options)
 
 
-def skip_with_jax_0_11() -> None:
-    """Skip what the interpreter of JAX 0.11 refuses: a copying warpgroup that does not see a slot's last release."""
-    if jax.version.__version_info__ < (0, 12):
-        pytest.skip("the interpreter of JAX 0.11 wants every thread to see a barrier's last phase")
-
-
 @every_case
 def test_against_float64(case: Case) -> None:
-    if case.version == "wgmma" and case.T == 600:
-        skip_with_jax_0_11()
     qkv, dout = inputs(case)
     out, saved, (dqkv, dbias) = run(case, qkv, dout)
     wanted_out, wanted_lse, wanted_dqkv = expected(case, qkv, dout)
@@ -222,7 +214,6 @@ def test_tiles_fit_the_shared_memory(target: str, version: str, HS: int) -> None
 )
 def test_blocks_that_go_from_part_to_part_give_the_same_bits(T: int, blocks: int) -> None:
     """Several parts of the work, of different lengths, in each block of dkv; else every block has one."""
-    skip_with_jax_0_11()
     case = Case(2, T, 1, 64, jnp.bfloat16, "wgmma")
     qkv, dout = inputs(case)
     out, lse, (dqkv, dbias) = run(case, qkv, dout)
