@@ -444,19 +444,8 @@ def _attend(
     q, own_k, own_v = (jnp.broadcast_to(each, (at_once, HS)) for each in own)
     q = q.astype(f32)
     slot = mosaic.iota((at_once,), 0, layout.reduce(1))
-    wide = partial(mosaic.widened, layout=layout, interpret=interpret)
 
-    def after(state: Any, keys: list[jax.Array], values: list[jax.Array], seen: list[jax.Array]) -> Any:
-        """Return the state after some more positions for each place."""
-        top, total, acc = state
-        scores = [(q * wide(k)).sum(1) * (LOG2E / math.sqrt(HS)) for k in keys]
-        scores = [jnp.where(see, score, 1.5 * LOWEST) for see, score in zip(seen, scores, strict=True)]
-        new = reduce(jnp.maximum, scores, top)
-        weights = [jnp.exp2(score - new) for score in scores]
-        acc = acc * along(jnp.exp2(top - new), acc, 0)
-        for weight, v in zip(weights, values, strict=True):
-            acc = acc + along(weight, acc, 0) * wide(v)
-        return new, reduce(add, weights, total * jnp.exp2(top - new)), acc
+    after = partial(_after, q, partial(mosaic.widened, layout=layout, interpret=interpret))
 
     def step(t: Any, state: Any) -> Any:
         start = (t * groups + group) * tile
@@ -486,16 +475,41 @@ def _attend(
 
     @pl.when(group == 0)
     def finish() -> None:
-        def repeated(i: int, some: Any) -> jax.Array:
-            return lax.broadcast_in_dim(load(states.at[i, some], mosaic.COLUMNS.reduce(1)), (16, HS), (0,))
+        store(out_ref.at[text, pl.ds(column, HS)], _merged(states, sums).astype(dtype))
 
-        places = [pl.ds(i, 16) for i in range(0, states.shape[1], 16)]
-        tops = [repeated(0, some) for some in places]
-        top = along(reduce(jnp.maximum, tops).max(0), tops[0], 1)
-        weights = [jnp.exp2(each - top) for each in tops]
-        acc, total = (
-            reduce(add, [weight * get(some) for weight, some in zip(weights, places, strict=True)]).sum(0)
-            for get in (lambda some: load(sums.at[some], mosaic.COLUMNS), partial(repeated, 1))
-        )
-        out = acc / total
-        store(out_ref.at[text, pl.ds(column, HS)], out.astype(dtype))
+
+def _after(
+    q: jax.Array, wide: Callable[[jax.Array], jax.Array], state: Any, keys: list[jax.Array], values: list[jax.Array],
+    seen: list[jax.Array],
+) -> Any:  # fmt: skip
+    """Return the running softmax of each place, (top, total, weighted values), after some more positions for each.
+
+    wide: makes keys and values float32. seen: at which places a position counts.
+    """
+    top, total, acc = state
+    scores = [(q * wide(k)).sum(1) * (LOG2E / math.sqrt(q.shape[1])) for k in keys]
+    scores = [jnp.where(see, score, 1.5 * LOWEST) for see, score in zip(seen, scores, strict=True)]
+    new = reduce(jnp.maximum, scores, top)
+    weights = [jnp.exp2(score - new) for score in scores]
+    acc = acc * along(jnp.exp2(top - new), acc, 0)
+    for weight, v in zip(weights, values, strict=True):
+        acc = acc + along(weight, acc, 0) * wide(v)
+    return new, reduce(add, weights, total * jnp.exp2(top - new)), acc
+
+
+def _merged(states: Any, sums: Any) -> jax.Array:
+    """Return a head's output (HS,) from the softmax of every place in SMEM: states (2, places), sums (places, HS)."""
+
+    def repeated(i: int, some: Any) -> jax.Array:
+        values = load(states.at[i, some], mosaic.COLUMNS.reduce(1))
+        return lax.broadcast_in_dim(values, (16, sums.shape[1]), (0,))
+
+    places = [pl.ds(i, 16) for i in range(0, states.shape[1], 16)]
+    tops = [repeated(0, some) for some in places]
+    top = along(reduce(jnp.maximum, tops).max(0), tops[0], 1)
+    weights = [jnp.exp2(each - top) for each in tops]
+    acc, total = (
+        reduce(add, [weight * get(some) for weight, some in zip(weights, places, strict=True)]).sum(0)
+        for get in (lambda some: load(sums.at[some], mosaic.COLUMNS), partial(repeated, 1))
+    )
+    return acc / total

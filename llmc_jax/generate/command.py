@@ -68,15 +68,16 @@ def kernels_target() -> str:
 def texts_of_kernels(asked: argparse.Namespace) -> set[int]:
     """Return with how many texts the kernels will be called. Raises InputError for more than they are good for."""
     from llmc_jax.generate.page import WHOLE
+    from pallas_kernels.decode import TEXTS
 
     if asked.serve is not None:
         return {1, WHOLE["samples"][2]}  # the least and the most of the page
     if asked.samples > MOST_OF_KERNELS:
         raise InputError(
-            f"--samples {asked.samples}: --kernels pallas reads all weights again for every 16 texts, and takes up to "
-            f"{MOST_OF_KERNELS}; leave it out"
+            f"--samples {asked.samples}: --kernels pallas reads all weights again for every {TEXTS} texts, and takes "
+            f"up to {MOST_OF_KERNELS}; leave it out"
         )
-    return {min(asked.samples, 16), asked.samples % 16} - {0}
+    return {min(asked.samples, TEXTS), asked.samples % TEXTS} - {0}
 
 
 def say(about: str, words: str) -> None:

@@ -23,8 +23,7 @@ from llmc_jax.models.layout import num_layers, tensor_specs
 from llmc_jax.models.packed import Packed
 from pallas_kernels import decode as kernels
 from pallas_kernels.decode import Tensor
-
-POSITIONS = 128  # a cache of the kernels has a multiple of them
+from pallas_kernels.mosaic import THREADS
 
 
 class Cache(NamedTuple):
@@ -36,7 +35,7 @@ class Cache(NamedTuple):
 
 def stacked(cache: by_xla.Cache) -> Cache:
     """Return a cache as the kernels have it: layers in one array, of a multiple of 128 positions."""
-    behind = ((0, 0), (0, 0), (0, -cache.keys[0].shape[1] % POSITIONS), (0, 0))
+    behind = ((0, 0), (0, 0), (0, -cache.keys[0].shape[1] % THREADS), (0, 0))
     return Cache(*(jnp.pad(jnp.stack(layers), behind) for layers in (cache.keys, cache.values)))
 
 

@@ -58,7 +58,13 @@ def test_a_tensor_by_name_is_the_one_of_separate_weights() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "texts"), [("fp32", 1), ("fp32", 3), ("bf16", 2), pytest.param("fp32", 18, marks=pytest.mark.slow)]
+    ("dtype", "texts"),
+    [
+        pytest.param("fp32", 1, marks=pytest.mark.slow),
+        ("fp32", 3),
+        ("bf16", 2),
+        pytest.param("fp32", 18, marks=pytest.mark.slow),
+    ],
 )
 def test_logits_and_cache_are_xlas(dtype: str, texts: int) -> None:
     plain, packed = models(dtype)
@@ -79,7 +85,7 @@ def test_logits_and_cache_are_xlas(dtype: str, texts: int) -> None:
 
 
 def test_a_greedy_text_past_the_last_position_is_xlas() -> None:
-    request = Request((1, 2), 8, 2, Sampling(temperature=0), ignore_end=True)
+    request = Request((1, 2, 3, 4, 5, 6), 4, 2, Sampling(temperature=0), ignore_end=True)
     texts = [
         [(each.sample, each.token, each.logprob) for each in generate(model, request) if isinstance(each, Drawn)]
         for model in models()
@@ -109,6 +115,10 @@ def test_kernels_that_are_wrong_are_not_used(monkeypatch: pytest.MonkeyPatch) ->
     broken = replace(packed.weights, rows=packed.weights.rows.at[0, 0].set(jnp.nan))
     assert checked.error_of(CONFIG, broken, "fp32", 1) == 0  # the model's fault
 
+    monkeypatch.setattr(checked, "kernels", lambda: SimpleNamespace(decode=wrong, stacked=decode.stacked))
+    monkeypatch.setattr(checked, "error_of", lambda *given: {1: 0.0, 2: np.nan}[given[-1]])
+    assert not isinstance(checked.checked(packed, [1, 2]).weights, Packed)
+    monkeypatch.undo()
     monkeypatch.setattr(checked, "kernels", lambda: SimpleNamespace(decode=wrong, stacked=decode.stacked))
     found = checked.checked(packed, {1})
     assert not isinstance(found.weights, Packed)
