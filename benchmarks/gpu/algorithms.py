@@ -11,12 +11,11 @@ import re
 import shutil
 import statistics
 import tempfile
-import time
 from contextlib import ExitStack
-from functools import cache
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu import versus
 from benchmarks.turns import blocks_in_turns
 from llmc_jax.machine.algorithms import name_of
 from llmc_jax.machine.jax_setup import MEMORY_SHARE
@@ -117,25 +116,16 @@ def keep(file: Path) -> str:
 
 
 def step(option: str, file: str, steps: int, **arguments: Any) -> Figures:
-    """Return the milliseconds of so many steps, the algorithms of the program's products, and its first loss.
+    """Return the milliseconds of so many steps, the algorithms of the program's products, and a loss.
 
     option: of XLA, which takes a file: `DUMP`, `LOAD`. arguments: of `CompiledStep`.
     """
-    compiled = _compiled(option, file, **arguments)
-    start = time.perf_counter()
-    compiled.run(steps)
-    ms = 1e3 * (time.perf_counter() - start) / steps
-    return {"ms": ms, "algorithms": algorithms_of(compiled.compiled.as_text()), "loss": compiled.first_loss}
+    arguments |= {"options": ((option, file),)}
+    text = versus.compiled_step(steps, **arguments).compiled.as_text()
+    return versus.measure(steps, **arguments) | {"algorithms": algorithms_of(text)}
 
 
 def algorithms_of(text: str) -> str:
     """Return the algorithm of each product of NVIDIA's library in a compiled program's text."""
     products = [line for line in text.splitlines() if '"gemm_backend_config"' in line]
     return " ".join(match[1] if (match := ALGORITHM.search(line)) else NONE for line in products)
-
-
-@cache
-def _compiled(option: str, file: str, **arguments: Any) -> Any:
-    from benchmarks.gpu.steps import CompiledStep
-
-    return CompiledStep(**arguments, options=((option, file),))

@@ -131,14 +131,15 @@ def figures_of(ours: Sequence[Figures], others: Sequence[Figures]) -> Figures:
 
 def measure(steps: int, **arguments: Any) -> Figures:
     """Milliseconds of a step, of so many more; the first call of a process compiles it, and warms up."""
-    step = _step(steps, **arguments)
+    step = compiled_step(steps, **arguments)
     start = time.perf_counter()
     loss = step.run(steps)
     return {"ms": 1e3 * (time.perf_counter() - start) / steps, "loss": loss}
 
 
 @cache
-def _step(steps: int, **arguments: Any) -> Any:
+def compiled_step(steps: int, **arguments: Any) -> Any:
+    """Return a `CompiledStep` that has run so many times, once for each process and arguments."""
     from benchmarks.gpu.steps import CompiledStep
 
     step = CompiledStep(**arguments)
