@@ -67,7 +67,6 @@ RESULTS = ROOT / "benchmarks/results/step_table.md"
 NOW = ROOT / "benchmarks/results/step_table.json"
 CASES = (
     ("h200", "-e d12 -b 64 -r 0"),
-    ("h200", "-e d12 -b 64 -r 0 -ge 1"),
     ("h200", "-e d12 -b 64 -r 1"),
     ("h200", "-e d12 -b 64 -r 0 --optimizer muon"),
     ("h200", "-e d24 -b 32 -r 0"),

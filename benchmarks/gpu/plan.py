@@ -308,7 +308,7 @@ def variants(tiny: bool) -> Iterator[Item]:
     for flags in () if tiny else (
         "--kernels xla", "--kernels xla --attention cudnn", "--kernels xla --attention flash", "--attention cudnn",
         "--attention naive", "--kernels pallas", "--logit-rows 8192", "--logit-rows 32768", "-r 1", "-r 2",
-        "--recompute-blocks 1", "-ge 1", "-w 0", "--dtype fp16", "--products xla",
+        "--recompute-blocks 1", "-w 0", "--dtype fp16", "--products xla",
     ):  # fmt: skip
         yield _step("variants", flags, tiny, **(fixed | _flags(flags)))
     for flag in () if tiny else (

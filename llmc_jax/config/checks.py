@@ -22,24 +22,8 @@ class Rule(NamedTuple):
 
 CONTRADICTIONS = (
     Rule(
-        lambda c: c.gelu_fusion == 2,
-        "{gelu_fusion}: XLA cannot let NVIDIA's library compute GELU's gradient in a product; write -ge 1: GELU itself "
-        "is computed in one, its gradient by a kernel",
-    ),
-    Rule(
-        lambda c: c.gelu_fusion == 1 and c.recompute > 0 and not c.recompute_blocks,
-        "{gelu_fusion}: GELU in the product has other bits than one that {recompute} computes again; write -r 0, which "
-        "takes more memory, or leave -ge out",
-    ),
-    Rule(
-        lambda c: c.gelu_fusion == 1 and c.triton_gemm == "on",
-        "{gelu_fusion}: GELU is computed in a product of NVIDIA's library, not in one by Triton; leave --triton-gemm "
-        "out",
-    ),
-    Rule(
-        lambda c: c.gelu_fusion == 1 and c.products == "pallas",
-        "{gelu_fusion}: GELU is computed in a product of NVIDIA's library, and with {products} in one of ours; leave "
-        "one of them out",
+        lambda c: c.gelu_fusion >= 0 and c.products != "auto",
+        "{gelu_fusion}: names the products beside GELU that are ours, and {products} does too; leave one of them out",
     ),
     Rule(
         lambda c: c.dtype == "fp16" and c.rounding == "stochastic",

@@ -405,9 +405,8 @@ class TrainConfig:
     )
     gelu_fusion: int = option(
         -1, "-ge --gelu-fusion", PRECISION, {"program"}, "said",
-        "fuse GELU into the matrix product before it, in NVIDIA's library: 1 = in the forward pass (needs -r 0, "
-        "because a recomputed GELU has other bits; not with Triton's products), 0 = off, -1 = off until it has been "
-        "measured; 2 (llm.c: its gradient too) is refused, because XLA cannot do it",
+        "compute GELU in the matrix product before it, by a kernel of ours: 0 = no, 1 = in the forward pass, 2 = its "
+        "gradient too, in the product before that; -1 = as --products has it",
         choices=(-1, 0, 1, 2),
     )
     recompute: int = option(

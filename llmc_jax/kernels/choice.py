@@ -14,7 +14,7 @@ from llmc_jax.kernels import functions
 from llmc_jax.kernels.functions import GROUPS, PLAIN, PRODUCTS, assembled
 from llmc_jax.machine.compiling import Options
 from llmc_jax.machine.gpus import Machine, measured_on
-from llmc_jax.ops import attention, gelu
+from llmc_jax.ops import attention
 from llmc_jax.ops.table import Function, Operations
 from llmc_jax.training.optimizer import Optimizer
 from llmc_jax.training.rules import named
@@ -116,7 +116,7 @@ class Implementation(NamedTuple):
 
     operation: str  # a key of GROUPS
     name: str  # unique within the operation
-    by: str  # xla, pallas, triton: what --kernels names; cudnn, cublas
+    by: str  # xla, pallas, triton: what --kernels names; cudnn
     maker: Maker
     problem: Callable[[Setting], str] = lambda _: ""  # why it cannot serve a setting; empty where it can
     kind: str = ""  # of attention: what --attention names
@@ -133,11 +133,10 @@ class Choice(NamedTuple):
 
     operation: str  # a key of GROUPS
     implementation: str  # the name of a row
-    by: str  # what computes it: xla, pallas, triton, cudnn, cublas
+    by: str  # what computes it: xla, pallas, triton, cudnn
     why: str  # for people
     fell_back: bool = False  # it is not what was asked for
     makes_matrix: bool = False  # attention's T x T matrix
-    backward: str = ""  # the name of the row whose backward runs, where that is another one
 
 
 class Selection(NamedTuple):
@@ -146,7 +145,6 @@ class Selection(NamedTuple):
     op: Operations
     optimizer: Optimizer
     choices: tuple[Choice, ...]
-    gelu_fusion: int  # 1: the forward's GELU is computed in the product before it
 
 
 def makes_matrix(choices: Sequence[Choice]) -> bool:
@@ -159,7 +157,6 @@ def makes_matrix(choices: Sequence[Choice]) -> bool:
 FLASH_LARGEST_HEAD = 128  # channels of a head, which a kernel holds in registers
 NO_GPU = "there is no GPU"
 RELU_KERNEL = "relu, pallas"
-IN_PRODUCT = "in the product"  # GELU, by NVIDIA's library, which computes no gradient of it
 
 
 def _pallas_problem(setting: Setting) -> str:
@@ -228,12 +225,6 @@ def _product_problem(columns: int, setting: Setting) -> str:
     C, found = setting.widths[0], setting.widths[columns]
     if not found or C % 64 or found % 128:
         return f"the kernels sum over a multiple of 64, for columns a multiple of 128, not over {C} for {found}"
-    return ""
-
-
-def _cublas_problem(setting: Setting) -> str:
-    if setting.machine.version < (8, 0):
-        return f"NVIDIA's library computes it, on Ampere GPUs and later, not on {setting.machine.kind}"
     return ""
 
 
@@ -306,7 +297,6 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
     _row("layernorm", "triton"),
     _row("gelu", "pallas"),
     _row("gelu", "xla"),
-    Implementation("gelu", IN_PRODUCT, "cublas", lambda *_: gelu.gelu_forward_in_product, _cublas_problem),
     _row("attention", "pallas", "flash, pallas", _flash_problem, "flash"),
     _row("attention", "pallas", RELU_KERNEL, _relu_problem, "flash")._replace(maker=_relu_kernel),
     Implementation(
@@ -355,13 +345,7 @@ def choose_one(operation: str, asked: Preferences, setting: Setting, findings: F
     findings: what was found out on this card; `auto` is then what was the fastest, and what was found to be wrong does
     not run. What was asked for and cannot run here becomes XLA's, with the reason.
     """
-    choice = _first(candidates(operation, asked, setting), setting, findings)
-    if operation != "gelu" or asked.gelu_fusion < 1:
-        return choice
-    row = implementations("gelu")[IN_PRODUCT]
-    if problem := row.problem(setting) or findings.problem("gelu", row.name):
-        return choice._replace(why=f"not {row.name}: {problem}", fell_back=True)
-    return Choice("gelu", row.name, row.by, "as asked", choice.fell_back, backward=choice.implementation)
+    return _first(candidates(operation, asked, setting), setting, findings)
 
 
 def select(choices: Sequence[Choice], setting: Setting, strict: bool = False) -> Selection:
@@ -370,13 +354,8 @@ def select(choices: Sequence[Choice], setting: Setting, strict: bool = False) ->
         _refuse_fallbacks(choices)
     by_name: dict[str, Function] = {}
     for choice in choices:
-        rows = implementations(choice.operation)
-        by_name |= rows[choice.implementation].functions(setting)
-        if choice.backward:
-            backward = GROUPS[choice.operation][-1]
-            by_name[backward] = rows[choice.backward].functions(setting)[backward]
-    in_product = any(choice.implementation == IN_PRODUCT for choice in choices)
-    return Selection(*assembled(by_name, named(setting.optimizer)), tuple(choices), int(in_product))
+        by_name |= implementations(choice.operation)[choice.implementation].functions(setting)
+    return Selection(*assembled(by_name, named(setting.optimizer)), tuple(choices))
 
 
 def candidates(operation: str, asked: Preferences, setting: Setting) -> Candidates:
@@ -385,7 +364,7 @@ def candidates(operation: str, asked: Preferences, setting: Setting) -> Candidat
         return _attention_candidates(asked, setting)
     if operation in PRODUCTS:
         return _product_candidates(operation, asked, setting)
-    rows = {row.by: row for row in implementations(operation).values() if row.by != "cublas"}  # -ge asks for that
+    rows = {row.by: row for row in implementations(operation).values()}
     if asked.kernels == "auto":
         return _automatic([row for row in rows.values() if row.by != "triton"], setting)
     if asked.kernels not in rows:
@@ -410,17 +389,24 @@ def _automatic(rows: list[Implementation], setting: Setting) -> Candidates:
 def _product_candidates(operation: str, asked: Preferences, setting: Setting) -> Candidates:
     """Return what may run a product that ends in something. --kernels asks for ours only where they can run."""
     ours, plain = implementations(operation).values()
-    if operation == "fc" and asked.gelu_fusion >= 1:
-        return Candidates([plain], "-ge 1 has GELU in NVIDIA's product")
-    wish = asked.kernels if asked.products == "auto" else asked.products
+    own = products_wish(operation, asked)
+    wish = asked.kernels if own == "auto" else own
     if wish in ("xla", "triton"):
         return Candidates([plain], "as asked")
-    if asked.products == "auto" and (wish == "auto" or ours.problem(setting)):
+    if own == "auto" and (wish == "auto" or ours.problem(setting)):
         known = MEASURED.get((str(setting.machine.target), operation))
         if setting.untried and known is None and not ours.problem(setting):
             return Candidates([plain], "ours has not been compared with it on this card")
         return _automatic([ours, plain], setting)
     return Candidates([ours, plain], "as asked", asked=True)
+
+
+def products_wish(operation: str, asked: Preferences) -> str:
+    """Return what is asked for of a product: by -ge for those beside GELU, else by --products."""
+    least = {"fc": 1, "fcproj": 2}.get(operation, 0)  # llm.c's: 1 is GELU itself, 2 its gradient too
+    if least == 0 or asked.gelu_fusion < 0:
+        return asked.products
+    return "pallas" if asked.gelu_fusion >= least else "xla"
 
 
 def _attention_candidates(asked: Preferences, setting: Setting) -> Candidates:

@@ -21,6 +21,7 @@ from llmc_jax.kernels.choice import (
     Setting,
     choose_one,
     implementations,
+    products_wish,
     select,
 )
 from llmc_jax.kernels.functions import PRODUCTS, operations
@@ -29,6 +30,7 @@ from llmc_jax.machine.gpus import Machine
 
 FORMAT = 1
 FOR_PEOPLE = ("why", "fell_back")  # fields of a choice on which no bit depends
+GONE = {"gelu_fusion", "backward"}  # fields of earlier records, of GELU in NVIDIA's product
 FOLDERS = ("pallas_kernels", "llmc_jax/kernels/triton")  # where our kernels' sources are
 
 
@@ -52,7 +54,6 @@ class Resolved(NamedTuple):
     asked: Preferences
     choices: tuple[Choice, ...]  # one for each operation
     logit_rows: int
-    gelu_fusion: int
     options: Options  # of XLA
     sources: str = ""  # digest of our kernels' sources, where one of them runs
     format: int = FORMAT
@@ -72,7 +73,7 @@ def digest_of_sources() -> str:
 
 def sources_of(choices: tuple[Choice, ...]) -> str:
     """Return `digest_of_sources` where one of our kernels runs, else nothing."""
-    ours = any(choice.by in ("pallas", "triton") or choice.backward for choice in choices)
+    ours = any(choice.by in ("pallas", "triton") for choice in choices)
     return digest_of_sources() if ours else ""
 
 
@@ -87,15 +88,23 @@ def from_json(data: Any, place: str) -> Resolved:
     try:
         if isinstance(data, Mapping) and type(data.get("format")) is int and data["format"] != FORMAT:
             raise ValueError(f"format {data['format']}; this version reads format {FORMAT}")
-        resolved: Resolved = plain.from_json(Resolved, data)
+        resolved: Resolved = plain.from_json(Resolved, _without_gone(data))
         operations = [choice.operation for choice in resolved.choices]
         if len(set(operations)) < len(operations):
             raise ValueError("choices: an operation is in it twice")
-        if resolved.logit_rows < 0 or resolved.gelu_fusion not in (0, 1):
-            raise ValueError("logit_rows or gelu_fusion is out of range")
+        if resolved.logit_rows < 0:
+            raise ValueError("logit_rows is out of range")
     except (TypeError, ValueError, RecursionError) as error:
         raise FormatError(f"{place}: is not a choice of kernels ({error})") from None
     return resolved
+
+
+def _without_gone(data: Any) -> Any:
+    if isinstance(data, Mapping):
+        return {
+            name: _without_gone(each) if name == "choices" else each for name, each in data.items() if name not in GONE
+        }
+    return [_without_gone(each) for each in data] if isinstance(data, list) else data
 
 
 # ----- repeating a choice -------------------------------------------------------------------------------------------
@@ -126,14 +135,12 @@ def choose_again(
     findings = findings or NOTHING
     recorded = {} if before is None else _recorded(before, asked, setting, findings)
     repeated = {operation: choice for operation, (choice, problem) in recorded.items() if not problem}
-    if before is not None and still(before, asked, "gelu_fusion"):
-        asked = asked._replace(gelu_fusion=before.gelu_fusion)
     choices = {
         each: repeated.get(each) or choose_one(each, asked, setting, findings) for each in operations(setting.optimizer)
     }
     if choices["fc"].by == "pallas" != choices["gelu"].by:  # the backward may compute GELU again: to the same bits
         why = "GELU would have other bits where it is computed again"
-        choices["fc"] = Choice("fc", "xla", "xla", why, asked.products == "pallas")
+        choices["fc"] = Choice("fc", "xla", "xla", why, products_wish("fc", asked) == "pallas")
     return select(list(choices.values()), setting, strict)
 
 
@@ -154,11 +161,7 @@ def _recorded(
     # before there were products of ours, XLA's ran
     choices = {name: Choice(name, "xla", "xla", "") for name in PRODUCTS}
     choices |= {choice.operation: choice for choice in before.choices}
-    options: dict[str, tuple[str, ...]] = {
-        "gelu": ("kernels", "gelu_fusion"),
-        "attention": ("kernels", "attention"),
-    }
-    options |= dict.fromkeys(PRODUCTS, ("kernels", "products")) | {"fc": ("kernels", "products", "gelu_fusion")}
+    options = dict.fromkeys(PRODUCTS, ("kernels", "products", "gelu_fusion")) | {"attention": ("kernels", "attention")}
     return {
         each: (choices.get(each), _problem(choices.get(each), setting, findings))
         for each in operations(setting.optimizer)
@@ -170,21 +173,18 @@ def _problem(choice: Choice | None, setting: Setting, findings: Findings) -> str
     """Return why what a record has for an operation cannot run; empty where it can."""
     if choice is None:
         return "the record has nothing for it"
-    rows = implementations(choice.operation)
-    for name in filter(None, (choice.implementation, choice.backward)):
-        if name not in rows:
-            return f"this version has no {name!r}"
-        if problem := rows[name].problem(setting) or findings.problem(choice.operation, name):
-            return f"{name}: {problem}"
-    return ""
+    name = choice.implementation
+    if (row := implementations(choice.operation).get(name)) is None:
+        return f"this version has no {name!r}"
+    problem = row.problem(setting) or findings.problem(choice.operation, name)
+    return f"{name}: {problem}" if problem else ""
 
 
 def differences(then: Resolved, now: Resolved) -> list[str]:
     """Return what differs between two choices beyond the implementations' names and what they were made for."""
 
     def facts(of: Resolved) -> dict[str, Any]:
-        found: dict[str, Any] = {f"backward of {each.operation}": each.backward for each in of.choices if each.backward}
-        found |= {"logit rows": of.logit_rows, "-ge": of.gelu_fusion, "sources of kernels": of.sources}
+        found: dict[str, Any] = {"logit rows": of.logit_rows, "sources of kernels": of.sources}
         return found | dict(of_one_device(of.options))  # how many devices there are is told apart
 
     one, other = facts(then), facts(now)

@@ -20,7 +20,6 @@ class Execution(NamedTuple):
     recompute: int = 0  # llm.c's -r: the backward computes again 0 nothing, 1 GELU, 2 GELU and layernorms
     recompute_blocks: int = 0  # N > 0: only the stream before every N-th block is kept, all else computed again
     logit_rows: int = 0  # rows of logits that exist at a time; 0: all B T of them
-    gelu_fusion: int = 0  # llm.c's -ge: 1: the forward's GELU is computed in the product before it
     compiler_options: compiling.Settings = ()  # of XLA, which every program of the run is compiled with
 
 

@@ -29,16 +29,6 @@ def gelu_forward(x: jax.Array) -> jax.Array:
     return (0.5 * wide * (1.0 + tanh)).astype(x.dtype)
 
 
-def gelu_forward_in_product(x: jax.Array) -> jax.Array:
-    """GELU of x, the result of a matrix product, written so that XLA lets cuBLASLt compute it before that is rounded.
-
-    XLA knows this form alone, without conversions to another dtype, and puts it into the product only where NVIDIA's
-    library makes that (machine/compiling.py). Then the sum is still in float32 when GELU is applied, so that the
-    result differs in its last bits from GELU of what is kept of x. Source: as `gelu_forward`.
-    """
-    return x * (0.5 * (1.0 + jnp.tanh(_S * (x + _CUBIC * (x * x * x)))))
-
-
 def gelu_backward(dout: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Gradient of GELU at x (..., C): dx (..., C) in x's dtype, and dbias (C,), its sum over all rows.
 

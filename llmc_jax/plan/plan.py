@@ -63,7 +63,6 @@ class Plan(NamedTuple):
             asked=asked_of(self.config),
             choices=self.choices,
             logit_rows=self.execution.logit_rows,
-            gelu_fusion=self.execution.gelu_fusion,
             options=compiling.without_files(self.execution.compiler_options),
             sources=record.sources_of(self.choices),
         )
@@ -149,8 +148,7 @@ def make_plan(
     findings: what was found out about the kernels on this card, which decides what `before` does not. before: an
     earlier choice, which is repeated but for what cannot run here and what flags now ask for otherwise. memory: bytes
     that a device can hold; None: not known. xla_flags: `compiling.user_flags()`.
-    Raises InputError as --strict-kernels has it, and where GELU would be in the product and other options do not go
-    with that. Whether it fits is another question (fits.py).
+    Raises InputError as --strict-kernels has it. Whether it fits is another question (fits.py).
     """
     assert config.batch_size != AUTO_BATCH
     dtype = resolve_dtype(config, machine)
@@ -187,9 +185,7 @@ def make_plan(
     )  # fmt: skip
     rows = _logit_rows(config, model, machine, shape, recorded)
     options = _options(config, machine, recorded, findings, xla_flags or {})
-    if selection.gelu_fusion:
-        _check_gelu_in_product(config, options)
-    execution = Execution(selection.op, recompute, blocks, rows, selection.gelu_fusion, options)
+    execution = Execution(selection.op, recompute, blocks, rows, options)
     return Plan(
         config, model, machine, xla_flags or {}, dtype, execution, selection.optimizer, selection.choices, made_for,
         repeat, problems, shape._replace(logit_rows=rows), memory,
@@ -197,9 +193,9 @@ def make_plan(
 
 
 def fused_of(selection: kernels.Selection) -> tuple[str, ...]:
-    """Return the operations whose products do what would be a pass over their result, ours and NVIDIA's (-ge 1)."""
-    ours = [choice.operation for choice in selection.choices if choice.operation in PRODUCTS and choice.by == "pallas"]
-    return (*ours, *(["fc"] if selection.gelu_fusion else []))
+    """Return the operations whose products, of ours, do what would be a pass over their result."""
+    choices = selection.choices
+    return tuple(each.operation for each in choices if each.operation in PRODUCTS and each.by == "pallas")
 
 
 def recomputes(model: ModelShape) -> bool:
@@ -298,31 +294,12 @@ def _options(
         *compiling.overlap(machine.target, max(1, config.devices), flags),
         *compiling.pinned(config.algorithms, machine.target, flags),
     )
-    options = dict(compiling.triton_gemm(triton_gemm_wish(config), machine.target, flags))
+    options = dict(compiling.triton_gemm(config.triton_gemm, machine.target, flags))
     if recorded is None:
         return (*(options | dict(findings.options if findings else ())).items(), *own)
     again = {name: flags.get(name, value) for name, value in compiling.of_one_device(recorded.options)}
-    still = record.still(recorded, asked_of(config), "triton_gemm", "gelu_fusion")
+    still = record.still(recorded, asked_of(config), "triton_gemm")
     return (*(again if still and compiling.TRITON_GEMM not in flags else again | options).items(), *own)
-
-
-def triton_gemm_wish(config: TrainConfig) -> str:
-    """Return what --triton-gemm resolves to before the GPU is known: GELU in a product is by NVIDIA's library alone."""
-    return "off" if config.gelu_fusion == 1 and config.triton_gemm == "auto" else config.triton_gemm
-
-
-def _check_gelu_in_product(config: TrainConfig, options: compiling.Settings) -> None:
-    """Raise InputError where GELU would be computed again, or the product by XLA. config/checks.py checks the flags."""
-    if config.recompute and not config.recompute_blocks:
-        raise InputError(
-            f"-r {config.recompute}: the repeated choice of kernels has GELU in the product, whose bits "
-            "differ from a recomputed one's; write -r 0 or -ge 0"
-        )
-    if dict(options).get(compiling.TRITON_GEMM) is not False:
-        raise InputError(
-            "-ge 1: NVIDIA's library must make the products, and XLA_FLAGS has "
-            f"--{compiling.TRITON_GEMM}=true; take that out, or write -ge 0"
-        )
 
 
 # ----- the step's numbers ---------------------------------------------------------------------------------------------

@@ -221,7 +221,6 @@ def works_of(plan: Plan) -> Iterator[tuple[Work, bool]]:
 def times_of(plan: Plan, hardware: Hardware) -> Iterator[tuple[Work, OperationTime]]:
     """Yield every operation of a step on one GPU, layer by layer, and what it takes."""
     model, shape = plan.model, plan.shape
-    own = {*shape.fused} - ({"fc"} if plan.execution.gelu_fusion else set())  # with -ge 1 fc is NVIDIA's
     biases_in_products = dict(plan.execution.compiler_options).get(TRITON_GEMM) is False
     for work, forward in works_of(plan):
         kind, large, small = _kernels(work, forward, model, shape)
@@ -229,7 +228,7 @@ def times_of(plan: Plan, hardware: Hardware) -> Iterator[tuple[Work, OperationTi
         added = work.bytes * (work.operation == MATRICES)  # of what is no product by itself, such as adding a bias
         if forward and sides and not biases_in_products and work.operation != "head":
             large, added = large + 1, 2 * shape.element * sides[0][0] * sides[0][1] * work.times
-        ours = work.operation in own and forward == (work.operation != "fcproj")
+        ours = work.operation in shape.fused and forward == (work.operation != "fcproj")
         by_work = work_seconds(work, kind, sides, added, hardware, ours)
         least = certain(work.times * large * hardware.least)
         seconds = total([_larger(by_work, least), certain(work.times * small * hardware.least)])

@@ -12,7 +12,7 @@ from llmc_jax.machine.device import device_label, gib
 from llmc_jax.models.family import family_of
 from llmc_jax.models.layout import head_spec, letters, num_parameters
 from llmc_jax.plan.moments import state_kinds
-from llmc_jax.plan.plan import Plan, triton_gemm_wish
+from llmc_jax.plan.plan import Plan
 from llmc_jax.run.state import Setup
 
 NAMES = {"L": "num_layers L", "NH": "num_heads NH", "C": "channels C"}
@@ -162,7 +162,7 @@ def kernel_rows(choices: tuple[kernels.Choice, ...]) -> list[tuple[str, str]]:
 
 def option_rows(plan: Plan) -> list[tuple[str, str]]:
     """Return the options that XLA compiles the run's programs with; none where it has its defaults."""
-    wish, flags = triton_gemm_wish(plan.config), plan.xla_flags
+    wish, flags = plan.config.triton_gemm, plan.xla_flags
     by_default = compiling.triton_gemm(wish, plan.machine.target, flags)
     found_out = "as before" if plan.repeat else kernels.MEASURED_HERE
     decided = compiling.decided_by(wish, plan.machine.target, flags)

@@ -26,7 +26,6 @@ class Case(NamedTuple):
     recompute: int
     recompute_blocks: int
     logit_rows: int
-    gelu_fusion: int
     options: Options  # of XLA
     asked: Preferences
     machine: Machine

@@ -24,7 +24,6 @@ from llmc_jax.machine import compiling
 from llmc_jax.models.execution import Execution
 from llmc_jax.models.layout import letters
 from llmc_jax.ops import attention
-from llmc_jax.ops.gelu import gelu_forward_in_product
 from llmc_jax.ops.table import Function
 from llmc_jax.plan.plan import step_numbers
 from llmc_jax.training.state import DTYPES, initial_state
@@ -126,8 +125,6 @@ def chosen_functions(case: Case, chosen: Rows) -> dict[str, Function]:
     by_name: dict[str, Function] = {}
     for operation, name in chosen:
         by_name |= implementations(operation)[name].functions(case.setting)
-    if case.gelu_fusion:  # -ge 1
-        by_name["gelu_forward"] = gelu_forward_in_product
     return by_name
 
 
@@ -151,7 +148,7 @@ def _step(
 
     def made(given: dict[str, Function]) -> Callable[[int], Any]:
         op, optimizer = kernels.assembled(given)
-        execution = Execution(op, case.recompute, case.recompute_blocks, case.logit_rows, case.gelu_fusion, merged)
+        execution = Execution(op, case.recompute, case.recompute_blocks, case.logit_rows, merged)
         step_options = StepOptions("constant", "matrices", execution, case.rounding, optimizer)
         numbers = jax.device_put(step_numbers(config, optimizer, 1000))
         program = compiling.compiled(train_step.lower(states[0], *batch, numbers, model, step_options), merged)

@@ -137,7 +137,6 @@ def case_of(plan: Plan) -> candidates.Case:
         recompute=config.recompute,
         recompute_blocks=config.recompute_blocks,
         logit_rows=plan.execution.logit_rows,
-        gelu_fusion=plan.execution.gelu_fusion,
         options=options,
         asked=kernels.Preferences(config.kernels, config.attention, config.gelu_fusion, products=config.products),
         machine=plan.machine,

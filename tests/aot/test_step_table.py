@@ -1,7 +1,6 @@
 """The kernels of a whole step on GPUs that are not there: how many of each group, and what there must be none of."""
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -60,32 +59,6 @@ def test_the_matrices_of_all_layers_are_computed_together(tmp_path: Path) -> Non
     work = step_work(parse_descriptor(f"L{LAYERS}-NH12-C768"), Shape(4, 1024, products=5))
     flops = sum(each.flops for each in work if each.operation == "matrices")
     assert table.groups["products update"].flops == flops
-
-
-@pytest.mark.parametrize(("flags", "times"), [("-r 0", 1), ("--recompute-blocks 1", 2)])
-def test_gelu_is_in_the_product(flags: str, times: int, tmp_path: Path) -> None:
-    """In that of the forward, and where that is computed again in the same one."""
-    kept = tmp_path / "program.txt"
-    table = made(
-        tmp_path,
-        "-e",
-        f"L{LAYERS}-NH12-C768",
-        "-b",
-        "4",
-        *flags.split(),
-        "-ge",
-        "1",
-        "--products",
-        "xla",
-        "--keep",
-        str(kept),
-    )
-    assert table.facts.epilogues["BIAS_GELU_AUX"] == times * LAYERS
-    assert table.groups["GELU forward"].kernels == 0 < table.groups["GELU backward"].kernels
-    assert table.facts.copies == [] and table.facts.wide == []
-    products = re.findall(r"= (\(bf16.*?\)) custom-call.*backend_config=(.*BIAS_GELU_AUX.*)", kept.read_text())
-    assert len(products) == times * LAYERS
-    assert len(set(products)) == 1  # so the same program of the library: the same bits
 
 
 def test_kernels_of_a_layer(tables: dict[int, step_table.Table]) -> None:

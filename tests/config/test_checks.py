@@ -32,10 +32,9 @@ def test_all_problems_come_at_once() -> None:
         ({"num_processes": 2, "process_rank": 2}, "-pr 2", "-pn 2"),
         ({"num_processes": 4, "devices": 6}, "--devices 6", "-pn 4"),
         ({"schedule": "step", "step_every": 0}, "--step-every 0", "-k constant"),
-        ({"gelu_fusion": 1, "recompute": 1}, "-ge 1", "write -r 0"),
-        ({"gelu_fusion": 2}, "-ge 2", "write -ge 1"),
+        ({"gelu_fusion": 0, "products": "pallas"}, "-ge 0", "--products pallas"),
+        ({"gelu_fusion": 2, "products": "xla"}, "-ge 2", "--products xla"),
         ({"patience": 3, "val_every": 0}, "--patience 3", "-v 0"),
-        ({"gelu_fusion": 1, "recompute": 0, "triton_gemm": "on"}, "-ge 1", "--triton-gemm"),
         ({"zero_stage": 3}, "-z 3", "not built yet; it would split the weights over the devices too. To continue, "),
     ],
 )
@@ -81,8 +80,8 @@ def test_what_does_not_do_what_it_seems_to_is_noted(changes: dict[str, Any], fla
     "changes",
     [
         {"master_weights": False, "rounding": "stochastic"},
-        {"gelu_fusion": 1, "recompute": 0, "triton_gemm": "off"},
         {"gelu_fusion": 1, "recompute_blocks": 2},
+        {"gelu_fusion": 2, "recompute": 2},
         {"reuse": True, "output_dir": "log", "keep_checkpoints": 5, "major_every": 50000},
         {"max_steps": 0, "val_every": 0, "sample_every": 0, "checkpoint_every": 0, "print_every": 0},
         {"schedule": "cosine", "warmup_steps": 5, "max_steps": 5, "skip_loss_z": 7.0, "skip_norm_z": 6.5},

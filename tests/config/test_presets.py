@@ -12,7 +12,7 @@ from llmc_jax.config.model import parse_descriptor
 from llmc_jax.config.presets import PRESETS
 from llmc_jax.config.train import TrainConfig
 
-# The flags of llm.c's scripts/run_gpt2_*.sh, less -o, -y 1 (a folder of its own) and -ge 1 (changes nothing).
+# The flags of llm.c's scripts/run_gpt2_*.sh, less -o, -y 1 (a folder of its own) and -ge 1 (kernels of Hopper alone).
 LAUNCHES = {
     "gpt2-124M": "-i 'dev/data/fineweb10B/fineweb_train_*.bin' -j 'dev/data/fineweb10B/fineweb_val_*.bin' "
     "-h 1 -v 250 -s 20000 -g 144 -b 64 -t 1024 -d 524288 -r 0 -z 1 -c 0.1 -l 0.0006 -q 0.0 -u 700 -n 5000 -e d12",

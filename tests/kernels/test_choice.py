@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmc_jax import kernels
 from llmc_jax.base.errors import InputError
 from llmc_jax.config.model import CAUSAL, RELU, Attention, ModelConfig
 from llmc_jax.kernels import GROUPS, XLA, Choice, Findings, Machine, Preferences, Selection, Setting
@@ -24,7 +23,6 @@ from llmc_jax.kernels.functions import PLAIN, PRODUCTS, TWINS, cudnn_attention_b
 from llmc_jax.machine.gpus import measured_on
 from llmc_jax.models.execution import Execution
 from llmc_jax.ops import attention
-from llmc_jax.ops.gelu import gelu_forward_in_product
 from pallas_kernels import tuning
 from tests.comparisons import gradient_errors
 from tests.kernels.test_whole_model import XLA_ALONE, of_model
@@ -113,7 +111,7 @@ def test_on_a_cpu_all_is_xla(dtype: str) -> None:
     selection = choose(Preferences(), MACHINES["CPU"], dtype, 64)
     assert set(reasons(selection).values()) == {"on a CPU"}
     assert chosen(selection) == dict.fromkeys(GROUPS, "xla") | {"attention": "naive, xla"}
-    assert functions(selection) == PLAIN and selection.gelu_fusion == 0
+    assert functions(selection) == PLAIN
     assert choose(Preferences(), MACHINES["CPU"], dtype, 64, strict=True) == selection  # nothing was asked for
 
 
@@ -353,7 +351,7 @@ questions = st.builds(
     Preferences,
     kernels=st.sampled_from(["auto", "xla", "pallas", "triton"]),
     attention=st.sampled_from(["auto", "naive", "flash", "cudnn", "relu"]),
-    gelu_fusion=st.sampled_from([-1, 0, 1]),
+    gelu_fusion=st.sampled_from([-1, 0, 1, 2]),
     products=st.sampled_from(["auto", "xla", "pallas"]),
 )
 kinds = st.sampled_from([CAUSAL, RELU, WINDOW])
@@ -377,7 +375,7 @@ def test_whatever_is_asked_something_runs_and_says_why(
             strict = choose(asked, MACHINES[name], dtype, head_size, attention=kind, strict=True)
             assert strict.choices == selection.choices
             return
-        assert (asked.kernels, asked.attention, asked.products) != ("auto",) * 3 or asked.gelu_fusion == 1
+        assert (asked.kernels, asked.attention, asked.products) != ("auto",) * 3 or asked.gelu_fusion > 0
         with pytest.raises(InputError, match="--strict-kernels"):
             choose(asked, MACHINES[name], dtype, head_size, attention=kind, strict=True)
 
@@ -385,26 +383,20 @@ def test_whatever_is_asked_something_runs_and_says_why(
 # --- -ge -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["A100", "H200"])
-@pytest.mark.parametrize(("which", "backward"), [("auto", "pallas"), ("xla", "xla")])
-def test_gelu_in_the_product_keeps_its_backward(name: str, which: str, backward: str) -> None:
-    selection = choose(Preferences(which, "naive", 1), MACHINES[name], "bf16", 64, strict=True)
-    choice = next(choice for choice in selection.choices if choice.operation == "gelu")
-    assert (selection.gelu_fusion, choice.implementation, choice.backward) == (1, "in the product", backward)
-    assert not choice.fell_back
-    kernel = PLAIN if backward == "xla" else kernels.pallas_functions(TARGETS[name])
-    assert selection.op.gelu_forward is gelu_forward_in_product
-    assert selection.op.gelu_backward is kernel["gelu_backward"]
-    assert selection.op.layernorm_forward is kernel["layernorm_forward"]
+@pytest.mark.parametrize(("level", "ours"), [(-1, {*PRODUCTS}), (0, {"head"}), (1, {"head", "fc"}), (2, {*PRODUCTS})])
+def test_ge_names_the_products_beside_gelu_that_are_ours(level: int, ours: set[str]) -> None:
+    selection = choose(Preferences(gelu_fusion=level), MACHINES["H200"], "bf16", 64, strict=True)
+    assert {name for name in PRODUCTS if chosen(selection)[name] == "pallas"} == ours
 
 
-@pytest.mark.parametrize("name", ["CPU", *WITHOUT_KERNELS])
-def test_without_nvidia_s_library_gelu_stays_outside(name: str) -> None:
-    selection = choose(Preferences(gelu_fusion=1), MACHINES[name], "fp32", 64)
-    assert (functions(selection), selection.gelu_fusion) == (PLAIN, 0)
-    assert [choice.operation for choice in selection.choices if choice.fell_back] == ["gelu"]
-    with pytest.raises(InputError, match="--strict-kernels: gelu"):
-        choose(Preferences(gelu_fusion=1), MACHINES[name], "fp32", 64, strict=True)
+@pytest.mark.parametrize("name", ["A100", "CPU", *WITHOUT_KERNELS])
+def test_where_ours_cannot_run_gelu_stays_outside(name: str) -> None:
+    selection = choose(Preferences(gelu_fusion=2), MACHINES[name], "bf16", 64)
+    assert {choice.operation: choice.by for choice in selection.choices if choice.fell_back} == {
+        "fc": "xla", "fcproj": "xla",
+    }  # fmt: skip
+    with pytest.raises(InputError, match="--strict-kernels: fc, fcproj"):
+        choose(Preferences(gelu_fusion=2), MACHINES[name], "bf16", 64, strict=True)
 
 
 # --- what is imported ---------------------------------------------------------------------------------------------

@@ -19,7 +19,6 @@ from llmc_jax.kernels import Choice, Finding, Findings, Machine, functions, reco
 from llmc_jax.kernels.functions import GROUPS, PRODUCTS
 from llmc_jax.kernels.record import MadeFor, Preferences, Resolved, differences, from_json
 from llmc_jax.machine.compiling import TRITON_GEMM
-from llmc_jax.ops.gelu import gelu_forward_in_product
 from llmc_jax.plan.asked import with_attention
 from llmc_jax.plan.plan import Plan, Repeat, asked_of, make_plan
 
@@ -27,18 +26,17 @@ CPU = Machine("cpu", "cpu")
 H200, A100 = Machine("gpu", "NVIDIA H200", "9.0"), Machine("gpu", "NVIDIA A100-SXM4-40GB", "8.0")
 SHAPE = ModelConfig(64, 257, 384, 1, 1, 64)
 
-IN_PRODUCT, TRITON_OFF = TrainConfig(gelu_fusion=1, recompute=0), ((TRITON_GEMM, False),)
+TRITON_OFF = ((TRITON_GEMM, False),)
 
 names = st.text(max_size=8)
 counts = st.integers(0, 2**31)
-a_choice = st.builds(Choice, names, names, names, names, st.booleans(), st.booleans(), names)
+a_choice = st.builds(Choice, names, names, names, names, st.booleans(), st.booleans())
 records = st.builds(
     Resolved,
     made_for=st.builds(MadeFor, names, names, *[counts] * 6),
     asked=st.builds(Preferences),
     choices=st.lists(a_choice, max_size=3, unique_by=lambda each: each.operation).map(tuple),
     logit_rows=counts,
-    gelu_fusion=st.sampled_from([0, 1]),
     options=st.dictionaries(names, st.booleans() | st.integers(), max_size=2).map(lambda each: tuple(each.items())),
     sources=names,
     format=st.just(record.FORMAT),
@@ -99,7 +97,6 @@ DAMAGES: dict[str, Any] = {
     "a missing field": {name: each for name, each in spoiled().items() if name != "asked"},
     "a missing field of a choice": spoiled(choices=[{"operation": "gelu"}]),
     "no rows": spoiled(logit_rows=-1),
-    "no -ge": spoiled(gelu_fusion=3),
     "an option that is text": spoiled(options=[[TRITON_GEMM, "on"]]),
     "an operation twice": spoiled(choices=[to_json(Choice("gelu", "xla", "xla", ""))] * 2),
 }
@@ -147,20 +144,13 @@ def test_the_functions_are_those_of_the_record() -> None:
     assert selection.op.classifier.keywords["target"] == "sm_90"  # type: ignore[attr-defined]
 
 
-def test_gelu_in_the_product_is_repeated() -> None:
-    found = resolved(IN_PRODUCT, A100)
-    again = record.choose_again(found, Preferences(), False, kernels.Setting(A100, "bf16", 64))
-    assert again.gelu_fusion == 1 and again.choices == found.choices
-    assert again.op.gelu_forward is gelu_forward_in_product
-    assert again.op.gelu_backward is kernels.pallas_functions("sm_80")["gelu_backward"]
-    assert found.options == resolved(TrainConfig(recompute=0), A100, before=found).options == TRITON_OFF
-    for level in (1, 2):  # which nobody asked for together with it
-        with pytest.raises(InputError, match=rf"^-r {level}: [^\n]*-r 0 or -ge 0$"):
-            resolved(TrainConfig(recompute=level), A100, before=found)
-    assert resolved(TrainConfig(recompute_blocks=1), A100, before=found).gelu_fusion == 1
-    assert resolved(TrainConfig(recompute=1, gelu_fusion=0), A100, before=found).gelu_fusion == 0
-    with pytest.raises(InputError, match=r"^-ge 1: [^\n]*XLA_FLAGS"):
-        resolved(TrainConfig(recompute=0), A100, before=found, xla_flags={TRITON_GEMM: True})
+def test_a_record_of_gelu_in_nvidia_s_product_is_read_and_gelu_chosen_anew() -> None:
+    earlier = to_json(SLOWER) | {"gelu_fusion": 1}
+    earlier["choices"] = [each | {"backward": ""} for each in earlier["choices"]]
+    assert from_json(earlier, "here") == SLOWER
+    gelu = next(each for each in earlier["choices"] if each["operation"] == "gelu")
+    gelu |= {"implementation": "in the product", "by": "cublas", "backward": "pallas"}
+    assert problems(from_json(earlier, "here"), TrainConfig(), H200) == ["gelu"]
 
 
 @pytest.mark.parametrize(
@@ -169,7 +159,7 @@ def test_gelu_in_the_product_is_repeated() -> None:
         ({"attention": "naive"}, {"attention"}),
         ({"kernels": "xla"}, set(GROUPS)),
         ({"products": "xla"}, set(PRODUCTS)),
-        ({"gelu_fusion": 1, "recompute": 0}, {"gelu", "fc"}),
+        ({"gelu_fusion": 1}, set(PRODUCTS)),
         ({"logit_rows": 0}, set()),
         ({"triton_gemm": "off"}, set()),
     ],
@@ -181,8 +171,7 @@ def test_what_is_asked_for_now_counts_more(flags: dict[str, Any], changed: set[s
     for ours, theirs, new in zip(found.choices, SLOWER.choices, fresh.choices, strict=True):
         assert ours == (new if ours.operation in changed else theirs)
     assert found.logit_rows == (fresh if "logit_rows" in flags else SLOWER).logit_rows
-    assert found.gelu_fusion == (fresh if "gelu_fusion" in flags else SLOWER).gelu_fusion
-    assert found.options == (fresh if {"triton_gemm", "gelu_fusion"} & set(flags) else SLOWER).options
+    assert found.options == (fresh if "triton_gemm" in flags else SLOWER).options
     assert problems(SLOWER, config, H200) == []  # it is not that it cannot run
     # The same flags again, and auto, leave it so.
     assert resolved(config, H200, before=found) == found
@@ -220,7 +209,6 @@ def test_another_card_of_the_same_architecture_repeats_it() -> None:
 
 CANNOT: dict[str, tuple[str, dict[str, Any]]] = {
     "an unknown row": ("gelu", {"implementation": "by hand"}),
-    "an unknown backward": ("gelu", {"backward": "by hand"}),
     "an operation that there is not any more": ("layernorm", {"operation": "batchnorm"}),
 }
 
@@ -256,9 +244,7 @@ def test_strict_still_refuses_what_was_asked_for_and_cannot_run() -> None:
 @pytest.mark.parametrize(
     "now",
     [
-        with_choice(SLOWER, "gelu", backward="xla"),
         SLOWER._replace(logit_rows=0),
-        SLOWER._replace(gelu_fusion=1),
         SLOWER._replace(options=()),
         SLOWER._replace(options=((TRITON_GEMM, False),)),
         SLOWER._replace(sources="other"),

@@ -77,9 +77,9 @@ def test_what_products_are_computed_in() -> None:
 
 
 def test_settings_reach_the_step() -> None:
-    options = {"gelu_fusion": 1, "recompute": 0, "recompute_blocks": 3, "logit_rows": 100, "schedule": "wsd"}
+    options = {"triton_gemm": "off", "recompute": 0, "recompute_blocks": 3, "logit_rows": 100, "schedule": "wsd"}
     found = plan(A100, kernels="pallas", attention="naive", **options)
-    assert found.execution[1:] == (0, 3, 100, 1, OFF)
+    assert found.execution[1:] == (0, 3, 100, OFF)
     assert found.implementations["attention"] == "naive, softmax pallas"
     assert set(found.implementations) == set(GROUPS)
     assert (found.step_options.schedule, found.step_options.decay) == ("wsd", "none")  # without -c
@@ -258,14 +258,6 @@ def test_a_file_of_algorithms_is_of_this_start() -> None:
         shared_of(plan(H200, algorithms=name), (), {}).name for name in ("", "algorithms_1.txt", "algorithms_2.txt")
     }
     assert len(keys) == 3  # new runs do not find programs that were compiled with another file
-
-
-def test_gelu_in_a_product_takes_nvidia_s_library_everywhere() -> None:
-    for machine in MACHINES.values():
-        assert plan(machine, gelu_fusion=1, recompute=0).execution.compiler_options == OFF
-    assert plan(CPU, gelu_fusion=1, recompute=0).execution.compiler_options == ()
-    with pytest.raises(InputError, match=rf"^-ge 1: [^\n]*{TRITON_GEMM}=true"):
-        make_plan(TrainConfig(gelu_fusion=1, recompute=0), SHAPE, H200, xla_flags={TRITON_GEMM: True})
 
 
 # ----- the step's numbers ---------------------------------------------------------------------------------------------

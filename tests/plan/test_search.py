@@ -51,5 +51,3 @@ def test_ways_are_those_that_go_with_the_rest() -> None:
     assert {(way.recompute_blocks, way.zero_stage) for way in ways(alone, 12)} == {(0, 0), (1, 0), (2, 0), (4, 0)}
     assert {way.zero_stage for way in ways(several, 12)} == {0, 1, 2}
     assert {way.recompute_blocks for way in ways(alone, 2)} == {0, 1}
-    fused = ways(replace(alone, recompute=0, gelu_fusion=1), 12)  # GELU cannot be computed again by itself
-    assert {(way.recompute, way.recompute_blocks) for way in fused} == {(0, 0), (1, 1), (1, 2), (1, 4)}

@@ -36,7 +36,7 @@ def test_kernels_and_products_are_the_compiled_program_s(table: dict[str, Any]) 
     assert products == pytest.approx(compiled, rel=0.01)
 
 
-@pytest.mark.parametrize("words", ["-e d12 -b 64 -r 0", "-e d12 -b 64 -r 0 -ge 1", "-e d48 -b 16 -r 0"])
+@pytest.mark.parametrize("words", ["-e d12 -b 64 -r 0", "-e d48 -b 16 -r 0"])
 def test_an_h200_s_step_takes_what_its_compiled_kernels_do(words: str) -> None:
     (table,) = (each for each in TABLES if each["case"] == f"h200 {words}")
     compiled = sum(group["seconds"] for group in table["groups"].values())
@@ -83,7 +83,7 @@ def test_gelu_in_the_product_takes_no_time_of_its_own() -> None:
         return {each.phase for each in found if each.operation == "gelu"}
 
     assert gelus("-r 0 --products xla") == {"forward", "backward"}
-    assert gelus("-r 0 --products xla -ge 1") == {"backward"}
+    assert gelus("-r 0 -ge 0") == {"forward", "backward"} and gelus("-r 0 -ge 1") == {"backward"}
     assert gelus("-r 0") == set() and gelus("-r 1") == {"backward"}  # computed again
 
 

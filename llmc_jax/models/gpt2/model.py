@@ -113,10 +113,9 @@ def block_forward(
             fch, fch_gelu = pinned(op.linear_gelu_forward(ln2, p.fcw, p.fcb))  # (B, T, F) each
     else:
         with scope("fc"):
-            fch = op.linear_forward(ln2, p.fcw, p.fcb)  # (B, T, F)
-            fch = fch if execution.gelu_fusion else pinned(fch)
+            fch = pinned(op.linear_forward(ln2, p.fcw, p.fcb))  # (B, T, F)
         with scope("gelu"):
-            fch, fch_gelu = pinned((fch, op.gelu_forward(fch)))  # (B, T, F) each
+            fch_gelu = pinned(op.gelu_forward(fch))  # (B, T, F)
     with scope("fcproj"):
         fcproj = pinned(op.linear_forward(fch_gelu, p.fcprojw, p.fcprojb))  # (B, T, C)
     return residual2, fcproj, BlockActivations(

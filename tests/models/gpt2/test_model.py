@@ -13,14 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmc_jax.config.model import RELU, Attention, ModelConfig, parse_descriptor
-from llmc_jax.kernels import XLA
 from llmc_jax.models import gradients
 from llmc_jax.models.execution import PLAIN, Execution
 from llmc_jax.models.gpt2 import model as gpt2
 from llmc_jax.models.gpt2.init import random_parameters
 from llmc_jax.models.layout import flat_size, num_parameters, views
 from llmc_jax.models.program import mean_loss, token_losses
-from llmc_jax.ops.gelu import gelu_forward_in_product
 from llmc_jax.training.step import evaluate_loss
 from tests import plain_model
 from tests.comparisons import (
@@ -35,7 +33,6 @@ from tests.comparisons import (
 )
 
 GELU_AGAIN, BOTH_AGAIN = Execution(recompute=1), Execution(recompute=2)
-IN_PRODUCT = Execution(XLA._replace(gelu_forward=gelu_forward_in_product), gelu_fusion=1)
 slow = partial(pytest.param, marks=pytest.mark.slow)
 CASES = [  # config: maxT, V, Vp, L, NH, C; then A, B, T
     pytest.param(GradientCase(ModelConfig(16, 61, 64, 2, 3, 12), 2, 2, 7), id="T=7 is no power of two; V < Vp"),
@@ -46,7 +43,6 @@ CASES = [  # config: maxT, V, Vp, L, NH, C; then A, B, T
         GradientCase(ModelConfig(8, 32, 128, 3, 2, 8), 2, 1, 8, Execution(recompute_blocks=2, logit_rows=4)),
         id="blocks of two out of three layers again; logits of 4 tokens at a time",
     ),
-    slow(GradientCase(ModelConfig(8, 32, 128, 2, 2, 8), 1, 2, 8, IN_PRODUCT), id="GELU in the product"),
     slow(GradientCase(ModelConfig(12, 16, 16, 1, 1, 5), 3, 1, 6, GELU_AGAIN), id="V=Vp: no padding; one head of 5"),
     slow(GradientCase(ModelConfig(13, 3, 4, 1, 2, 6), 1, 3, 13, BOTH_AGAIN), id="V=3 in 39 positions: each many times"),
 ]
@@ -138,7 +134,6 @@ def test_recomputing_saves_memory() -> None:
         pytest.param(BOTH_AGAIN, jnp.float32, id="GELU and layernorms"),
         slow(Execution(recompute_blocks=1), jnp.float32, id="every block"),
         slow(Execution(recompute_blocks=2), jnp.bfloat16, id="two blocks, of three"),
-        slow(IN_PRODUCT._replace(recompute_blocks=1), jnp.float32, id="every block, GELU in the product"),
     ],
 )
 def test_recomputing_changes_no_bit(again: Execution, dtype: Any) -> None:
