@@ -153,18 +153,6 @@ def own_rows(config: ModelShape, devices: int, device: Any) -> jax.Array:
     return jnp.concatenate(found).astype(jnp.int32)
 
 
-def places(config: ModelShape, devices: int) -> jax.Array:
-    """Return the row in split order, over all devices, at which each row of the flat buffer stands: (R,) int32."""
-    r, offset, pieces = split_rows(config, devices), 0, []
-    for unit in units(config):
-        share = unit.share(devices)
-        for start, (first, count) in zip(unit.starts, unit.pieces, strict=True):
-            place = start + jnp.arange(count, dtype=jnp.int32)
-            pieces.append((first, (place // share) * r + offset + place % share))
-        offset += share
-    return jnp.concatenate([piece for _, piece in sorted(pieces, key=lambda each: each[0])])
-
-
 # ----- on the host ----------------------------------------------------------------------------------------------------
 
 

@@ -19,7 +19,6 @@ from llmc_jax.models.units import (
     flat_of,
     joined_on_host,
     own_rows,
-    places,
     split_on_host,
     split_rows,
     split_size,
@@ -84,7 +83,7 @@ def test_every_row_is_in_one_unit(config: ModelConfig) -> None:
 @given(shapes(), st.sampled_from(DEVICES))
 @settings(max_examples=12)
 def test_every_row_is_on_one_device(config: ModelConfig, devices: int) -> None:
-    """Each device has its n-th of each unit, one unit after the other; what fills up is R. `places` is the inverse."""
+    """Each device has its n-th of each unit, one unit after the other; what fills up is R."""
     found, R = rows_of(config, devices), total_rows(config)
     assert found.shape == (devices, split_rows(config, devices)) and found.dtype == np.int32
     assert sorted(found[found < R]) == list(range(R))
@@ -97,11 +96,6 @@ def test_every_row_is_on_one_device(config: ModelConfig, devices: int) -> None:
         np.testing.assert_array_equal(found[:, start : start + share].reshape(-1), rows)
         start += share
     assert start == split_rows(config, devices)
-
-    where = np.asarray(compiled(lambda: places(config, devices))())
-    rows = found.reshape(-1)
-    np.testing.assert_array_equal(rows[where], np.arange(R))
-    np.testing.assert_array_equal(where[rows[rows < R]], np.flatnonzero(rows < R))
 
 
 @pytest.mark.slow

@@ -28,10 +28,10 @@ from llmc_jax.models import program
 from llmc_jax.models.execution import Execution
 from llmc_jax.models.gradients import pieces_of
 from llmc_jax.models.layout import num_parameters, tensor_specs
-from llmc_jax.models.units import as_rows, flat_of, places, row_size, tensors_in
+from llmc_jax.models.units import as_rows, flat_of, own_rows, row_size, tensors_in, total_rows
 from llmc_jax.training.parallel.collectives import (
     all_reduce,
-    gather,
+    device_number,
     pinned,
     summed,
     summed_number,
@@ -197,5 +197,7 @@ def gradient_norm(gradient: jax.Array, config: ModelShape, parallel: Parallel) -
         parts = jnp.concatenate([parts[:, :half] + parts[:, half : 2 * half], odd], axis=1)
     squares = pinned(parts[:, 0])  # (r,), or (R,) of the flat gradient
     if parallel.splits:
-        squares = pinned(gather(squares)[places(config, parallel.devices)])
+        own = own_rows(config, parallel.devices, device_number())
+        row_by_row = jnp.zeros(total_rows(config) + 1, squares.dtype).at[own].set(squares)  # zeros are exact to add
+        squares = pinned(all_reduce(row_by_row[:-1]))
     return jnp.sqrt(jnp.sum(squares))
