@@ -49,12 +49,15 @@ def matching(pattern: str, *, recursive: bool = False) -> list[str]:
 
 
 @contextmanager
-def refusing(what: str, advice: str) -> Iterator[None]:
-    """Turn an OSError of the block into an InputError: what could not be done, the cause, and what to do."""
+def refusing(what: str, advice: str = "", kind: type[InputError] = InputError) -> Iterator[None]:
+    """Turn an OSError of the block into an InputError: what could not be done, the cause, and what to do, if anything.
+
+    kind: the error's type.
+    """
     try:
         yield
     except OSError as error:
-        raise InputError(f"{what} ({reason(error)}); {advice}") from error
+        raise kind(f"{what} ({reason(error)}); {advice}" if advice else f"{what}: {reason(error)}") from error
 
 
 class Stamp(NamedTuple):
@@ -101,10 +104,8 @@ def read_json_object(path: Path, largest: int) -> dict[str, Any]:
         size = stamp_of(file).size
         if size > largest:
             raise FormatError(f"{path}: {size:,} bytes; expected a file of JSON with at most {largest:,}")
-        try:
+        with refusing(f"{path}: cannot be read", kind=FormatError):
             raw = file.read(size)
-        except OSError as error:
-            raise FormatError(f"{path}: cannot be read: {reason(error)}") from None
     try:
         found = json.loads(raw.decode())
     except RecursionError:
