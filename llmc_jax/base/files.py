@@ -126,20 +126,25 @@ def json_text(value: Mapping[str, Any]) -> str:
 def complete_file(path: str | Path) -> Iterator[Path]:
     """Yield a temporary name beside `path`; what the block writes there takes its place if it ends without an error.
 
-    The new content is on the disk before its name shows it. On an error the temporary file is removed and whatever
-    stood at `path` is untouched. Raises OSError.
+    It may also make a folder there, where there is nothing at `path`. The new content is on the disk before its name
+    shows it. On an error what is temporary is removed and whatever stood at `path` is untouched. Raises OSError.
     """
     import secrets  # here, as other modules below: --help does without, and they take longer than all of ours
+    import shutil
 
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")  # two processes never share a name
     try:
         yield temporary
-        sync(temporary)
+        for each in (*temporary.rglob("*"), temporary):
+            sync(each)
         os.replace(temporary, path)
         sync(path.parent)
     finally:
-        temporary.unlink(missing_ok=True)
+        if temporary.is_dir():
+            shutil.rmtree(temporary, ignore_errors=True)
+        else:
+            temporary.unlink(missing_ok=True)
 
 
 def write_bytes(path: str | Path, data: bytes) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 
 from llmc_jax.base import magics
 from llmc_jax.base.errors import FormatError, InputError
-from llmc_jax.base.files import Stamp, complete_file, opened, refuse_irregular, refusing, stamp_of
+from llmc_jax.base.files import Stamp, complete_file, opened, reason, refuse_irregular, stamp_of
 from llmc_jax.checkpoint.reading import (
     HEADER_BYTES,
     HEADER_INTS,
@@ -175,8 +175,11 @@ def new_file(path: str | Path) -> Iterator[Path]:
     refuse_irregular(path)
     if not path.parent.is_dir():
         raise InputError(f"{path}: cannot be written: there is no folder {path.parent}; make it first")
-    with refusing(f"{path}: cannot be written"), complete_file(path) as temporary:
-        yield temporary
+    try:
+        with complete_file(path) as temporary:
+            yield temporary
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written: {reason(error)}") from error
 
 
 def make_header(config: ModelConfig, version: int, header: np.ndarray | None = None) -> np.ndarray:

@@ -447,10 +447,6 @@ class Checkpoint:
         """Return what a training state holds beside its arrays. Raises FormatError if it is none."""
         return Metadata.from_json(self.stored, self.folder)
 
-    def holds(self, name: str) -> bool:
-        """Return whether there is an array of this name."""
-        return name in self.manifest.tensors
-
     @property
     def _model(self) -> ModelShape:
         return self.metadata.identity.model
