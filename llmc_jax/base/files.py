@@ -49,12 +49,15 @@ def matching(pattern: str, *, recursive: bool = False) -> list[str]:
 
 
 @contextmanager
-def refusing(what: str, advice: str) -> Iterator[None]:
-    """Turn an OSError of the block into an InputError: what could not be done, the cause, and what to do."""
+def refusing(what: str, advice: str = "", kind: type[InputError] = InputError) -> Iterator[None]:
+    """Turn an OSError of the block into an InputError: what could not be done, the cause, and what to do, if anything.
+
+    kind: the error's type.
+    """
     try:
         yield
     except OSError as error:
-        raise InputError(f"{what} ({reason(error)}); {advice}") from error
+        raise kind(f"{what} ({reason(error)}); {advice}" if advice else f"{what}: {reason(error)}") from error
 
 
 class Stamp(NamedTuple):
@@ -101,10 +104,8 @@ def read_json_object(path: Path, largest: int) -> dict[str, Any]:
         size = stamp_of(file).size
         if size > largest:
             raise FormatError(f"{path}: {size:,} bytes; expected a file of JSON with at most {largest:,}")
-        try:
+        with refusing(f"{path}: cannot be read", kind=FormatError):
             raw = file.read(size)
-        except OSError as error:
-            raise FormatError(f"{path}: cannot be read: {reason(error)}") from None
     try:
         found = json.loads(raw.decode())
     except RecursionError:
@@ -125,20 +126,25 @@ def json_text(value: Mapping[str, Any]) -> str:
 def complete_file(path: str | Path) -> Iterator[Path]:
     """Yield a temporary name beside `path`; what the block writes there takes its place if it ends without an error.
 
-    The new content is on the disk before its name shows it. On an error the temporary file is removed and whatever
-    stood at `path` is untouched. Raises OSError.
+    It may also make a folder there, where there is nothing at `path`. The new content is on the disk before its name
+    shows it. On an error what is temporary is removed and whatever stood at `path` is untouched. Raises OSError.
     """
     import secrets  # here, as other modules below: --help does without, and they take longer than all of ours
+    import shutil
 
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")  # two processes never share a name
     try:
         yield temporary
-        sync(temporary)
+        for each in (*temporary.rglob("*"), temporary):
+            sync(each)
         os.replace(temporary, path)
         sync(path.parent)
     finally:
-        temporary.unlink(missing_ok=True)
+        if temporary.is_dir():
+            shutil.rmtree(temporary, ignore_errors=True)
+        else:
+            temporary.unlink(missing_ok=True)
 
 
 def write_bytes(path: str | Path, data: bytes) -> None:

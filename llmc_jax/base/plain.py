@@ -1,25 +1,18 @@
 """Records as JSON can hold them, and back: each field is checked by its annotation. Bytes of others are read so too.
 
-A record is a named tuple, or a dataclass.
+A record is a named tuple, or a dataclass. Conditions may be added: `Annotated[int, lambda number: number > 0]`.
 """
 
 import dataclasses
 import math
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
-
-class Where(NamedTuple):
-    """A condition in an annotation: `Annotated[int, Where(lambda number: number >= 0)]`."""
-
-    holds: Callable[[Any], bool]
-
-
-Count = Annotated[int, Where(lambda number: 0 <= number < 1 << 53)]
-Seconds = Annotated[float, Where(lambda seconds: 0 <= seconds < 1e12)]  # so not NaN
+Count = Annotated[int, lambda number: 0 <= number < 1 << 53]
+Seconds = Annotated[float, lambda seconds: 0 <= seconds < 1e12]  # so not NaN
 
 
 def to_json(value: Any) -> Any:
@@ -52,7 +45,7 @@ def from_json(kind: Any, value: Any, name: str = "") -> Any:
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
     if origin is Annotated:
         found = from_json(parts[0], value, name)
-        if all(each.holds(found) for each in parts[1:]):
+        if all(holds(found) for holds in parts[1:]):
             return found
     elif origin is tuple and isinstance(value, list):
         if parts[-1] is ...:

@@ -6,11 +6,9 @@ The first one is also PyTorch's CPU generator, so `Mt19937(42).normal_(out)` is 
 
 import math
 from collections.abc import Mapping
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
-
-from llmc_jax.base.errors import InputError
 
 MT_WORDS = 624
 # Words handled at a time: the temporaries of a chunk stay in the processor's cache. A multiple of 16, the block below.
@@ -50,15 +48,8 @@ class Mt19937:
         return {"key": inner["key"].tolist(), "pos": int(inner["pos"]), "next_normal": self._next_normal}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state()` was taken. Raises InputError if `state` is not such a state."""
-        key, pos, next_normal = state.get("key"), state.get("pos"), state.get("next_normal")
-        if not isinstance(key, list) or len(key) != MT_WORDS or not all(is_int_below(w, 1 << 32) for w in key):
-            raise InputError(f"random state: 'key' must be a list of {MT_WORDS} integers of 32 bits")
-        if not is_int_below(pos, MT_WORDS + 1):
-            raise InputError(f"random state: 'pos' is {pos!r}; it must be an integer from 0 to {MT_WORDS}")
-        if next_normal is not None and not isinstance(next_normal, float):
-            raise InputError(f"random state: 'next_normal' is {next_normal!r}; it must be a number or None")
-        self._set(np.array(key, np.uint32), pos, next_normal)
+        """Continue where `state()` was taken."""
+        self._set(np.array(state["key"], np.uint32), state["pos"], state["next_normal"])
 
     def raw(self, n: int) -> np.ndarray:
         """Return the next n 32-bit words, (n,) uint32: what n calls of llm.c's `randint32` give."""
@@ -133,11 +124,6 @@ class Mt19937:
         items = np.arange(n, dtype=np.int32)
         self.permute(items)
         return items
-
-
-def is_int_below(value: Any, limit: int) -> TypeGuard[int]:
-    """Return whether a value read from outside is an integer from 0 to limit - 1."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < limit
 
 
 def random_u32(state: int) -> tuple[int, int]:

@@ -116,24 +116,22 @@ class Metadata:
         The manifest holds the digest of it, so what a program has written is what it was.
         Raises FormatError, which names the folder, if this is no metadata of a training state.
         """
-        objects = ("options", "environment", "origin", "loader", "kernels", "range_test")
-        rest = {name: stored[name] for name in (*objects, "total_steps", "val_data") if stored.get(name) is not None}
-        step, dtype = stored.get("step"), stored.get("dtype")
-        model = shape_of(stored.get("model"), folder)
-        tensors = stored.get("tensors")
-        if model is not None and tensors is not None and tensors != (now := names_and_shapes(model)):
+        names = ("options", "environment", "origin", "loader", "kernels", "range_test", "total_steps", "val_data")
+        rest = {name: stored[name] for name in names if stored.get(name) is not None}
+        model, tensors = shape_of(stored.get("model"), folder), stored.get("tensors")
+        if model is None or stored.get("dtype") not in DTYPES:
+            raise FormatError(f"{folder}: its run.json is not that of a training state of llmc-jax")
+        if tensors is not None and tensors != (now := names_and_shapes(model)):
             words = f"its tensors are {tensors}, those of the family {model.family} now {now}"
             raise InputError(f"{folder}: {words}; give the file that it was trained with")
-        sound = all(isinstance(stored.get(name) or {}, Mapping) for name in (*objects, "progress", "tokenizer"))
-        if model is None or type(step) is not int or dtype not in DTYPES or not sound:
-            raise FormatError(f"{folder}: its run.json is not that of a training state of llmc-jax")
         if rest.get("options", NOTHING).get("attention") == "relu" and attention_of(model) == CAUSAL:
             model = replace(model, attention=RELU)  # an older one says it among the options alone
         master, rounding, data = stored.get("master_weights", True), stored.get("rounding"), stored.get("data")
         known = {name: value for name, value in (stored.get("progress") or {}).items() if name in Counters._fields}
         tokenizer = Named(**stored["tokenizer"]) if stored.get("tokenizer") else None
-        identity = Identity(model, dtype, master, rounding, data, stored.get("optimizer", "adamw"))
-        return Metadata(step, identity, counters=Counters(**known) if known else None, tokenizer=tokenizer, **rest)
+        identity = Identity(model, stored["dtype"], master, rounding, data, stored.get("optimizer", "adamw"))
+        counters = Counters(**known) if known else None
+        return Metadata(stored["step"], identity, counters=counters, tokenizer=tokenizer, **rest)
 
 
 def names_and_shapes(model: ModelShape) -> list[list[Any]]:

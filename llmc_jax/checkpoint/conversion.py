@@ -6,8 +6,6 @@ formats themselves.
 
 import hashlib
 import os
-import secrets
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -17,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from llmc_jax.base.errors import InputError
-from llmc_jax.base.files import made_folder, refuse_existing, refusing, sync
+from llmc_jax.base.files import complete_file, made_folder, refuse_existing, refusing
 from llmc_jax.checkpoint import exchange, hugging_face, llmc, llmc_state, store
 from llmc_jax.checkpoint.llmc import bf16_to_fp32, fp32_to_bf16
 from llmc_jax.checkpoint.llmc_state import OurState
@@ -173,7 +171,7 @@ def to_orbax(source: Source, out: Path, dtype: str) -> Outcome:
     """Write a checkpoint that orbax reads, of the model's named tensors."""
     passage = Passage(source, dtype)
     with new_folder(out) as temporary:
-        exchange.write_folder(temporary, source, "bfloat16" if dtype == "bf16" else "float32", passage.take)
+        exchange.write_folder(temporary, source, hugging_face.TORCH_NAMES[dtype], passage.take)
         check_written(passage, open_source(temporary), out, padding=True)
     return passage.outcome(out, "orbax checkpoint")
 
@@ -208,17 +206,9 @@ def new_folder(out: Path) -> Iterator[Path]:
         raise InputError(f"{out}: exists already; remove it, or give another name")
     if not out.parent.is_dir():
         raise InputError(f"{out}: cannot be written: there is no folder {out.parent}; make it first")
-    temporary = out.with_name(f".{out.name}.{secrets.token_hex(4)}.tmp")
-    with refusing(f"{out}: cannot be written", "free space, or give another name"):
+    with refusing(f"{out}: cannot be written", "free space, or give another name"), complete_file(out) as temporary:
         temporary.mkdir()
-        try:
-            yield temporary
-            for path in (*temporary.rglob("*"), temporary):
-                sync(path)
-            temporary.rename(out)
-            sync(out.parent)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+        yield temporary
 
 
 # ----- training states ----------------------------------------------------------------------------------------------
@@ -239,7 +229,8 @@ def to_state(source: Source, run: Path, force: bool) -> Outcome:
     refuse_existing(store.state_folder(run, step), force)
     with refusing(f"{run}: cannot be written", "free space, or give the folder of a run, new or not"), made_folder(run):
         small = {"step": np.array(step, np.int32), "updates": np.array(found.updates, np.int32)}
-        buffers = {group: (flat_size(source.config), stored_as(source, group)) for group in source.groups}
+        dtypes = {group: hugging_face.TORCH_NAMES[source.stored_dtype(group)] for group in source.groups}
+        buffers = {group: (flat_size(source.config), dtype) for group, dtype in dtypes.items()}
         writing = store.begin(run, step, small, found.metadata.to_json(), buffers)
         try:
             digests = {group: write_buffer(writing.folder, group, source) for group in buffers}
@@ -251,15 +242,10 @@ def to_state(source: Source, run: Path, force: bool) -> Outcome:
     return Outcome(wrote, found.warnings + final.warnings(), final.digest)
 
 
-def stored_as(source: Source, group: str) -> str:
-    """Return the name of the dtype of a flat buffer."""
-    return "bfloat16" if source.stored_dtype(group) == "bf16" else "float32"
-
-
 def write_buffer(folder: Path, group: str, source: Source) -> dict[int, str]:
     """Write a flat buffer of a state, and read it back; return the digests of its blocks. Takes the buffer's memory."""
     flat = flat_parameters(source, group)
-    if stored_as(source, group) == "bfloat16":  # on the bits: no payload of a NaN is lost
+    if source.stored_dtype(group) == "bf16":  # on the bits: no payload of a NaN is lost
         flat = (flat.view(np.uint32) >> 16).astype(np.uint16).view(dtype_of("bfloat16"))
     digests = store.write_blocks(folder, group, dict(enumerate(flat.reshape(BLOCKS, -1))))
     store.read_back(folder, group, (flat.size, flat.dtype.name), digests)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from llmc_jax.base.errors import FormatError, InputError
+from llmc_jax.base.errors import FormatError
 from llmc_jax.base.files import read_json_object
 from llmc_jax.checkpoint.arrays import TENSORS, describe_arrays, write_array
 from llmc_jax.checkpoint.contents import shape_of
@@ -27,7 +27,6 @@ from llmc_jax.models.layout import tensor_specs
 
 METADATA = "_METADATA"
 LARGEST = 1 << 24  # bytes of its metadata
-MISSING = "checkpoints of orbax's need the package orbax-checkpoint: pip install 'orbax-checkpoint>=0.12.3'"
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
@@ -82,10 +81,8 @@ def open_folder(folder: Path) -> Source:
 
 def _opened(folder: Path, said: Mapping[str, Any], name: str, shape: tuple[int, ...]) -> Any:
     """Return a tensor as tensorstore opens it, which must be there, of this shape. Reads none of its values."""
-    try:
-        import tensorstore
-    except ImportError:
-        raise InputError(MISSING) from None
+    import tensorstore  # here, because nothing but a folder of orbax's needs it
+
     root, own = f"{folder.absolute()}/", f"{name}/"
     place: dict[str, Any] = {"driver": "file", "path": root + own}
     if said.get("use_ocdbt"):

@@ -184,11 +184,8 @@ def new_file(path: str | Path) -> Iterator[Path]:
 
 def make_header(config: ModelConfig, version: int, header: np.ndarray | None = None) -> np.ndarray:
     """Return the 256 int32 of a header: ints 0..7 from the arguments, the others from `header` (zero without one)."""
-    if version not in WRITABLE:
-        raise InputError(f"llm.c model file version {version}: can write 3 (fp32) and 5 (bf16)")
+    assert version in WRITABLE, version
     fields = [magics.MODEL, version, *(getattr(config, name) for name in SHAPE_FIELDS), config.padded_vocab_size]
-    if max(fields) > INT32_MAX:
-        raise InputError(f"{config}: the header of an llm.c model file holds numbers up to {INT32_MAX:,}")
     ints = np.zeros(HEADER_INTS, np.int32) if header is None else np.array(header, np.int32)
     assert ints.shape == (HEADER_INTS,)
     ints[:8] = fields
@@ -222,7 +219,7 @@ def write_model(
     written. header: 256 int32 of a file read before, whose ints from 8 on are kept. The file appears under its name
     only when it is complete and on the disk.
 
-    Raises InputError if it cannot be written (folder missing, no permission, disk full) or version is neither.
+    Raises InputError if it cannot be written (folder missing, no permission, disk full).
     Source: llm.c train_gpt2.cu, `gpt2_write_to_checkpoint`.
     """
     with new_file(path) as temporary, temporary.open("xb") as file:

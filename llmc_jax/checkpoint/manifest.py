@@ -22,7 +22,7 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 
 from llmc_jax.base.errors import FormatError
-from llmc_jax.base.plain import Count, Where, from_json, to_json
+from llmc_jax.base.plain import Count, from_json, to_json
 from llmc_jax.checkpoint.contents import FORMAT
 from llmc_jax.models.tensors import BLOCKS, FLAT_MULTIPLE
 
@@ -32,8 +32,8 @@ LARGEST = 1 << 24  # bytes of a manifest; a real one has some 30 KB; more is not
 THREADS = min(4, os.cpu_count() or 1)  # SHA-256 takes about a second for 2 GB, and hashlib lets other threads run
 
 NAME = re.compile(r"[A-Za-z0-9_]+(/[A-Za-z0-9_]+)*")  # of a tensor
-Digest = Annotated[str, Where(lambda text: re.fullmatch("[0-9a-f]{64}", text) is not None)]
-Length = Annotated[int, Where(lambda length: 0 < length < 1 << 63)]
+Digest = Annotated[str, lambda text: re.fullmatch("[0-9a-f]{64}", text) is not None]
+Length = Annotated[int, lambda length: 0 < length < 1 << 63]
 
 
 class Tensor(NamedTuple):
@@ -43,7 +43,7 @@ class Tensor(NamedTuple):
     """
 
     shape: tuple[Length, ...]
-    dtype: Annotated[str, Where(DTYPES.__contains__)]
+    dtype: Annotated[str, DTYPES.__contains__]
     sha256: tuple[Digest, ...]
     parts: int = 1
 

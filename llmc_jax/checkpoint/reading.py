@@ -14,7 +14,7 @@ import numpy as np
 
 from llmc_jax.base import magics
 from llmc_jax.base.errors import FormatError, InputError
-from llmc_jax.base.files import Stamp, opened, stamp_of
+from llmc_jax.base.files import Stamp, opened, refusing, stamp_of
 from llmc_jax.base.magics import HEADER_BYTES
 
 HEADER_INTS = 256
@@ -27,10 +27,8 @@ def fill(file: Any, path: Path, array: np.ndarray) -> None:
 
     Raises FormatError where the file ends before them, or the disk cannot give them.
     """
-    try:
+    with refusing(f"{path}: cannot be read", kind=FormatError):
         count = file.readinto(array.reshape(-1).view(np.uint8).data)
-    except OSError as error:
-        raise FormatError(f"{path}: cannot be read: {error.strerror or error}") from None
     if count != array.nbytes:
         end = os.fstat(file.fileno()).st_size
         raise FormatError(f"{path}: ended at byte {end:,} while being read; is something writing to it?")

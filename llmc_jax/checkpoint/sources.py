@@ -14,7 +14,7 @@ import numpy as np
 
 from llmc_jax.base import magics
 from llmc_jax.base.errors import FormatError, InputError
-from llmc_jax.base.files import opened, reason
+from llmc_jax.base.files import opened, refusing
 from llmc_jax.checkpoint import exchange, store
 from llmc_jax.checkpoint.llmc import open_model
 from llmc_jax.checkpoint.llmc_state import open_llmc_state
@@ -145,10 +145,8 @@ HUGGING_FACE_WEIGHTS = {"model.safetensors", "model.safetensors.index.json", "py
 
 
 def _open_folder(folder: Path, step: int | None) -> Source:
-    try:
+    with refusing(f"{folder}: cannot be read", kind=FormatError):
         names = set(os.listdir(folder))
-    except OSError as error:
-        raise FormatError(f"{folder}: cannot be read: {reason(error)}") from None
     if "config.json" in names and names & HUGGING_FACE_WEIGHTS:
         from llmc_jax.checkpoint import hugging_face
 

@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from llmc_jax.base.errors import FormatError, InputError
-from llmc_jax.base.files import complete_file, reason, sync, write_bytes
+from llmc_jax.base.files import complete_file, reason, refusing, sync, write_bytes
 from llmc_jax.base.streams import escaped
 from llmc_jax.checkpoint.arrays import TENSORS as ARRAYS
 from llmc_jax.checkpoint.arrays import (
@@ -447,10 +447,6 @@ class Checkpoint:
         """Return what a training state holds beside its arrays. Raises FormatError if it is none."""
         return Metadata.from_json(self.stored, self.folder)
 
-    def holds(self, name: str) -> bool:
-        """Return whether there is an array of this name."""
-        return name in self.manifest.tensors
-
     @property
     def _model(self) -> ModelShape:
         return self.metadata.identity.model
@@ -645,10 +641,8 @@ def restore_done(run: str | Path) -> list[int]:
     lacking = [step for step in steps(run) if not done_file(run, step).is_file()]
     restored = [step for step in lacking if entry(run, step).problem is None]
     for step in restored:
-        try:
+        with refusing(f"{done_file(run, step)}: cannot be written"):
             write_bytes(done_file(run, step), b"")
-        except OSError as error:
-            raise InputError(f"{done_file(run, step)}: cannot be written: {reason(error)}") from error
     return restored
 
 

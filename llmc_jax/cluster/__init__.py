@@ -2,7 +2,7 @@
 
 from llmc_jax.cluster.worker import ALONE, Group
 
-_here: Group | None = None  # the one state of a module here: which process this is does not change while it lives
+_here = ALONE  # the one state of a module here: which process this is does not change while it lives
 
 
 def here() -> Group:
@@ -10,15 +10,10 @@ def here() -> Group:
 
     As with `jax.process_index()`, all threads get the same answer.
     """
-    if _here is None:
-        enter(ALONE)
-    assert _here is not None
     return _here
 
 
 def enter(group: Group) -> None:
-    """Set what `here` returns, for good. Raises RuntimeError where that is set, or was read, already."""
+    """Set what `here` returns, for good; before anybody asks."""
     global _here
-    if _here is not None:
-        raise RuntimeError("which process of a run this is has been set already")
     _here = group

@@ -70,8 +70,7 @@ def judge(peers: Sequence[Peer], meetings: Iterable[Meeting], now: float, timeou
 
     timeout: seconds of --peer-timeout. Causes come before consequences, and what is certain before what is not.
     """
-    causes = (_ended(peers, ("killed", "failed")), _unheard(peers, now, timeout), _silent(peers, now, timeout))
-    verdict = next((cause for cause in causes if cause), None)
+    verdict = _ended(peers, ("killed", "failed")) or _unheard(peers, now, timeout) or _silent(peers, now, timeout)
     verdict = verdict or _absent(peers, meetings, now, timeout) or _hung(peers, now, timeout)
     return verdict or _broken(peers, now, timeout)
 
@@ -92,9 +91,13 @@ def judge_start(come: Collection[Peer], size: int, waited: float, timeout: float
     return Verdict(missing[0], "", 0, "missing", words=words, also=tuple(missing[1:]))
 
 
-def _verdict(peer: Peer, cause: str, words: str = "", also: Iterable[int] = (), parent: bool = False) -> Verdict:
-    pid = peer.pid if parent else peer.worker or peer.pid
-    return Verdict(peer.rank, peer.host, pid, cause, peer.step, peer.phase, words, tuple(also))
+def _verdict(peers: Sequence[Peer], cause: str, words: str = "", parent: bool = False) -> Verdict | None:
+    """Return the verdict on the first of some processes, of which the others are likewise; None on none."""
+    if not peers:
+        return None
+    peer, *others = peers
+    pid, also = peer.pid if parent else peer.worker or peer.pid, tuple(other.rank for other in others)
+    return Verdict(peer.rank, peer.host, pid, cause, peer.step, peer.phase, words, also)
 
 
 def _ended(peers: Iterable[Peer], kinds: Collection[str]) -> Verdict | None:
@@ -102,7 +105,7 @@ def _ended(peers: Iterable[Peer], kinds: Collection[str]) -> Verdict | None:
     if not ends:
         return None
     _, _, peer, ended = min(ends)
-    return _verdict(peer, ended.kind, _end_words(ended))
+    return _verdict([peer], ended.kind, _end_words(ended))
 
 
 def _end_words(ended: Ended) -> str:
@@ -115,38 +118,29 @@ def _end_words(ended: Ended) -> str:
     return f"{name}{', perhaps because memory ran out' if ended.status == signal.SIGKILL else ''}"
 
 
-def _unheard(peers: Iterable[Peer], now: float, timeout: float) -> Verdict | None:
-    for peer in peers:
-        if peer.gone:
-            return _verdict(peer, "gone", parent=True)
-    silent = [peer for peer in peers if now - peer.heard > timeout]
-    if not silent:
-        return None
-    first, *others = sorted(silent, key=lambda peer: peer.heard)
-    return _verdict(first, "unheard", f"{timeout:g} s", [peer.rank for peer in others], parent=True)
+def _unheard(peers: Sequence[Peer], now: float, timeout: float) -> Verdict | None:
+    gone = [peer for peer in peers if peer.gone]
+    silent = sorted((peer for peer in peers if now - peer.heard > timeout), key=lambda peer: peer.heard)
+    return _verdict(gone[:1], "gone", parent=True) or _verdict(silent, "unheard", f"{timeout:g} s", parent=True)
 
 
 def _silent(peers: Iterable[Peer], now: float, timeout: float) -> Verdict | None:
     fresh = 3 * beat_interval(timeout)  # of a parent that is silent too, nobody knows the worker
     silent = [peer for peer in peers if not peer.ended and now - peer.beat > timeout and now - peer.heard <= fresh]
-    if not silent:
-        return None
-    first, *others = sorted(silent, key=lambda peer: peer.beat)
-    return _verdict(first, "silent", f"{timeout:g} s", [peer.rank for peer in others])
+    return _verdict(sorted(silent, key=lambda peer: peer.beat), "silent", f"{timeout:g} s")
 
 
 def _absent(peers: Sequence[Peer], meetings: Iterable[Meeting], now: float, timeout: float) -> Verdict | None:
     by_rank = {peer.rank: peer for peer in peers}
     for name, since, ranks in meetings:
         missing = [by_rank[rank] for rank in ranks]
-        for peer in missing:
-            if peer.ended and peer.ended.kind == "end":
-                return _verdict(peer, "left", name)
+        if left := [peer for peer in missing if peer.ended and peer.ended.kind == "end"]:
+            return _verdict(left[:1], "left", name)
         limit = timeout * max(MEETING, *(_limit(peer) for peer in missing))
         going = [peer for peer in missing if not peer.ended]
         if going and now - since > limit:
-            first, *others = sorted(going, key=lambda peer: (peer.step, peer.since))
-            return _verdict(first, "absent", f"{name} for {limit:g} s", [peer.rank for peer in others])
+            going.sort(key=lambda peer: (peer.step, peer.since))
+            return _verdict(going, "absent", f"{name} for {limit:g} s")
     return None
 
 
@@ -165,9 +159,9 @@ def _hung(peers: Iterable[Peer], now: float, timeout: float) -> Verdict | None:
     last = [peer for peer in going if peer.step == min(peer.step for peer in going)]
     if not last or any(now - peer.since <= _limit(peer) * timeout for peer in last):
         return None
-    first, *others = sorted(last, key=lambda peer: peer.since)
-    words = f"phase {first.phase} may take {_limit(first) * timeout:g} s; a longer --peer-timeout raises it"
-    return _verdict(first, "hung", words, [peer.rank for peer in others])
+    last.sort(key=lambda peer: peer.since)
+    words = f"phase {last[0].phase} may take {_limit(last[0]) * timeout:g} s; a longer --peer-timeout raises it"
+    return _verdict(last, "hung", words)
 
 
 def _broken(peers: Sequence[Peer], now: float, timeout: float) -> Verdict | None:

@@ -14,7 +14,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args
 
 from llmc_jax.base.errors import ExitCode
-from llmc_jax.base.plain import Count, Seconds, Where, from_json, hints_of, to_json
+from llmc_jax.base.plain import Count, Seconds, from_json, hints_of, to_json
 
 if TYPE_CHECKING:
     from asyncio import StreamReader, StreamWriter
@@ -121,7 +121,7 @@ class Verdict(NamedTuple):
     rank: Count
     host: str
     pid: Count
-    cause: Annotated[str, Where(CAUSES.__contains__)]
+    cause: Annotated[str, CAUSES.__contains__]
     step: Count = 0
     phase: str = "start"
     words: str = ""

@@ -45,14 +45,6 @@ def supervise(member: Member, peer_timeout: float, command: list[str] | None = N
         return ExitCode.BAD_INPUT
 
 
-class Over(Exception):
-    """The run has ended before this process came to it."""
-
-    def __init__(self, verdict: Verdict) -> None:
-        super().__init__(verdict)
-        self.verdict = verdict
-
-
 class Event(NamedTuple):
     """What a parent has to deal with."""
 
@@ -117,21 +109,22 @@ class Parent:
 
     async def _follow_hub(self) -> None:
         try:
-            self.link = await self._reach_hub()
-        except Over as over:
-            self.events.put_nowait(Event("over", over.verdict))
+            found = await self._reach_hub()
         except Exception as error:  # a mistake of ours too: nobody else would hear of it
             self.events.put_nowait(Event("error", error))
-        else:
-            self.rank_0.heard = self.clock.now()
-            while message := await self.link.receive():
-                self.events.put_nowait(Event("hub", message))
-            self.events.put_nowait(Event("hub gone"))
+            return
+        if isinstance(found, Verdict):
+            self.events.put_nowait(Event("hub", found))
+            return
+        self.link, self.rank_0.heard = found, self.clock.now()
+        while message := await found.receive():
+            self.events.put_nowait(Event("hub", message))
+        self.events.put_nowait(Event("hub gone"))
 
-    async def _reach_hub(self) -> Link:
-        """Return the connection to the hub once it has accepted this process.
+    async def _reach_hub(self) -> Link | Verdict:
+        """Return the connection to the hub once it has accepted this process; a verdict where the run ends before.
 
-        Raises InputError if it is another run's; Over if it does not come in time, or ends the run.
+        Raises InputError if it is another run's.
         """
         if self.hub:
             link = await self.hub.own_link()
@@ -150,7 +143,7 @@ class Parent:
                             raise InputError(f"-ps {host}: cannot be the name of a host") from error
                     await asyncio.sleep(min(SECONDS_BETWEEN_TRIES, self.interval))
         words = f"within {self.timeout:g} s (--peer-timeout); {problem}"
-        raise Over(Verdict(0, self.member.host, 0, "missing", words=words))
+        return Verdict(0, self.member.host, 0, "missing", words=words)
 
     async def _places(self) -> AsyncIterator[tuple[str, int, str]]:
         """Yield hosts, ports and tokens with which rank 0 may be reached."""
@@ -161,8 +154,8 @@ class Parent:
             for host in [*beside, *address.hosts]:
                 yield host, address.port, address.token
 
-    async def _try(self, host: str, port: int, token: str) -> Link:
-        """Return a connection that the hub has accepted. Raises OSError if not, else as _reach_hub."""
+    async def _try(self, host: str, port: int, token: str) -> Link | Verdict:
+        """Return a connection that the hub has accepted, or a verdict. Raises OSError if not, else as _reach_hub."""
         limit = max(1.0, self.timeout / 4)
         async with asyncio.timeout(limit):  # a TimeoutError is an OSError
             link = Link(*await asyncio.open_connection(host, port))
@@ -177,7 +170,7 @@ class Parent:
             return link
         link.close()
         if isinstance(answer, Verdict):
-            raise Over(answer)
+            return answer
         if self.member.folder:  # an address of an earlier run, at which another one listens by now
             raise OSError(answer.words)
         raise InputError(f"{host}:{port}: {answer.words}; give this run another address: -ps {host}:PORT")
@@ -202,8 +195,6 @@ class Parent:
                 self._judge_hub()
             case "error":
                 raise event.content
-            case "over":
-                self._conclude(event.content)
             case "worker":
                 self._hear_worker(event.content)
             case "exit":

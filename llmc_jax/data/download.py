@@ -16,7 +16,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from email.message import Message
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 from urllib.parse import urlsplit
 
 from llmc_jax.base.errors import InputError
@@ -89,18 +89,10 @@ def _open(url: str, token: str | None, headers: dict[str, str], seconds: float) 
 class _Redirects(urllib.request.HTTPRedirectHandler):
     """Follows redirects, and hands a token on to the same host alone: another one's signed address is no friend's."""
 
-    def redirect_request(
-        self,
-        req: urllib.request.Request,
-        fp: IO[bytes],
-        code: int,
-        msg: str,
-        headers: http.client.HTTPMessage,
-        newurl: str,
-    ) -> urllib.request.Request | None:
-        new = super().redirect_request(req, fp, code, msg, headers, newurl)
+    def redirect_request(self, req: urllib.request.Request, *answer: Any) -> urllib.request.Request | None:
+        new = super().redirect_request(req, *answer)
         token = req.unredirected_hdrs.get("Authorization")
-        if new is not None and token and urlsplit(newurl)[:2] == urlsplit(req.full_url)[:2]:
+        if new is not None and token and urlsplit(new.full_url)[:2] == urlsplit(req.full_url)[:2]:
             new.add_unredirected_header("Authorization", token)
         return new
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from llmc_jax.base.errors import FormatError, InputError
-from llmc_jax.base.rng import Mt19937, is_int_below
+from llmc_jax.base.rng import Mt19937
 from llmc_jax.data.tokenfile import TokenFile, expand_pattern, open_token_file
 
 Batch = tuple[np.ndarray, np.ndarray]
@@ -261,16 +261,12 @@ class TokenLoader:
         the numbers of shards and of samples in the current one must be those of here, which is llm.c's own check. Of
         {"ranks": [...]}, the states of all processes, those of the ranks that are read here are taken.
 
-        Raises InputError if it is not one, or was taken with other files, another B, T, rank, number of processes or
-        way of shuffling; a loader of one rank then stands where it stood.
+        Raises InputError if it was taken with other files, another B, T, rank, number of processes or way of shuffling;
+        a loader of one rank then stands where it stood. That it is a state the checkpoint's digests say.
         """
-        if not isinstance(state, Mapping):
-            raise self._broken("no table of names and values")
         states = [state] * len(self._ranks)
         if "ranks" in state:
             saved = state["ranks"]
-            if not isinstance(saved, list) or not all(isinstance(each, Mapping) for each in saved):
-                raise self._broken("ranks")
             if len(saved) != self.num_processes:
                 raise self._misfit(f"it has the places of {len(saved)} processes, here there are {self.num_processes}")
             states = [saved[rank.number] for rank in self._ranks]
@@ -284,29 +280,20 @@ class TokenLoader:
                 continue
             if name not in state or state[name] != ours:
                 raise self._misfit(f"{name} is {str(state.get(name))[:60]}, here it is {str(ours)[:60]}")
-        try:
-            shard, sample = state["current_shard_idx"], state["current_sample_idx"]
-            shard_order = self._order(state["shard_indices"], len(self.paths), "shards")
-            samples = self.samples_per_shard[int(shard_order[shard])]
-            of_size = f"samples of {self._sample_tokens} tokens"
-            sample_order = self._order(state["intra_shard_indices"], samples, of_size)
-            if not (is_int_below(shard, len(self.paths)) and is_int_below(sample, samples + 1)):
-                raise ValueError(f"shard {shard!r}, sample {sample!r}")
-            if rank.rng is not None:
-                rank.rng.restore(state["shuffle_rng"])
-        except InputError:
-            raise
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-            raise self._broken(repr(error)[:80]) from error
-        rng = None if rank.rng is None else rank.rng.state()
-        rank.position = Position(shard, sample, shard_order, sample_order, rng)
+        shard, sample = state["current_shard_idx"], state["current_sample_idx"]
+        shard_order = self._order(state["shard_indices"], len(self.paths), "shards")
+        samples = self.samples_per_shard[int(shard_order[shard])] if shard < len(self.paths) else -1
+        if sample > samples:
+            raise self._misfit(f"it is sample {sample} of shard {shard}, which these files do not have")
+        sample_order = self._order(state["intra_shard_indices"], samples, f"samples of {self._sample_tokens} tokens")
+        if rank.rng is not None:
+            rank.rng.restore(state["shuffle_rng"])
+        rank.position = Position(shard, sample, shard_order, sample_order, state["shuffle_rng"])
 
     def _order(self, values: list[int], n: int, what: str) -> np.ndarray:
         """Return the order of 0 … n-1 that a state holds, (n,) int32; without shuffling it holds an empty list."""
         if self.shuffle and len(values) != n:
             raise self._misfit(f"it covers {len(values)} {what}, here there are {n}")
-        if sorted(values) != list(range(n if self.shuffle else 0)):
-            raise ValueError(f"no order of {n} {what}")
         return np.array(values if self.shuffle else range(n), np.int32)
 
     def _misfit(self, what: str) -> InputError:
@@ -315,9 +302,6 @@ class TokenLoader:
             "saved with"
         )
 
-    def _broken(self, what: str) -> InputError:
-        return InputError(f"{self.flag}: the saved loader position is damaged ({what}); continue from another one")
-
 
 def continued(loader: TokenLoader, state: Mapping[str, Any], micro_batches: int) -> TokenLoader:
     """Return a loader set to a saved place: one of as many processes as that is the place of.
@@ -325,8 +309,7 @@ def continued(loader: TokenLoader, state: Mapping[str, Any], micro_batches: int)
     loader: of one process, or of several in turns. micro_batches: of an update. Raises InputError if the place does not
     fit, or n processes cannot share those.
     """
-    ranks = state.get("ranks") if isinstance(state, Mapping) else None
-    n = len(ranks) if isinstance(ranks, list) and ranks else 1
+    n = len(state.get("ranks", [state]))
     if micro_batches % n:
         unit = loader.batch_size * loader.sequence_length * n
         raise InputError(

@@ -24,7 +24,7 @@ def contents(tokenizer: Tokenizer) -> tuple[str, bytes]:
     """Return the ending and the bytes of the file that holds a tokenizer. The same table has the same bytes always."""
     if tokenizer.json:
         return ".json", tokenizer.json.encode()
-    return ".bin", table_bytes(tokenizer.name, tokenizer.pieces, tokenizer.eot)
+    return ".bin", table_bytes(tokenizer.pieces, tokenizer.eot)
 
 
 def named(tokenizer: Tokenizer) -> Named:

@@ -18,7 +18,7 @@ import numpy as np
 from llmc_jax.base import magics
 from llmc_jax.base.commands import typed
 from llmc_jax.base.errors import FormatError, InputError
-from llmc_jax.base.files import complete_file, matching, reason, refusing
+from llmc_jax.base.files import matching, reason, refusing, write_atomic
 from llmc_jax.base.magics import HEADER_BYTES
 
 MAX_TOKENS = (1 << 31) - 1  # the header counts in an int32
@@ -28,18 +28,17 @@ MOST_AT_ONCE = 1 << 30  # bytes; the system gives no more than 2 GiB in one call
 
 
 class Kind(NamedTuple):
-    """One format: magic and version (None: no header), the tokens' dtype, the largest id it takes."""
+    """One format: magic and version (None: no header), the tokens' dtype."""
 
     magic: int | None
     version: int | None
     dtype: np.dtype[Any]
-    max_id: int
 
 
 KINDS = {
-    "gpt2-uint16": Kind(magics.GPT2_TOKENS, 1, np.dtype("<u2"), (1 << 16) - 1),
-    "llama3-uint32": Kind(magics.LLAMA3_TOKENS, 7, np.dtype("<u4"), (1 << 32) - 1),
-    "raw-int32": Kind(None, None, np.dtype("<i4"), MAX_RAW_ID),
+    "gpt2-uint16": Kind(magics.GPT2_TOKENS, 1, np.dtype("<u2")),
+    "llama3-uint32": Kind(magics.LLAMA3_TOKENS, 7, np.dtype("<u4")),
+    "raw-int32": Kind(None, None, np.dtype("<i4")),
 }
 HEADLESS = "uint16 tokens without a header, as nanoGPT writes them, are not read"
 MAKE_ONE = "make token files from text with `llmc-jax data prepare FILE`"
@@ -200,44 +199,17 @@ def _check_raw(path: Path, file: IO[bytes], size: int) -> None:
 def write_token_file(path: str | Path, tokens: Any, kind: str = "gpt2-uint16") -> None:
     """Write a token file that appears under its name only when complete (a file of that name is replaced).
 
-    tokens: 1-D integers, array or sequence, any integer dtype. Raises InputError if an id does not fit the kind, there
-    are too many for its header, or the file cannot be written.
-    Source: `write_datafile` of llm.c's dev/data/data_common.py.
+    tokens: 1-D integers, array or sequence, any integer dtype, which the kind has room for. Raises InputError if the
+    file cannot be written. Source: `write_datafile` of llm.c's dev/data/data_common.py.
     """
-    array, dtype = np.asarray(tokens), KINDS[kind].dtype
-    if array.size == 0:
-        array = np.zeros(0, dtype)
-    _check_writable(path, array, kind)
-    step = READ_BYTES // dtype.itemsize
-    with (
-        refusing(f"{path}: cannot be written", "write elsewhere or free space"),
-        complete_file(path) as temporary,
-        open(temporary, "xb") as file,
-    ):
-        file.write(make_header(kind, array.size))
-        for start in range(0, array.size, step):  # so that another dtype does not copy the whole array
-            file.write(array[start : start + step].astype(dtype).tobytes())
-
-
-def _check_writable(path: str | Path, array: np.ndarray, kind: str) -> None:
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise InputError(f"{path}: tokens must be 1-D integers; found shape {array.shape}, dtype {array.dtype}")
-    if array.size > MAX_TOKENS:
-        raise InputError(f"{path}: {array.size} tokens; one file takes {MAX_TOKENS}; write several shards")
-    if kind == "raw-int32" and array.size == 0:
-        raise InputError(f"{path}: no tokens; a file without header cannot be empty")
-    most = KINDS[kind].max_id
-    if array.size and (array.min() < 0 or array.max() > most):
-        where = int(np.flatnonzero((array < 0) | (array > most))[0])
-        raise InputError(
-            f"{path}: token {where} has id {array[where]}; {kind} takes 0 to {most}; take llama3-uint32 for larger "
-            "vocabularies"
-        )
+    array = np.asarray(tokens).astype(KINDS[kind].dtype)
+    assert array.ndim == 1 and np.array_equal(array, tokens), f"{path}: ids that {kind} has no room for"
+    write_atomic(path, make_header(kind, array.size) + array.tobytes())
 
 
 def make_header(kind: str, count: int) -> bytes:
     """Return the header of a file of `count` tokens; empty for the kind that has none."""
-    magic, version, _, _ = KINDS[kind]
+    magic, version, _ = KINDS[kind]
     return b"" if magic is None else struct.pack("<256i", magic, version, count, *[0] * 253)
 
 

@@ -300,19 +300,14 @@ def _split_pieces(path: str | Path, payload: bytes, vocab: int) -> tuple[bytes, 
 def write_tokenizer_bin(path: str | Path, pieces: tuple[bytes, ...], eot: int) -> None:
     """Write llm.c's tokenizer file, version 2 (see `read_tokenizer_bin`); it appears under its name only when complete.
 
-    Raises InputError if the pieces do not fit the format, or the file cannot be written.
-    Source: write_tokenizer of llm.c's train_gpt2.py.
+    Raises InputError if the file cannot be written. Source: write_tokenizer of llm.c's train_gpt2.py.
     """
-    write_atomic(path, table_bytes(path, pieces, eot))
+    write_atomic(path, table_bytes(pieces, eot))
 
 
-def table_bytes(path: str | Path, pieces: tuple[bytes, ...], eot: int) -> bytes:
-    """Return the bytes of llm.c's tokenizer file. Raises InputError, which names the path, as `write_tokenizer_bin`."""
-    if not 1 <= len(pieces) <= MAX_VOCAB or not 0 <= eot < len(pieces):
-        raise InputError(f"{path}: {len(pieces)} ids with end-of-text id {eot} make no tokenizer file")
-    for token, piece in enumerate(pieces):
-        if not 1 <= len(piece) <= LONGEST_PIECE:
-            raise InputError(f"{path}: id {token} has {len(piece)} bytes; the format takes 1 to {LONGEST_PIECE}")
+def table_bytes(pieces: tuple[bytes, ...], eot: int) -> bytes:
+    """Return the bytes of llm.c's tokenizer file: of 1 to MAX_VOCAB pieces of 1 to LONGEST_PIECE bytes."""
+    assert 0 <= eot < len(pieces) <= MAX_VOCAB and all(0 < len(piece) <= LONGEST_PIECE for piece in pieces)
     header = [magics.TOKENIZER, 2, len(pieces), eot, *[0] * 252]
     return struct.pack("<256I", *header) + _payload(pieces)
 

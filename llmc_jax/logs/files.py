@@ -10,8 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from llmc_jax.base.errors import InputError
-from llmc_jax.base.files import reason
+from llmc_jax.base.files import refusing
 
 MAIN_LOG = "main.log"
 METRICS = "metrics.jsonl"
@@ -32,10 +31,8 @@ OF_ALL = frozenset({"event", "step", "time"})  # fields that every event has, an
 
 def read_bytes(path: Path) -> bytes:
     """Return a file's content. Raises InputError, naming it."""
-    try:
+    with refusing(f"{path}: cannot read it"):
         return path.read_bytes()
-    except OSError as error:
-        raise InputError(f"{path}: cannot read it: {reason(error)}") from error
 
 
 def holds(folder: Path, names: Sequence[str]) -> bool:
@@ -45,10 +42,8 @@ def holds(folder: Path, names: Sequence[str]) -> bool:
 
 def runs_in(folder: Path, names: Sequence[str] = (METRICS,)) -> list[Path]:
     """Return the run folders in a folder, each with one of the files. Raises InputError where it cannot be read."""
-    try:
+    with refusing(f"{folder}: cannot read the folder"):
         return sorted(each for each in folder.iterdir() if os.path.isdir(each) and holds(each, names))
-    except OSError as error:
-        raise InputError(f"{folder}: cannot read the folder: {reason(error)}") from error
 
 
 def rank_log(folder: Path, rank: int) -> Path:

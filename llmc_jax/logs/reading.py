@@ -16,7 +16,7 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 
 from llmc_jax.base.errors import FormatError, InputError
-from llmc_jax.base.files import reason
+from llmc_jax.base.files import refusing
 from llmc_jax.logs.curves import NONE, Curve
 from llmc_jax.logs.events import TORN, Events, figures, read_events
 from llmc_jax.logs.files import MAIN_LOG, METRICS
@@ -108,16 +108,13 @@ def read_log(path: str | Path) -> Log:
     """
     path = Path(path)
     file = _file_in(path) if path.is_dir() else path
-    try:
-        with file.open("rb") as opened:
-            head = opened.peek(4096)[:4096]
-            if b"\0" in head:
-                raise FormatError(f"{file}: binary data; expected a log, which is text in UTF-8")
-            if head.lstrip()[:1] == b"{":
-                return _read_metrics(path, file)
-            return _read_text(path, file, opened)
-    except OSError as error:
-        raise InputError(f"{file}: cannot read it: {reason(error)}") from error
+    with refusing(f"{file}: cannot read it"), file.open("rb") as opened:
+        head = opened.peek(4096)[:4096]
+        if b"\0" in head:
+            raise FormatError(f"{file}: binary data; expected a log, which is text in UTF-8")
+        if head.lstrip()[:1] == b"{":
+            return _read_metrics(path, file)
+        return _read_text(path, file, opened)
 
 
 def _file_in(folder: Path) -> Path:

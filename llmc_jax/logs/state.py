@@ -7,7 +7,7 @@ import os
 import platform
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -94,12 +94,12 @@ def usual_silence(seen: Seen) -> float:
     return max(SILENCE if seen.trained else COMPILING, PAUSES * seen.longest)
 
 
-def run_state(seen: Seen, now: float | None = None, process_runs: "ProcessRuns | None" = None) -> RunState:
-    """Return the state of a run. now: seconds since 1970. process_runs: `is_there`, where a test has its own."""
+def run_state(seen: Seen, now: float | None = None) -> RunState:
+    """Return the state of a run. now: seconds since 1970."""
     now = time.time() if now is None else now
     start = seen.start or {}
     silent = None if seen.time is None else max(0.0, now - seen.time)
-    runs = None if seen.outcome else (process_runs or is_there)(start, now if seen.time is None else seen.time)
+    runs = None if seen.outcome else is_there(start, now if seen.time is None else seen.time)
     return RunState(
         state=seen.outcome or _state(runs, silent, seen),
         step=seen.step,
@@ -155,9 +155,6 @@ def is_there(start: Mapping[str, Any], last: float) -> bool | None:
     except (OSError, OverflowError):
         pass
     return False
-
-
-ProcessRuns = Callable[[Mapping[str, Any], float], bool | None]
 
 
 # ----- in words -----------------------------------------------------------------------------------------------------

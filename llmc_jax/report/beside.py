@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import leads_to
@@ -23,7 +23,6 @@ from llmc_jax.logs.files import CURVES, METRICS, REPORT
 FIRST = 20.0  # seconds until the first of each, so that there soon is one to open
 DRAW_EVERY = 20.0  # seconds between two pictures
 SHARE = 0.03  # of one core's time at most, which a very long run, whose metrics are large, would exceed
-LONGEST = 300  # seconds that one may take
 
 
 class Request(NamedTuple):
@@ -53,21 +52,13 @@ def write(name: str, request: Request) -> None:
 
 def problem_of(name: str, request: Request) -> str:
     """Write a file; return why it could not be written, or nothing."""
-    signal.setitimer(signal.ITIMER_REAL, LONGEST, LONGEST)  # again and again: a drawing may take the first for its own
     try:
         write(name, request)
     except InputError as error:
         return str(error)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
     return ""
-
-
-def late(*_: Any) -> None:
-    """End what takes too long."""
-    raise TimeoutError(f"took longer than {LONGEST} s")
 
 
 def main() -> None:
@@ -75,7 +66,6 @@ def main() -> None:
     with suppress(Exception):  # the page comes without it
         import matplotlib.backends.backend_agg  # noqa: F401  a second, for which a short run would wait at its end
 
-    signal.signal(signal.SIGALRM, late)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # sent to all of a job, whose run writes its last picture then
     folder = os.open(request.folder, os.O_RDONLY)  # by its path another one may come
     every = {CURVES: DRAW_EVERY} | ({REPORT: 60 * request.minutes} if request.minutes > 0 else {})

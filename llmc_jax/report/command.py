@@ -6,7 +6,7 @@ from pathlib import Path
 
 from llmc_jax.base.commands import typed
 from llmc_jax.base.errors import InputError
-from llmc_jax.base.files import check_output, reason, write_atomic
+from llmc_jax.base.files import check_output, refusing, write_atomic
 from llmc_jax.base.kit import command_line
 from llmc_jax.base.options import own
 from llmc_jax.base.parsers import Parser
@@ -87,10 +87,7 @@ def check_page(path: Path) -> None:
     check_output("--output", path)
     if not path.is_file():
         return
-    try:
-        with path.open("rb") as file:
-            is_ours = MARK in file.read(1000)
-    except OSError as error:
-        raise InputError(f"{path}: cannot read it: {reason(error)}") from error
+    with refusing(f"{path}: cannot read it"), path.open("rb") as file:
+        is_ours = MARK in file.read(1000)
     if not is_ours:
         raise InputError(f"{path}: exists and is no report of ours; choose another --output")

@@ -4,14 +4,13 @@ Leaves out gathering it (gather.py) and drawing it (page.py).
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import zip_longest
+from typing import NamedTuple
 
 import numpy as np
 
 
-@dataclass(frozen=True)
-class X:
+class X(NamedTuple):
     """Where points lie, by each of the axes; None where a run does not say it."""
 
     step: np.ndarray  # (n,) int64
@@ -19,27 +18,23 @@ class X:
     time: np.ndarray | None  # (n,) float64, seconds since the run's first start
 
 
-@dataclass(frozen=True)
-class Points:
+class Points(NamedTuple):
     """Values at places, in the order of steps."""
 
     x: X
     y: np.ndarray  # (n,) float64
 
 
-@dataclass(frozen=True)
-class Figure:
+class Figure(NamedTuple):
     """One figure of a run over its steps."""
 
     x: X
     y: np.ndarray  # (n,) float64: points that were logged, thinned so that extremes stay
-    count: int  # of points that were logged
     mean: Points | None  # means of bins of equal count, which smoothing works on; None where nothing was thinned
     usual: tuple[float, float] | None = None  # values without a few spikes, which may lie off scale; None: without any
 
 
-@dataclass(frozen=True)
-class Status:
+class Status(NamedTuple):
     """How far a run is, or how it ended."""
 
     state: str  # running, done, stopped, diverged, bad_input, died, unknown
@@ -48,8 +43,7 @@ class Status:
     words: str
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(NamedTuple):
     """What a model wrote before a step. Its text may hold anything."""
 
     step: int
@@ -57,8 +51,7 @@ class Sample:
     text: str
 
 
-@dataclass(frozen=True)
-class Event:
+class Event(NamedTuple):
     """Something that happened to a run."""
 
     kind: str  # as metrics.jsonl has it; skipped: steps without an update, gathered
@@ -72,8 +65,7 @@ Rows = list[tuple[str, str]]  # name and value, as shown
 Groups = Mapping[str, Mapping[str, str]]  # settings by group and name, as shown
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """One run, or one log of another program."""
 
     name: str
@@ -90,8 +82,7 @@ class Run:
     baseline: float | None = None  # validation loss of guessing each byte from the one before; None: not known
 
 
-@dataclass(frozen=True)
-class PanelCurve:
+class PanelCurve(NamedTuple):
     """A curve that a panel has of every run."""
 
     key: str
@@ -99,8 +90,7 @@ class PanelCurve:
     mark: str  # line, points
 
 
-@dataclass(frozen=True)
-class Panel:
+class Panel(NamedTuple):
     """One chart."""
 
     key: str
@@ -110,8 +100,7 @@ class Panel:
     curves: list[PanelCurve]
 
 
-@dataclass(frozen=True)
-class Difference:
+class Difference(NamedTuple):
     """A setting in which runs differ."""
 
     group: str
@@ -119,8 +108,7 @@ class Difference:
     values: list[str]  # of each run; empty where it has none
 
 
-@dataclass(frozen=True)
-class Content:
+class Content(NamedTuple):
     """All that a page shows."""
 
     title: str
@@ -179,7 +167,7 @@ def panels_of(keys: Collection[str], several: bool = False) -> list[Panel]:
     Of several runs, a panel of several lines becomes a panel for each, as one of several kinds of points does: a colour
     can say but one thing.
     """
-    kept = [replace(panel, curves=[each for each in panel.curves if each.key in keys]) for panel in PANELS]
+    kept = [panel._replace(curves=[each for each in panel.curves if each.key in keys]) for panel in PANELS]
     return [part for panel in kept if panel.curves for part in (_parts(panel) if several else [panel])]
 
 
@@ -190,8 +178,7 @@ def _parts(panel: Panel) -> list[Panel]:
         return [panel]
     pairs = [[each for each in pair if each is not None] for pair in zip_longest(lines, points)]
     return [
-        replace(
-            panel,
+        panel._replace(
             key=f"{panel.key}.{curves[0].key}" if index else panel.key,
             title=panel.title if len(curves) > 1 else f"{panel.title}: {curves[0].label}",
             curves=curves,

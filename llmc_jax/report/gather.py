@@ -6,7 +6,6 @@ A damaged file never stands in the way: what can be read is shown, and a note sa
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +50,7 @@ def read_runs(paths: Sequence[str | Path]) -> list[Run]:
     if not any(each.curves or each.events or each.samples for each in found):
         raise InputError(f"{paths[0]}: no events found; expected a run's events, one per line")
     names = names_of([str(path) for path in paths])
-    return [replace(each, name=name) for each, name in zip(found, names, strict=True)]
+    return [each._replace(name=name) for each, name in zip(found, names, strict=True)]
 
 
 def names_of(paths: Sequence[str]) -> list[str]:
@@ -98,8 +97,7 @@ def read_ours(path: Path, given: str, kind: str) -> Run:
     status = status_of(read_state(path))
     run = _run(log, found, axes, status, start)
     baseline = facts.positive(start.get("bigram_nats"))
-    return replace(
-        run,
+    return run._replace(
         facts=facts.facts_of(groups, config),
         settings=groups,
         samples=samples_of(events),
@@ -166,7 +164,7 @@ def events_of(events: Events, axes: Axes) -> list[Event]:
         middle = slice(MOST_EVENTS // 2, 1 - MOST_EVENTS // 2)
         left_out = found[middle]
         words = f"{plural(len(left_out), 'more event')} up to step {left_out[-1].step} not shown"
-        found[middle] = [replace(left_out[0], kind="left_out", words=words)]
+        found[middle] = [left_out[0]._replace(kind="left_out", words=words)]
     return found
 
 

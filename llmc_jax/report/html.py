@@ -303,7 +303,7 @@ def lacks(run: Run, axis: str) -> bool:
 
 def is_thinned(run: Run) -> bool:
     """Return whether not all points of a run are drawn."""
-    return any(each.count > len(each.y) for each in run.curves.values())
+    return any(each.mean is not None for each in run.curves.values())
 
 
 def chip(status: Status) -> Html:

@@ -65,7 +65,7 @@ def drawn(series: Curve, axes: Axes, key: str) -> Figure:
     places = thinned_places(values, POINTS)
     shown = place(axes, key, steps[places], None if times is None else times[places])
     mean = None if len(places) == len(steps) else means(series, axes, key)
-    return Figure(shown, values[places], len(steps), mean, usual(values, key))
+    return Figure(shown, values[places], mean, usual(values, key))
 
 
 def usual(values: np.ndarray, key: str) -> tuple[float, float] | None:

@@ -17,7 +17,7 @@ from llmc_jax.base.pictures import PALETTE, save_figure
 from llmc_jax.base.plain import to_json
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.logs.curves import Curve, finite, loss_range
-from llmc_jax.logs.picture import show_range
+from llmc_jax.logs.picture import plain_panel, show_range
 
 FIND_LR, PICTURE = "find_lr.json", "find_lr.png"
 EACH, CHOSEN = PALETTE[:2]
@@ -128,9 +128,7 @@ def draw_test(test: RangeTest, out_png: Path, title: str = "") -> None:
         axes.plot([test.rates[at]], [test.means[at]], "o", color=CHOSEN, markersize=8, label=words, zorder=4)
     axes.set_xlabel("learning rate (log scale)")
     axes.set_ylabel(f"loss (nats per token{', log scale' if axes.get_yscale() == 'log' else ''})")
-    axes.grid(alpha=0.25)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    plain_panel(axes)
     axes.legend(loc="lower left", fontsize=9, edgecolor="none", framealpha=0.9)
     figure.suptitle(title, fontsize=12, fontweight="bold", y=0.985)
     save_figure(figure, out_png)

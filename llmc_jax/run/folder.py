@@ -309,10 +309,8 @@ class ShortLog(RunLog):
 
 def _opened(path: Path) -> FileIO:
     """Open a file to append to it; a pipe that nobody reads is an error, where it would else wait."""
-    try:
+    with refusing(f"{path}: cannot open it for writing"):
         file = open(path, "ab", buffering=0, opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK, 0o666))  # noqa: SIM115
-    except OSError as error:
-        raise InputError(f"{path}: cannot open it for writing: {error.strerror}") from error
     os.set_blocking(file.fileno(), True)
     return file
 

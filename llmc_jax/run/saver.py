@@ -53,11 +53,6 @@ def room_for_copy(state_bytes: int, step_bytes: int, free: int | None) -> bool:
     return state_bytes <= (SHARE * step_bytes if free is None else GPU_SHARE * free)
 
 
-def flat_buffers(state: TrainState, model: ModelShape) -> dict[str, tuple[int, str]]:
-    """Return elements and dtype of each flat buffer by name: `params`, `m`, …"""
-    return {name: (flat_size(model), buffer.dtype.name) for name, buffer in state.flat.items()}
-
-
 def small_arrays(state: TrainState) -> dict[str, np.ndarray]:
     """Return the arrays by name that are no flat buffers: `step`, `updates`, … Every device has them."""
     arrays = {"step": np.asarray(state.step), "updates": np.asarray(state.updates)}
@@ -169,7 +164,8 @@ class Saver:
         """Return this process's share of the state. Of several processes each has it on its host now, at the same place
         of all; one alone brings each buffer there when it is written.
         """
-        buffers, small, group, place = flat_buffers(state, self.model), small_arrays(state), cluster.here(), self.place
+        buffers = {name: (flat_size(self.model), buffer.dtype.name) for name, buffer in state.flat.items()}
+        small, group, place = small_arrays(state), cluster.here(), self.place
         if group.size > 1:
             assert place is not None
             numbers = store.own_blocks(group.rank, group.size)

@@ -50,7 +50,7 @@ def read_state(checkpoint: Checkpoint, fresh: TrainState, place: Placement) -> T
     Raises FormatError if the checkpoint holds no such state.
     """
     stored, folder = checkpoint.manifest.tensors, checkpoint.folder
-    missing = [name for name in ("step", "updates", *fresh.flat) if not checkpoint.holds(name)]
+    missing = [name for name in ("step", "updates", *fresh.flat) if name not in stored]
     if missing:
         raise FormatError(f"{folder}: has no {missing[0]} ({len(missing)} arrays of the state are missing)")
 

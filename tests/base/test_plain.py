@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import pytest
 
-from llmc_jax.base.plain import Count, Where, from_json, to_json
+from llmc_jax.base.plain import Count, from_json, to_json
 
 
 class Part(NamedTuple):
@@ -16,7 +16,7 @@ class Part(NamedTuple):
 
 class Whole(NamedTuple):
     count: Count
-    size: Annotated[float, Where(lambda size: size > 0)]
+    size: Annotated[float, lambda size: size > 0]
     side: Literal["left", "right"]
     parts: tuple[Part, ...] = ()
     named: Mapping[str, tuple[int, str]] = {}

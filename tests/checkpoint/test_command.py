@@ -109,7 +109,7 @@ def test_as_a_program_it_needs_neither_orbax_nor_jax(run: Path) -> None:
     (run / "state_00000100" / "ä").touch()
     code = (
         "import runpy, sys; sys.modules['jax'] = sys.modules['orbax'] = None; "
-        "runpy.run_module('llmc_jax.checkpoint', run_name='__main__')"
+        "sys.argv[1:1] = ['checkpoint']; runpy.run_module('llmc_jax', run_name='__main__')"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, "verify", str(run)],

@@ -93,9 +93,3 @@ def test_a_damaged_folder_is_named(written: Path, tmp_path: Path) -> None:
     shutil.rmtree(copy / "wpe")
     with pytest.raises(FormatError, match=rf"^{copy}: \w+ cannot be read: "):
         flat_parameters(open_source(copy))
-
-
-def test_without_orbax_it_says_what_to_install(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "tensorstore", None)
-    with pytest.raises(InputError, match="pip install 'orbax-checkpoint"):
-        open_source(written)

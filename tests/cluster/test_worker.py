@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from llmc_jax import cluster
 from llmc_jax.base.errors import ExitCode, InputError
 from llmc_jax.cluster.messages import Welcome, encode
-from llmc_jax.cluster.worker import ALONE, VARIABLE, Group, joined
+from llmc_jax.cluster.worker import ALONE, VARIABLE, joined
 
 ROOT = Path(__file__).resolve().parents[2]
 TOO_LONG = 120  # seconds
@@ -24,19 +23,6 @@ def test_alone() -> None:
     assert ALONE.meet("a", {"b": 1}) == [{"b": 1}] and ALONE.meet("a", 2) == [2]
     ALONE.phase("step", 1)
     ALONE.folder("runs/a", "runs/a/metrics.jsonl")
-
-
-def test_which_process_this_is_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = Group()
-    monkeypatch.setattr(cluster, "_here", None)
-    cluster.enter(first)
-    assert cluster.here() is first
-    with pytest.raises(RuntimeError):
-        cluster.enter(Group())
-    monkeypatch.setattr(cluster, "_here", None)
-    assert cluster.here() is ALONE
-    with pytest.raises(RuntimeError):  # what has been read cannot change
-        cluster.enter(first)
 
 
 @pytest.mark.parametrize("number", ["a", "-1", "0", "9999"])

@@ -141,14 +141,10 @@ def test_a_restored_loader_continues(tmp_path: Path, before: int, after: int, sh
         ({"num_processes": 2}, "num_processes is 2, here it is 1"),
         ({"shuffle": False}, "shuffle is False, here it is True"),
         ({"shard_tokens": [33, 18, 26]}, re.escape("shard_tokens is [33, 18, 26], here it is [33, 17, 26]")),
-        ({"current_shard_idx": 3}, "is damaged"),
-        ({"current_sample_idx": 5}, "is damaged"),
+        ({"current_shard_idx": 3}, "it is sample 0 of shard 3"),
+        ({"current_sample_idx": 5}, "it is sample 5 of shard 0"),
         ({"shard_indices": [0, 1]}, "it covers 2 shards, here there are 3"),
-        ({"shard_indices": [0, 1, 1]}, "is damaged"),
         ({"intra_shard_indices": []}, "it covers 0 samples of 8 tokens, here there are 3"),
-        ({"intra_shard_indices": [0, 1, 1]}, "is damaged"),
-        ({"shuffle_rng": None}, "is damaged"),
-        ({"shuffle_rng": {}}, "random state: 'key'"),
     ],
 )
 def test_a_state_that_does_not_fit_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
@@ -156,11 +152,6 @@ def test_a_state_that_does_not_fit_is_refused(tmp_path: Path, change: dict[str, 
     loader, same = (open_loader(pattern, 2, 4, shuffle=True) for _ in range(2))
     with pytest.raises(InputError, match=message):
         loader.restore({**loader.state(), **change})
-    for missing in change:
-        with pytest.raises(InputError):
-            loader.restore({name: value for name, value in loader.state().items() if name != missing})
-    with pytest.raises(InputError, match="damaged"):
-        loader.restore([1, 2])  # type: ignore[arg-type]
     # and the loader goes on as if nothing had been
     np.testing.assert_array_equal(loader.next_batch(12), same.next_batch(12))
 
@@ -182,10 +173,8 @@ def test_a_place_without_what_llm_c_does_not_store(tmp_path: Path, shuffle: bool
     other.restore(place)
     for _ in range(3):
         np.testing.assert_array_equal(loader.next_batch(5), other.next_batch(5))
-    for name in place:
-        if shuffle or name not in ("shard_indices", "intra_shard_indices", "shuffle_rng"):
-            with pytest.raises(InputError):
-                other.restore(without(place, name))
+    with pytest.raises(InputError, match="does not fit"):
+        other.restore({**place, "current_shard_idx": 3})
     for name in NOT_IN_LLMC:  # all three or none
         with pytest.raises(InputError, match="does not fit"):
             other.restore(without(loader.state(), name))
@@ -204,10 +193,6 @@ def test_the_places_of_all_processes(tmp_path: Path) -> None:
     np.testing.assert_array_equal(other.next_batch(4), ranks[1].next_batch(4))
     with pytest.raises(InputError, match="it has the places of 2 processes, here there are 1"):
         open_loader(pattern, 2, 4, shuffle=True).restore(places)
-    places_of_none: list[Any] = [None, 3, [1, 2], [{}, None]]
-    for bad in places_of_none:
-        with pytest.raises(InputError, match=r"damaged .ranks"):
-            other.restore({"ranks": bad})
     with pytest.raises(InputError, match="does not fit"):
         other.restore({"ranks": [{}, {}]})
 

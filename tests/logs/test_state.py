@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from functools import reduce
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import psutil
 import pytest
@@ -31,7 +32,8 @@ def train(step: int, at: float) -> dict[str, Any]:
 
 
 def of(*events: dict[str, Any], now: float = NOW, runs: bool | None = None) -> RunState:
-    return run_state(reduce(after, events, Seen()), now, lambda *_: runs)
+    with patch.object(state, "is_there", lambda *_: runs):
+        return run_state(reduce(after, events, Seen()), now)
 
 
 @pytest.fixture(scope="module")

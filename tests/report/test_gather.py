@@ -43,7 +43,7 @@ def test_curves_are_what_was_logged(whole: Run) -> None:
     loss, losses = whole.curves["train.loss"], whole.curves["val.loss"]
     assert loss.x.step.tolist() == list(range(40)) and loss.y.tolist() == [5.0 - step / 40 for step in range(40)]
     assert losses.x.step.tolist() == [0, 10, 20, 30] and losses.y.tolist() == [5.0, 4.5, 4.0, 3.5]
-    assert (loss.count, loss.mean, losses.mean) == (40, None, None)
+    assert loss.mean is None and losses.mean is None  # nothing is thinned
     assert whole.curves["memory"].y.tolist() == [1.0] * 40
     assert whole.curves["flops"].y[0] == 16.0 * 1e6 / 1e9 and "mfu" not in whole.curves
 
@@ -104,7 +104,7 @@ def test_long_curves_are_thinned_and_averaged(tmp_path: Path) -> None:
     events = [start(), *(train(step, loss=5.0) for step in range(6000))]
     events[3001]["loss"], events[3002]["loss"] = 90.0, "nan"
     curve = one(run_folder(tmp_path / "a", events)).curves["train.loss"]
-    assert curve.count == 6000 and len(curve.y) <= POINTS and np.nanmax(curve.y) == 90.0
+    assert len(curve.y) <= POINTS and np.nanmax(curve.y) == 90.0
     assert curve.x.step[np.isnan(curve.y)].tolist() == [3001]
     assert curve.mean is not None and len(curve.mean.y) == BINS
     assert set(curve.mean.y.tolist()) == {5.0, (90 + 5 * 5) / 6}
@@ -174,7 +174,7 @@ def test_a_copy_of_a_run_s_events_is_enough(tmp_path: Path) -> None:
     copy = written(tmp_path / "copy.jsonl", (folder / "metrics.jsonl").read_bytes())
     run = one(copy)
     assert (run.name, run.kind, run.status.state, run.notes) == ("copy.jsonl", "metrics.jsonl of ours", "done", [])
-    assert run.curves["norm"].count == 40 and rows_of(run, "Model")["channels"] == "128"
+    assert len(run.curves["norm"].y) == 40 and rows_of(run, "Model")["channels"] == "128"
     with pytest.raises(InputError, match=r"empty.jsonl: no events found"):
         one(written(tmp_path / "empty.jsonl", ""))
 
@@ -263,5 +263,5 @@ def test_any_events_and_any_configuration_make_a_page(tmp_path: Path, found: lis
     except InputError:
         return
     for curve in run.curves.values():
-        assert len(curve.y) == len(curve.x.step) <= curve.count
+        assert len(curve.y) == len(curve.x.step)
         assert all(math.isfinite(step) for step in curve.x.step.tolist())

@@ -7,7 +7,6 @@ import math
 import re
 import tomllib
 from collections.abc import Iterator
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -125,7 +124,7 @@ def losses(shift: float) -> list[float]:
 def curve(steps: list[int], y: list[float], timed: bool = True) -> Figure:
     x = np.array(steps)
     places = X(x, x * TOKENS if timed else None, x * 0.25 if timed else None)
-    return Figure(places, np.array(y), len(y), None)
+    return Figure(places, np.array(y), None)
 
 
 def run(name: str, shift: float, curves: dict[str, Figure] | None = None) -> Run:
@@ -145,7 +144,7 @@ def run(name: str, shift: float, curves: dict[str, Figure] | None = None) -> Run
 
 def made_by_hand(*runs: Run) -> bytes:
     found = panels_of({"train.loss", "val.loss", "norm"}, len(runs) > 1)
-    panels = [replace(panel, log=panel.key == "loss") for panel in found]
+    panels = [panel._replace(log=panel.key == "loss") for panel in found]
     return page(Content(HOSTILE, 1.0, "0", list(runs), panels, None))
 
 
@@ -325,7 +324,7 @@ def test_runs_without_points_with_one_and_with_no_finite_one(tab: chromium.Tab, 
     nan = math.nan
     bad = curve([0, 1, 2, 3, 4], [3.0, nan, math.inf, 2.0, 0.0])
     runs = [
-        replace(run("none", 0.0, {}), samples=[], events=[], facts=[], summary=[]),
+        run("none", 0.0, {})._replace(samples=[], events=[], facts=[], summary=[]),
         run("one", 0.0, {"train.loss": curve([0], [2.0])}),
         run("bad", 0.0, {"train.loss": bad, "norm": curve([0], [nan], timed=False)}),
     ]

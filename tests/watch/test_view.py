@@ -2,6 +2,7 @@
 
 import math
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from llmc_jax.base.streams import escaped
+from llmc_jax.logs import state
 from llmc_jax.logs.state import DIED, RUNNING, UNKNOWN, run_state
 from llmc_jax.machine.nvml import GpuReading
 from llmc_jax.watch.story import Story
@@ -33,7 +35,8 @@ def story(*events: dict[str, Any]) -> Story:
 
 
 def moment(made: Story, runs: bool | None = True, now: float = NOW + 100, **fields: Any) -> Moment:
-    return Moment("a run", made, run_state(made.seen, now, lambda *_: runs), now, **fields)
+    with patch.object(state, "is_there", lambda *_: runs):
+        return Moment("a run", made, run_state(made.seen, now), now, **fields)
 
 
 def shown(made: Moment, width: int = 80, height: int | None = 24, ascii_only: bool = False) -> list[str]:
