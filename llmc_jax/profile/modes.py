@@ -145,11 +145,11 @@ def _traced(bench: Any, own: SimpleNamespace, folder: Path, roof: Roof | None) -
 # ----- comparing ----------------------------------------------------------------------------------------------------
 
 
-def compare(words: list[str], own: SimpleNamespace) -> int:
-    """Run versions in turns and print how they compare: `--vs`."""
+def compare(config: TrainConfig, words: list[str], own: SimpleNamespace) -> int:
+    """Run versions in turns and print how they compare: `--vs`. config: of the words, flags of train.py."""
     from llmc_jax.profile import compare
 
-    variants = [compare.Variant("this", tuple(words)), *(compare.parse_variant(text, words) for text in own.vs)]
+    variants = [("this", config), *((text, compare.parse_variant(text, words)) for text in own.vs)]
     for note in settle(steps=True):
         print_error(f"note: {note}")
     results = compare.compare(variants, rounds=5, steps=3)
