@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from benchmarks.hlo import num_bytes
+from benchmarks.repeats import times_of
 from llmc_jax.machine.hlo import CONTAINERS, FREE, Instruction
 from llmc_jax.plan.program import Program
 
@@ -15,7 +16,7 @@ _WORKSPACE = re.compile(r"s8\[\d+\](\{0\})?")
 
 def launched(program: Program) -> Iterator[tuple[Instruction, int]]:
     """Yield what runs by itself in one execution, a kernel each on a GPU, and how often."""
-    for computation, times in program.times(("call", "conditional", "while")).items():
+    for computation, times in times_of(program, ("call", "conditional", "while")).items():
         for each in program.computations[computation]:
             allocates = 'custom_call_target="AllocateBuffer"' in each.rest
             if not (each.opcode in FREE | CONTAINERS or each.opcode.endswith("-done") or allocates):

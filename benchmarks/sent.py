@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from benchmarks.hlo import num_bytes
+from benchmarks.repeats import times_of
 from llmc_jax.machine.hlo import CONTAINERS, FREE, Instruction, Module
 from llmc_jax.plan.program import is_own_product
 
@@ -74,7 +75,7 @@ def collectives(hlo: str) -> list[Collective]:
     everyone = _number(r"num_partitions=(\d+)", header) * _number(r"replica_count=(\d+)", header)
     found = []
     # What is called in another way, by a fusion or by the start of a pair, belongs to the instruction that calls it.
-    for computation, times in module.times(CONTAINERS).items():
+    for computation, times in times_of(module, CONTAINERS).items():
         instructions = module.computations[computation]
         for index, instruction in enumerate(instructions):
             if members := _members(module, instruction):

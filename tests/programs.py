@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+from benchmarks.repeats import times_of
 from llmc_jax.plan.program import Place, Program, place_of
 
 
@@ -11,7 +12,7 @@ def products_flops(program: Program) -> dict[Place | None, int]:
     Counts `dot` and the library calls that stand for one; a handwritten kernel's products are not seen.
     """
     counted: Counter[Place | None] = Counter()
-    for computation, times in program.times().items():
+    for computation, times in times_of(program).items():
         for instruction in program.computations[computation]:
             if flops := program.product_flops(instruction):
                 owner = program.owners.get(instruction.name)

@@ -24,7 +24,6 @@ class Limit(NamedTuple):
     absolute: float
     relative: float = 0.0
     strict: bool = False  # it must stay below, and not only within
-    rms: float = math.inf  # what the root of the mean square of all a - b may be
 
     def __str__(self) -> str:
         sign = "<" if self.strict else "<="
@@ -71,10 +70,6 @@ class Difference:
         return self._sum / self._count
 
     @property
-    def rms_error(self) -> float:
-        return math.sqrt(self._squares) / math.sqrt(self._count)
-
-    @property
     def relative_norm(self) -> float:
         """Return ||a - b|| / ||b||; infinite where b is all zero and a is not."""
         error, reference = math.sqrt(self._squares), math.sqrt(self._reference)
@@ -88,8 +83,8 @@ class Difference:
 
     @property
     def agrees(self) -> bool:
-        """Return whether every value, and all together, are within the limit."""
-        return self.same_bits if self.limit is None else self.beyond == 0 and self.rms_error <= self.limit.rms
+        """Return whether every value is within the limit."""
+        return self.same_bits if self.limit is None else self.beyond == 0
 
     def add(self, a: Any, b: Any) -> None:
         """Take in the next piece in C order: two float arrays of the same shape."""

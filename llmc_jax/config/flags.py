@@ -159,8 +159,8 @@ NOT_HERE = {
 }
 
 
-def step_config(words: Sequence[str]) -> tuple[TrainConfig, list[str]]:
-    """Return the configuration that train.py's flags describe, and words that describe it alone. Raises InputError.
+def step_config(words: Sequence[str]) -> TrainConfig:
+    """Return the configuration of the step that train.py's flags describe. Raises InputError.
 
     Without -e the model is the preset's, or STEP_MODEL where none is named.
     """
@@ -172,10 +172,9 @@ def step_config(words: Sequence[str]) -> tuple[TrainConfig, list[str]]:
     model = given.preset.get("model", STEP_MODEL)
     if model.endswith(".bin") and not Path(model).exists():  # weights are random here: a shape does for a file
         model = STEP_MODEL
-    whole = ["-e", model, *words]
     # what a profile leaves out need not fit the model
-    config = replace(parse_args(whole), sample_every=0, val_every=0, devices=1)
+    config = replace(parse_args(["-e", model, *words]), sample_every=0, val_every=0, devices=1)
     if config.batch_size == AUTO_BATCH:
         raise InputError("-b auto: a profile takes a number; the table that train.py begins with says which auto is")
     validate(config)
-    return config, whole
+    return config

@@ -87,6 +87,5 @@ def main(words: Sequence[str]) -> int:
     for file in flags.model_files:
         family.load(file)
 
-    asked = job.prepare(flags)
-    job.show(flags, asked, job.evaluate(flags, asked))
+    job.run(flags)
     return ExitCode.DONE

@@ -50,11 +50,6 @@ def mean(name: str, values: np.ndarray) -> Figure:
     return ratio(name, np.asarray(values, np.float64), np.ones(len(values)))
 
 
-def scaled(name: str, figure: Figure, factor: float) -> Figure:
-    """Return a figure times a factor."""
-    return Figure(name, factor * figure.value, factor * figure.parts)
-
-
 def exponential(name: str, figure: Figure) -> Figure:
     """Return e to the power of a figure; infinite where that is too large."""
     with np.errstate(over="ignore", invalid="ignore"):

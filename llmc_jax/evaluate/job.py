@@ -5,11 +5,11 @@ Leaves out the flags (command.py) and what a text or a task is to a model (subje
 
 import argparse
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from string import ascii_uppercase
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich.progress import BarColumn, Task, TextColumn, TimeRemainingColumn
 
@@ -28,38 +28,36 @@ from llmc_jax.machine.device import describe_device, refusing_full_memory
 
 FULL_MEMORY = "compute fewer rows at a time (-b 1 is the least), lower -t, or write --dtype bf16"
 
-
-class Job(NamedTuple):
-    """What all models are asked: subjects by model, in the order in which they are shown; T; the devices."""
-
-    subjects: list[list[Text | Questions]]
-    positions: int
-    devices: int
+Subjects = list[Text | Questions]  # as one model reads them, in the order in which they are shown
 
 
-class Evaluated(NamedTuple):
-    """What came of it: facts about each model, and its results, by model."""
-
-    models: list[dict[str, Any]]
-    results: list[list[Result]]
-    seconds: float
+def run(flags: argparse.Namespace) -> None:
+    """Ask all models, and print the table or the JSON. Raises InputError."""
+    for word in flags.tasks:
+        subjects.named_task(word)
+    devices = number_of_devices(flags.devices)
+    how = {"tokenizer": flags.tokenizer, "step": flags.step}
+    opened = [open_model(path, dtype=flags.dtype, weights=False, **how) for path in flags.checkpoints]
+    positions = subjects.common_positions(opened, flags.positions)
+    asked = [read_subjects(flags, model, positions) for model in opened]
+    began = time.monotonic()
+    facts, results = evaluate(flags, asked, devices, positions)
+    shown = side_by_side(asked[0], results)
+    if flags.json:
+        settings = {"T": positions, "devices": devices, "limit": flags.limit}
+        about = {"models": facts, "settings": settings, "subjects": list(map(report.plain_data, shown))}
+        print_json({**about, "seconds": time.monotonic() - began})
+        return
+    if len(facts) > 1:
+        letters = zip(ascii_uppercase, flags.checkpoints, strict=False)
+        print(*(f"{letter}  {path}" for letter, path in letters), sep="\n", end="\n\n")
+    print(report.table(shown, positions))
 
 
 # ----- what is asked ------------------------------------------------------------------------------------------------
 
 
-def prepare(flags: argparse.Namespace) -> Job:
-    """Read what the models are asked about, each with its own tokenizer. Raises InputError."""
-    for word in flags.tasks:
-        subjects.named_task(word)
-    devices = number_of_devices(flags.devices)
-    how = {"tokenizer": flags.tokenizer, "step": flags.step}
-    models = [open_model(path, dtype=flags.dtype, weights=False, **how) for path in flags.checkpoints]
-    positions = subjects.common_positions(models, flags.positions)
-    return Job([read_subjects(flags, model, positions) for model in models], positions, devices)
-
-
-def read_subjects(flags: argparse.Namespace, model: Model, positions: int) -> list[Text | Questions]:
+def read_subjects(flags: argparse.Namespace, model: Model, positions: int) -> Subjects:
     """Return the texts and tasks as one model reads them."""
     cut = partial(rows_of_text, positions=positions, limit=flags.limit)
     return [
@@ -80,22 +78,21 @@ def number_of_devices(asked: int) -> int:
 # ----- what comes of it ---------------------------------------------------------------------------------------------
 
 
-def evaluate(flags: argparse.Namespace, asked: Job) -> Evaluated:
-    """Open one model after the other, and ask it."""
-    models, results = [], []
-    began = time.monotonic()
-    total = sum(subject.scored for own in asked.subjects for subject in own)
+def evaluate(
+    flags: argparse.Namespace, asked: Sequence[Subjects], devices: int, positions: int
+) -> tuple[list[dict[str, Any]], list[list[Result]]]:
+    """Open one model after the other, and ask it; return facts about each, and its results, by model."""
+    facts, results = [], []
+    total = sum(subject.scored for own in asked for subject in own)
     with refusing_full_memory(FULL_MEMORY), progress(total) as told:
-        for path, own in zip(flags.checkpoints, asked.subjects, strict=True):
-            model = open_model(
-                path, dtype=flags.dtype, tokenizer=flags.tokenizer, step=flags.step,
-            )  # fmt: skip
+        for path, own in zip(flags.checkpoints, asked, strict=True):
+            model = open_model(path, dtype=flags.dtype, tokenizer=flags.tokenizer, step=flags.step)
             say_model(model)
-            models.append(model_facts(model))
-            scorer = scorer_of(model, asked.devices, flags.rows and flags.rows * asked.positions)
+            facts.append(model_facts(model))
+            scorer = scorer_of(model, devices, flags.rows and flags.rows * positions)
             results.append([result(scorer, subject, told) for subject in own])
             del model, scorer  # before the next one's weights are read
-    return Evaluated(models, results, time.monotonic() - began)
+    return facts, results
 
 
 def result(scorer: Scorer, subject: Text | Questions, told: OnProgress) -> Result:
@@ -105,34 +102,15 @@ def result(scorer: Scorer, subject: Text | Questions, told: OnProgress) -> Resul
     return subjects.questions_result(scorer, subject, told)
 
 
-def show(flags: argparse.Namespace, asked: Job, found: Evaluated) -> None:
-    """Print the table or the JSON."""
-    shown = side_by_side(asked, found)
-    if flags.json:
-        settings = {"T": asked.positions, "devices": asked.devices, "limit": flags.limit}
-        about = {"models": found.models, "settings": settings, "subjects": list(map(report.plain_data, shown))}
-        print_json({**about, "seconds": found.seconds})
-        return
-    if len(found.models) > 1:
-        print(
-            *(f"{letter}  {path}" for letter, path in zip(ascii_uppercase, flags.checkpoints, strict=False)),
-            sep="\n",
-            end="\n\n",
-        )
-    print(report.table(shown, asked.positions))
-
-
-def side_by_side(asked: Job, found: Evaluated) -> list[Subject]:
+def side_by_side(asked: Subjects, results: Sequence[list[Result]]) -> list[Subject]:
     """Return by subject what each model makes of it."""
-    columns = zip(*found.results, strict=True)
-    names = [own.name for own in asked.subjects[0]]
+    names = [own.name for own in asked]
     words = [
         f"{own.name}={own.file}" if isinstance(own, Questions) and names.count(own.name) > 1 else own.name
-        for own in asked.subjects[0]
+        for own in asked
     ]
-    return [
-        Subject(own.kind, word, results) for own, word, results in zip(asked.subjects[0], words, columns, strict=True)
-    ]
+    columns = zip(*results, strict=True)
+    return [Subject(own.kind, word, column) for own, word, column in zip(asked, words, columns, strict=True)]
 
 
 @contextmanager

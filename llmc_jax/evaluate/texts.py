@@ -12,7 +12,7 @@ import numpy as np
 
 from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.data.tokenfile import TokenFile, expand_pattern, open_token_file
-from llmc_jax.evaluate.figures import Figure, exponential, ratio, scaled
+from llmc_jax.evaluate.figures import Figure, exponential, ratio
 from llmc_jax.generate.scorer import Row, Scorer, cut, score
 
 
@@ -143,4 +143,4 @@ def figures(found: Losses) -> list[Figure]:
     usual = [loss, exponential("perplexity", loss)]
     if found.bytes is None or not found.bytes.any():
         return usual
-    return [*usual, scaled("bits per byte", ratio("", found.sums, found.bytes), 1 / math.log(2))]
+    return [*usual, ratio("bits per byte", found.sums / math.log(2), found.bytes)]

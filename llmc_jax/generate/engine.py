@@ -16,7 +16,7 @@ import numpy as np
 from llmc_jax.base.errors import InputError
 from llmc_jax.config.model import ModelShape, refuse_foresight
 from llmc_jax.generate.model import Model
-from llmc_jax.generate.sampling import ANY, Draws, Numbers, Sampling, Steps, check, draw, numbers_of, steps_of
+from llmc_jax.generate.sampling import Draws, Numbers, Sampling, Steps, check, draw, numbers_of, steps_of
 from llmc_jax.generate.text import TextStream
 from llmc_jax.machine.device import first_device
 from llmc_jax.models.execution import PLAIN
@@ -215,9 +215,8 @@ class _Batch(NamedTuple):
 
 def _generate(model: Model, request: Request) -> Iterator[Drawn | Dropped]:
     sampling, config, rows = request.sampling, model.config, range(request.samples)
-    steps, run = steps_of(sampling, request.candidates, model.drawable), following
-    if first_device().platform != "cpu":  # where top-k searches, whatever it asks for
-        steps, run = steps._replace(top_k=ANY if steps.top_k else 0), in_one_program
+    steps = steps_of(sampling, request.candidates, model.drawable)
+    run = following if first_device().platform == "cpu" else in_one_program
     samples, numbers = jax.device_put((np.array(rows, np.int32), numbers_of(sampling)))  # once, not for each token
     batch = _Batch(model, samples, cache_size(config, request), numbers, steps, run)
     prompt = list(request.prompt) or [model.end_of_text]

@@ -33,8 +33,6 @@ class Sampling(NamedTuple):
 
 
 FLOAT32 = np.finfo(np.float32)
-SORTED = (64, 256, 1024)  # of the largest weights, how many are put in order for top-k: a size is a program
-ANY = -1  # more than those
 BITS = 30  # of a weight, a float32 from 0 to 1, those that may be set
 RANGES = {
     "temperature": ("a number from 0 on", lambda value: 0 <= value < math.inf),
@@ -65,7 +63,7 @@ class Steps(NamedTuple):
     """Which steps there are. Static."""
 
     greedy: bool
-    top_k: int  # how many of the largest hold those that are left: one of SORTED, 0 without top-k, else ANY
+    top_k: bool
     top_p: bool
     candidates: int  # of the likeliest tokens, how many are reported
     ids: int | None = None  # only the first so many are drawn and reported: the others are padding; None: all
@@ -93,9 +91,7 @@ def _float32(value: float) -> np.float32:
 
 def steps_of(sampling: Sampling, candidates: int, ids: int | None = None) -> Steps:
     """Return which steps a sampling takes. ids: as `Steps` has it."""
-    greedy = sampling.temperature == 0
-    top_k = next((size for size in (0, *SORTED) if sampling.top_k <= size), ANY)
-    return Steps(greedy, top_k, sampling.top_p < 1, candidates, ids)
+    return Steps(sampling.temperature == 0, sampling.top_k > 0, sampling.top_p < 1, candidates, ids)
 
 
 @partial(jax.jit, static_argnames=("steps",))
@@ -137,35 +133,16 @@ def filtered(logits: jax.Array, numbers: Numbers, steps: Steps) -> jax.Array:
     """
     weights = jnp.exp((logits - jnp.max(logits, axis=-1, keepdims=True)) / numbers.temperature)
     if steps.top_k:
-        weights = _largest(weights, numbers.top_k, steps.top_k)
+        weights = _at_least(weights, jnp.ones_like(weights), numbers.top_k)
     if steps.top_p:
         weights = _at_least(weights, weights, numbers.top_p * jnp.sum(weights, axis=-1, keepdims=True))
     return weights
 
 
-def _largest(weights: jax.Array, wanted: jax.Array, size: int) -> jax.Array:
-    """Return the weights (B, V) with all but the `wanted` largest and their equals set to 0. size: `Steps.top_k`.
-
-    A CPU puts the `size` largest in order, in a quarter of the time that the search takes; on a GPU XLA would sort all.
-    """
-
-    def search(weights: jax.Array, wanted: jax.Array) -> jax.Array:
-        return _at_least(weights, jnp.ones_like(weights), wanted)
-
-    def sort(weights: jax.Array, wanted: jax.Array) -> jax.Array:
-        largest, _ = jax.lax.top_k(weights, min(size, weights.shape[-1]))  # (B, size)
-        limit = jax.lax.dynamic_slice_in_dim(largest, wanted.astype(jnp.int32) - 1, 1, axis=-1)  # at most the last
-        return jnp.where(weights >= limit, weights, 0)
-
-    if size == ANY:
-        return search(weights, wanted)
-    return jax.lax.platform_dependent(weights, wanted, cpu=sort, default=search)
-
-
 def _at_least(weights: jax.Array, counts: jax.Array, wanted: jax.Array) -> jax.Array:
     """Return the weights (B, V) with the smallest set to 0, such that the counts of the others still reach `wanted`.
 
-    Where all counts together do not, all are kept. On a CPU a sort of V would take longer than the search.
+    Where all counts together do not, all are kept. A sort of V would take longer than the search.
     """
     of_platform = {"cpu": partial(limit_of, at_once=1), "default": partial(limit_of, at_once=5)}
     return jnp.where(weights >= jax.lax.platform_dependent(weights, counts, wanted, **of_platform), weights, 0)

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from tornado import web
 from tornado.httpserver import HTTPServer
@@ -35,6 +35,11 @@ from llmc_jax.generate.text import with_pieces
 HOST = "127.0.0.1"
 PAGE = Path(__file__).with_name("page.html")
 RETRY_SECONDS = 5
+# What one browser, or a program that pretends to be one, may take up.
+BODY_BYTES = 1 << 20
+READ_SECONDS = 10.0  # for the head of a request, and again for its body
+WRITE_SECONDS = 20.0  # for one record, if nobody takes it
+WAITING = 8  # for their turn on the device
 SAFE = {
     "X-Content-Type-Options": "nosniff",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -46,22 +51,12 @@ SAFE = {
 Generate = Callable[[Model, Request], Iterator[Drawn | Dropped]]
 
 
-class Limits(NamedTuple):
-    """What one browser, or a program that pretends to be one, may take up."""
-
-    body_bytes: int = 1 << 20
-    read_seconds: float = 10.0  # for the head of a request, and again for its body
-    write_seconds: float = 20.0  # for one record, if nobody takes it
-    waiting: int = 8  # for their turn on the device
-
-
 def serve(
     model: Model,
     port: int,
     *,
     ready: Callable[["Server"], None] = lambda server: None,
     generate: Generate = engine.generate,
-    limits: Limits | None = None,
 ) -> None:
     """Answer on 127.0.0.1 until Ctrl-C; then end what is under way and return.
 
@@ -74,18 +69,16 @@ def serve(
         why = os.strerror(error.errno or 0)
         raise InputError(f"--serve {port}: {why}; give another port, or 0 for any that is free") from error
     with listener, ThreadPoolExecutor(1) as device, contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
-        server = Server(model, listener, device, generate, limits or Limits())
+        server = Server(model, listener, device, generate)
         asyncio.run(server.answer(lambda: ready(server)))
 
 
 class Server:
     """A model and those who want it: one has the device, the others wait in the order in which they came."""
 
-    def __init__(
-        self, model: Model, listener: socket.socket, device: Executor, generate: Generate, limits: Limits
-    ) -> None:
+    def __init__(self, model: Model, listener: socket.socket, device: Executor, generate: Generate) -> None:
         """Take a socket that listens, and an executor of one thread: nothing else computes."""
-        self.model, self.generate, self.limits = model, generate, limits
+        self.model, self.generate = model, generate
         self.page = PAGE.read_bytes()
         self.policy = content_policy(self.page)
         self.port: int = listener.getsockname()[1]
@@ -106,9 +99,11 @@ class Server:
         options: Any = {"default_handler_class": Nothing, "server": self, "log_function": lambda handler: None}
         http = HTTPServer(
             web.Application(routes, **options),
-            no_keep_alive=True, max_body_size=self.limits.body_bytes, body_timeout=self.limits.read_seconds,
-            idle_connection_timeout=self.limits.read_seconds,
-        )  # fmt: skip
+            no_keep_alive=True,
+            max_body_size=BODY_BYTES,
+            body_timeout=READ_SECONDS,
+            idle_connection_timeout=READ_SECONDS,
+        )
         self._listener.setblocking(False)
         http.add_socket(self._listener)
         try:
@@ -214,7 +209,7 @@ class Text(Handler):
         connection.stream.set_nodelay(True)  # a token is sent when it is there
 
     def data_received(self, chunk: bytes) -> None:
-        if len(self.body) <= self.server.limits.body_bytes:
+        if len(self.body) <= BODY_BYTES:
             self.body += chunk
 
     def on_connection_close(self) -> None:
@@ -225,8 +220,8 @@ class Text(Handler):
     async def post(self) -> None:
         """Wait for the device, then answer until the text ends or the browser has gone."""
         request, server = self._request(), self.server
-        if server.asking > (most := server.limits.waiting):
-            busy = f"{most} others are waiting for this model; try again in {RETRY_SECONDS} s"
+        if server.asking > WAITING:
+            busy = f"{WAITING} others are waiting for this model; try again in {RETRY_SECONDS} s"
             raise web.HTTPError(HTTPStatus.SERVICE_UNAVAILABLE, busy)
         before, server.asking, self.task = server.asking, server.asking + 1, asyncio.current_task()
         try:
@@ -250,8 +245,8 @@ class Text(Handler):
         kind, _, _ = self.request.headers.get("Content-Type", "").partition(";")
         if kind.strip().lower() != "application/json":
             raise web.HTTPError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "the body must be application/json")
-        if len(self.body) > (most := self.server.limits.body_bytes):
-            raise web.HTTPError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body has more than {most} bytes")
+        if len(self.body) > BODY_BYTES:
+            raise web.HTTPError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body has more than {BODY_BYTES} bytes")
         return request_of(self.server.model, parsed(bytes(self.body)))
 
     async def _answer(self, request: Request) -> None:
@@ -277,4 +272,4 @@ class Text(Handler):
         self.begun = True
         self.write(json.dumps(content) + "\n")
         self.set_header("Content-Type", "application/x-ndjson")
-        await asyncio.wait_for(self.flush(), self.server.limits.write_seconds)
+        await asyncio.wait_for(self.flush(), WRITE_SECONDS)

@@ -1,4 +1,4 @@
-"""Graphics cards as they are rented: the memory that CUDA finds, links, and how many are in a machine.
+"""Graphics cards as they are rented: the memory that CUDA finds, and links.
 
 A card has a row in three tables, by the name that the driver reports: its peaks (gpus.GPUS), what a compiler must know
 (gpus.TARGETS) and what is here. `named` finds one by any name. Leaves out prices (plan/prices.toml). Knows no JAX.
@@ -18,7 +18,6 @@ class Card(NamedTuple):
     memory: int  # bytes in all that CUDA finds (cuMemGetInfo): JAX's allocator takes its share of these
     link: float  # bytes/s in one direction from one GPU to the others of its machine, as the link is sold
     link_name: str
-    node: int  # GPUs of the largest usual machine
 
     @property
     def nvlink(self) -> bool:
@@ -45,23 +44,22 @@ class Card(NamedTuple):
 # Links: NVLink as the datasheets have it, halved to one direction: 600 GB/s (A100), 900 (H100, H200), 1800 (B200).
 # PCIe x16 by the standard: 16 or 32 GT/s per lane less 128b/130b. A bridge over two PCIe cards is left out. GeForce
 # cards since the RTX 4090 do not read one another's memory, so what they send goes through the host's.
-# GPUs of a machine: HGX boards have 8; of the others as many as the clouds rent in one (RunPod, Vast.ai).
 NVLINK3, NVLINK4, NVLINK5 = 300e9, 450e9, 900e9
 PCIE4, PCIE5 = 31.5e9, 63.0e9
 CARDS = {
-    "NVIDIA H200": Card(int(139.8 * GIB), NVLINK4, "NVLink 4", 8),
-    "NVIDIA H100 80GB HBM3": Card(84_942_979_072, NVLINK4, "NVLink 4", 8),
-    "NVIDIA H100 PCIe": Card(84_942_979_072, PCIE5, "PCIe 5.0 x16", 8),
-    "NVIDIA B200": Card(191_514_411_008, NVLINK5, "NVLink 5", 8),
-    "NVIDIA A100-SXM4-80GB": Card(85_100_068_864, NVLINK3, "NVLink 3", 8),
-    "NVIDIA A100-SXM4-40GB": Card(42_298_834_944, NVLINK3, "NVLink 3", 8),
-    "NVIDIA A100 80GB PCIe": Card(85_100_068_864, PCIE4, "PCIe 4.0 x16", 8),
-    "NVIDIA GeForce RTX 3090": Card(24_259 * MIB, PCIE4, "PCIe 4.0 x16", 8),
-    "NVIDIA GeForce RTX 4090": Card(int(23.64 * GIB), PCIE4, "PCIe 4.0 x16, through the host", 8),
-    "NVIDIA GeForce RTX 5090": Card(int(31.36 * GIB), PCIE5, "PCIe 5.0 x16, through the host", 8),
-    "NVIDIA RTX A6000": Card(51_041_271_808, PCIE4, "PCIe 4.0 x16", 8),
-    "NVIDIA L40S": Card(int(44.39 * GIB), PCIE4, "PCIe 4.0 x16", 8),
-    "NVIDIA RTX PRO 6000 Blackwell Server Edition": Card(int(94.97 * GIB), PCIE5, "PCIe 5.0 x16", 8),
+    "NVIDIA H200": Card(int(139.8 * GIB), NVLINK4, "NVLink 4"),
+    "NVIDIA H100 80GB HBM3": Card(84_942_979_072, NVLINK4, "NVLink 4"),
+    "NVIDIA H100 PCIe": Card(84_942_979_072, PCIE5, "PCIe 5.0 x16"),
+    "NVIDIA B200": Card(191_514_411_008, NVLINK5, "NVLink 5"),
+    "NVIDIA A100-SXM4-80GB": Card(85_100_068_864, NVLINK3, "NVLink 3"),
+    "NVIDIA A100-SXM4-40GB": Card(42_298_834_944, NVLINK3, "NVLink 3"),
+    "NVIDIA A100 80GB PCIe": Card(85_100_068_864, PCIE4, "PCIe 4.0 x16"),
+    "NVIDIA GeForce RTX 3090": Card(24_259 * MIB, PCIE4, "PCIe 4.0 x16"),
+    "NVIDIA GeForce RTX 4090": Card(int(23.64 * GIB), PCIE4, "PCIe 4.0 x16, through the host"),
+    "NVIDIA GeForce RTX 5090": Card(int(31.36 * GIB), PCIE5, "PCIe 5.0 x16, through the host"),
+    "NVIDIA RTX A6000": Card(51_041_271_808, PCIE4, "PCIe 4.0 x16"),
+    "NVIDIA L40S": Card(int(44.39 * GIB), PCIE4, "PCIe 4.0 x16"),
+    "NVIDIA RTX PRO 6000 Blackwell Server Edition": Card(int(94.97 * GIB), PCIE5, "PCIe 5.0 x16"),
 }
 
 

@@ -1,13 +1,11 @@
 """What a compiled program's text says, instruction by instruction: `compiled.as_text()` of XLA, as plain data.
 
-Leaves out what the instructions are for: whose they are and what they cost (plan/program.py), and what goes from
-device to device (benchmarks/sent.py).
+Leaves out what the instructions are for: whose they are and what they cost (plan/program.py), how often they run
+(benchmarks/repeats.py), and what goes from device to device (benchmarks/sent.py).
 """
 
 import math
 import re
-from collections import Counter
-from collections.abc import Container
 from typing import NamedTuple
 
 
@@ -33,7 +31,6 @@ _CALLED = re.compile(r"(?:calls|to_apply|body|condition|true_computation|false_c
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _ARRAY = re.compile(r"([a-z]+[0-9]*(?:e\dm\d\w*)?)\[([0-9,]*)\]")
 CONTAINERS = frozenset({"while", "call", "conditional"})  # their time is that of the instructions that they call
-CALLING = frozenset({"fusion", "call", "conditional", "while", "async-start"})
 FREE = frozenset({"parameter", "constant", "bitcast", "tuple", "get-tuple-element", "after-all", "opt-barrier"})
 
 
@@ -65,34 +62,6 @@ class Module:
             elif instruction := _parse(line):
                 current.append(instruction)
         self.by_name = {each.name: each for found in self.computations.values() for each in found}
-
-    def times(self, opcodes: Container[str] = CALLING) -> Counter[str]:
-        """Return how often each computation that such instructions call runs in one execution of the program."""
-        times: Counter[str] = Counter()
-
-        def visit(computation: str, count: int) -> None:
-            times[computation] += count
-            for instruction in self.computations[computation]:
-                if instruction.opcode in opcodes:
-                    trips = self.trip_count(instruction) if instruction.opcode == "while" else 1
-                    for called in instruction.called:
-                        visit(called, count * trips)
-
-        visit(self.entry, 1)
-        return times
-
-    def trip_count(self, loop: Instruction) -> int:
-        """Return how often a while loop's body runs: as XLA says, or what its condition compares the counter with."""
-        if match := re.search(r'known_trip_count":\{"n":"(\d+)"', loop.rest):
-            return int(match[1])
-        condition = re.search(r"condition=%?([\w.-]+)", loop.rest)
-        assert condition is not None
-        numbers = [
-            int(match[1])
-            for instruction in self.computations[condition[1]]
-            if instruction.opcode == "constant" and (match := re.match(r"(\d+)\)", instruction.rest))
-        ]
-        return max(numbers, default=1)
 
 
 def _parse(line: str) -> Instruction | None:

@@ -31,7 +31,7 @@ NVLINK_REACHED, PCIE_REACHED = 0.8, 0.5
 class Network(NamedTuple):
     """How fast GPUs send. Bytes per second and GPU in one direction; seconds."""
 
-    node: int = 8  # GPUs of one machine
+    node: int = 8  # GPUs of one machine: HGX boards have as many, and the clouds rent as many others in one
     inside: float = NVLINK4  # of an H100
     between: float = BETWEEN * GBIT
     reached: float = NVLINK_REACHED  # of inside
@@ -60,7 +60,7 @@ def network_of(kind: str, gbit: float | None = None) -> Network:
     if (card := CARDS.get(kind)) is None:
         return known._replace(inside=PCIE4, reached=PCIE_REACHED)
     reached = NVLINK_REACHED if card.nvlink else PCIE_REACHED
-    return known._replace(node=card.node, inside=card.link, reached=reached)
+    return known._replace(inside=card.link, reached=reached)
 
 
 class Compute(NamedTuple):

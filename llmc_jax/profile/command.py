@@ -40,5 +40,5 @@ def main(words: list[str]) -> int:
     asked, rest = take_own(words, OWN)
     from llmc_jax.profile import modes  # here, because --help does without JAX
 
-    config, _ = step_config(rest)
-    return modes.compare(rest, asked) if asked.vs else modes.measure(config, asked)
+    config = step_config(rest)
+    return modes.compare(config, rest, asked) if asked.vs else modes.measure(config, asked)

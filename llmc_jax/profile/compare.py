@@ -15,22 +15,18 @@ from typing import Any, NamedTuple
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.text import table
 from llmc_jax.config.flags import step_config
-from llmc_jax.config.train import OPTIONS
+from llmc_jax.config.train import OPTIONS, TrainConfig
 from llmc_jax.machine import jax_setup
 from llmc_jax.trials.children import Children, NotMeasured, Task
 
 LONGEST = 86400.0  # seconds that compiling may take, and then so many steps
 
 
-class Variant(NamedTuple):
-    """One version to run."""
-
-    label: str
-    words: tuple[str, ...]  # flags of train.py
+Variant = tuple[str, TrainConfig]  # one version to run, and its name
 
 
-def parse_variant(text: str, words: Sequence[str]) -> Variant:
-    """Return a variant from `NAME=VALUE`, a flag of train.py. Raises InputError for another."""
+def parse_variant(text: str, words: Sequence[str]) -> TrainConfig:
+    """Return the version of train.py's words with another flag, `NAME=VALUE`. Raises InputError for what is none."""
     name, _, value = text.partition("=")
     if not value:
         raise InputError(f"--vs {text}: must be NAME=VALUE, such as kernels=xla, dtype=bf16")
@@ -38,29 +34,26 @@ def parse_variant(text: str, words: Sequence[str]) -> Variant:
     about = next((each for each in OPTIONS if flag in (each.long_flag[2:], *(f[1:] for f in each.flags))), None)
     if about is None:
         raise InputError(f"--vs {text}: there is no flag --{flag}; train.py --help lists them")
-    changed = (*words, f"{about.long_flag}={value}")
-    step_config(changed)
-    return Variant(text, changed)
+    return step_config([*words, f"{about.long_flag}={value}"])
 
 
 # ----- one process per variant --------------------------------------------------------------------------------------
 
 
-def measure(words: tuple[str, ...], steps: int) -> tuple[int, float]:
-    """Return the tokens of a step that train.py's words describe, and the median seconds of some after one more.
+def measure(config: TrainConfig, steps: int) -> tuple[int, float]:
+    """Return the tokens of a step of a configuration, and the median seconds of some after one more.
 
     A task of trials/children.py, whose process compiles the step once.
     """
     try:
-        bench = _bench(words)
+        bench = _bench(config)
     except InputError as error:
         raise NotMeasured(str(error)) from error
     return bench.tokens, statistics.median(bench.steps(steps, 1))
 
 
 @cache
-def _bench(words: tuple[str, ...]) -> Any:
-    config, _ = step_config(words)
+def _bench(config: TrainConfig) -> Any:
     jax_setup.configure(tf32=config.tf32)
     from llmc_jax.profile.measure import prepared  # here, because the process that compares does without
 
@@ -69,9 +62,10 @@ def _bench(words: tuple[str, ...]) -> Any:
 
 def _measured(variant: Variant, worker: Children, steps: int) -> tuple[int, float]:
     """Return what `measure` does of a variant, in a process of its own. Raises InputError for what it cannot do."""
-    outcome = worker.measure(Task(variant.label, __name__, {"words": variant.words, "steps": steps}, LONGEST))
+    label, config = variant
+    outcome = worker.measure(Task(label, __name__, {"config": config, "steps": steps}, LONGEST))
     if outcome.kind != "DONE":
-        raise InputError(f"{variant.label}: {outcome.content}")
+        raise InputError(f"{label}: {outcome.content}")
     found: tuple[int, float] = outcome.content
     return found
 
@@ -108,8 +102,8 @@ def compare(variants: Sequence[Variant], rounds: int, steps: int) -> list[Result
         turns = [[_measured(*pair, steps)[1] for pair in pairs] for _ in range(rounds)]
     blocks = list(zip(*turns, strict=True))
     return [
-        Result(variant.label, statistics.median(found), min(found), max(found), *ratios(blocks[0], found), count)
-        for variant, found, count in zip(variants, blocks, tokens, strict=True)
+        Result(label, statistics.median(found), min(found), max(found), *ratios(blocks[0], found), count)
+        for (label, _), found, count in zip(variants, blocks, tokens, strict=True)
     ]
 
 

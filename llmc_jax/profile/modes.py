@@ -23,7 +23,6 @@ from llmc_jax.models.layout import num_parameters
 from llmc_jax.models.work import Shape, flops_per_token, products_flops, step_work
 from llmc_jax.plan.efficiency import Roof
 from llmc_jax.plan.memory import computed
-from llmc_jax.plan.plan import Plan
 from llmc_jax.plan.program import Program
 from llmc_jax.profile import table
 from llmc_jax.profile.trace import PROGRAM, read_trace
@@ -45,11 +44,6 @@ def shape_rows(config: TrainConfig, model: ModelShape, shape: Shape) -> list[tup
         ("computed in", shape.dtype),
         ("recompute", f"every {shape.recompute_blocks} blocks" if shape.recompute_blocks else shape.recompute),
     ]
-
-
-def memory_rows(plan: Plan) -> list[tuple[str, Any]]:
-    """Return the memory by kind at the moment that needs most, computed from the shape."""
-    return [(kind, gib(size)) for kind, size in computed(plan).kinds.items() if size]
 
 
 # ----- measuring ----------------------------------------------------------------------------------------------------
@@ -113,7 +107,7 @@ def _summary(bench: Any, times: Any, used: Any, roof: Roof | None) -> str:
         source = "from the table of GPUs" if on_gpu else "the best that was measured here"
         step.append(("rates", f"{roof.flops / 1e9:,.0f} GFLOP/s, {roof.bandwidth / 1e9:,.1f} GB/s, {source}"))
     memory = [
-        *memory_rows(plan),
+        *((kind, gib(size)) for kind, size in computed(plan).kinds.items() if size),
         ("program's arguments", f"{gib(used.arguments)}, {gib(used.overwritten)} of it overwritten"),
         ("program's temporaries", gib(used.temporaries)),
         ("peak", "not known" if used.peak is None else gib(used.peak)),
@@ -145,11 +139,11 @@ def _traced(bench: Any, own: SimpleNamespace, folder: Path, roof: Roof | None) -
 # ----- comparing ----------------------------------------------------------------------------------------------------
 
 
-def compare(words: list[str], own: SimpleNamespace) -> int:
-    """Run versions in turns and print how they compare: `--vs`."""
+def compare(config: TrainConfig, words: list[str], own: SimpleNamespace) -> int:
+    """Run versions in turns and print how they compare: `--vs`. config: of the words, flags of train.py."""
     from llmc_jax.profile import compare
 
-    variants = [compare.Variant("this", tuple(words)), *(compare.parse_variant(text, words) for text in own.vs)]
+    variants = [("this", config), *((text, compare.parse_variant(text, words)) for text in own.vs)]
     for note in settle(steps=True):
         print_error(f"note: {note}")
     results = compare.compare(variants, rounds=5, steps=3)

@@ -96,7 +96,7 @@ def measure(words: Sequence[str], seconds: float) -> str:
     from llmc_jax.trials import candidates, known, start
     from llmc_jax.trials.here import case_of
 
-    config, _ = step_config(words)
+    config = step_config(words)
     for note in settle(steps=True):
         print_error(f"note: {note}")
     if not (cards := seen_cards()):

@@ -56,6 +56,11 @@ def _plain(function: Function) -> Function:
     return lambda *arrays: _tuple(function(*arrays))
 
 
+def _before(last: Any) -> Callable[[Function], Function]:
+    """Return what binds a function that takes something else behind the arrays."""
+    return lambda function: lambda *arrays: _tuple(function(*arrays, last))
+
+
 def skewed_tokens(shape: tuple[int, ...], vocab_size: int, seed: int) -> np.ndarray:
     """Return tokens int32 whose frequencies fall as 1/rank, as those of text do."""
     rng = np.random.default_rng(seed)
@@ -110,23 +115,17 @@ def _layernorm(function: str, normal: Function, n: int, C: int) -> Problem:
 def _softmax(function: str, normal: Function, B: int, NH: int, T: int) -> Problem:
     scores = normal(B, NH, T, T, scale=8.0)
 
-    def bind(function: Function) -> Function:
-        return lambda *arrays: _tuple(function(*arrays, SCALE))
-
     if function == "softmax_forward":
-        return Problem(function, (scores,), bind, cut=(0,))
+        return Problem(function, (scores,), _before(SCALE), cut=(0,))
     att = jax.jit(jnp_softmax.softmax_forward, static_argnums=1)(scores, SCALE)
-    return Problem(function, (normal(B, NH, T, T), att), bind, cut=(0, 1))
+    return Problem(function, (normal(B, NH, T, T), att), _before(SCALE), cut=(0, 1))
 
 
 def _classifier(normal: Function, n: int, V: int, Vp: int, *, seed: int) -> Problem:
     logits, dlosses = normal(n, Vp, scale=3.0), normal(n, dtype=jnp.float32, scale=0.2, mean=1.0)
     targets = jax.random.randint(jax.random.key(seed + 1), (n,), 0, V, jnp.int32).at[0].set(V - 1)
 
-    def bind(function: Function) -> Function:
-        return lambda *arrays: _tuple(function(*arrays, V))
-
-    return Problem("classifier", (logits, targets, dlosses), bind, cut=(0, 1, 2))
+    return Problem("classifier", (logits, targets, dlosses), _before(V), cut=(0, 1, 2))
 
 
 def _product(function: str, normal: Function, n: int, C: int, *columns: int, seed: int, far: bool) -> Problem:
@@ -144,10 +143,7 @@ def _product(function: str, normal: Function, n: int, C: int, *columns: int, see
     targets = jax.random.randint(jax.random.key(seed + 1), (n,), 0, V, jnp.int32).at[0].set(V - 1)
     picked = picked_logits(x, w, targets) - jnp.where(far & (jnp.arange(n) % 100 == 99), 100.0, 0.0)
 
-    def bind(function: Function) -> Function:
-        return lambda *arrays: _tuple(function(*arrays, V))
-
-    return Problem(function, (x, w, targets, picked), bind, (0, 2, 3), wide=wide)
+    return Problem(function, (x, w, targets, picked), _before(V), (0, 2, 3), wide=wide)
 
 
 def _embedding(normal: Function, B: int, T: int, C: int, Vp: int, *, seed: int) -> Problem:

@@ -176,9 +176,8 @@ def test_its_own_flags_and_train_pys() -> None:
     own, rest = take_own(["-b", "2", "--trace", "x", "--vs", "r=0", "--steps=3", "--vs=dtype=bf16", "-r", "0"], OWN)
     assert rest == ["-b", "2", "-r", "0"]
     assert own.trace == "x" and own.steps == 3 and own.vs == ["r=0", "dtype=bf16"] and own.json is None
-    config, words = step_config(rest)
+    config = step_config(rest)
     assert (config.model, config.batch_size, config.recompute) == ("d12", 2, 0)
-    assert words == ["-e", "d12", *rest]
 
 
 @pytest.mark.parametrize(
@@ -196,9 +195,8 @@ def test_a_preset_shapes_the_step_and_flags_override_it(
     words: list[str], expected: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    config, whole = step_config(words)
+    config = step_config(words)
     assert {name: getattr(config, name) for name in expected} == expected
-    assert step_config(whole)[0] == config  # the words mean the same to another process
 
 
 def test_a_profile_takes_a_number_of_rows() -> None:
@@ -211,4 +209,4 @@ def test_the_weights_that_a_preset_names_are_read_for_their_shape(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "gpt2_124M.bin").touch()
-    assert step_config(["--preset", "llmc-cpu"])[0].model == "gpt2_124M.bin"
+    assert step_config(["--preset", "llmc-cpu"]).model == "gpt2_124M.bin"

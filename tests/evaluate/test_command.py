@@ -21,7 +21,7 @@ from llmc_jax.data.tokenizers import write_tokenizer_bin
 from llmc_jax.evaluate.choices import Answer
 from llmc_jax.evaluate.command import main, make_parser, parse
 from llmc_jax.evaluate.figures import Mean
-from llmc_jax.evaluate.job import Evaluated, Job, number_of_devices, progress, side_by_side
+from llmc_jax.evaluate.job import Subjects, number_of_devices, progress, side_by_side
 from llmc_jax.evaluate.report import plain_data, shown
 from llmc_jax.evaluate.report import table as table_of
 from llmc_jax.evaluate.subjects import choice_figures, text_of_file, text_result
@@ -153,9 +153,9 @@ def test_models_that_read_other_tokens_are_not_subtracted(evaluate: Evaluate, tm
     write_tokenizer_bin(table, pieces, 257)
     cut = partial(rows_of_text, positions=T)
     models = [open_model(A), open_model(C, tokenizer=str(table))]
-    asked = Job([[text_of_file(model, str(text), cut)] for model in models], T, 1)
-    results = [[text_result(scorer_of(model), *own)] for model, own in zip(models, asked.subjects, strict=True)]
-    (subject,) = side_by_side(asked, Evaluated([{}, {}], results, 0.0))
+    asked: list[Subjects] = [[text_of_file(model, str(text), cut)] for model in models]
+    results = [[text_result(scorer_of(model), *own)] for model, own in zip(models, asked, strict=True)]
+    (subject,) = side_by_side(asked[0], results)
     first, second = plain_data(subject)["results"]
     assert (first["bytes"], second["bytes"]) == (len(TEXT), len(TEXT))
     assert first["tokens"] - second["tokens"] == TEXT.count(b"th") and "difference" not in second

@@ -30,7 +30,7 @@ from llmc_jax.generate import engine
 from llmc_jax.generate.engine import Drawn, Dropped, Request
 from llmc_jax.generate.model import Model, open_model
 from llmc_jax.generate.sampling import Sampling
-from llmc_jax.generate.serve import Limits, Server, serve
+from llmc_jax.generate.serve import Server, serve
 from llmc_jax.generate.text import TextStream
 from llmc_jax.models.layout import num_parameters
 from tests import chromium, plain_model
@@ -76,7 +76,7 @@ class Gated:
 
 
 @contextmanager
-def served(generate: Engine, model: Model = MODEL, **limits: Any) -> Iterator[Server]:
+def served(generate: Engine, model: Model = MODEL, **limits: float) -> Iterator[Server]:
     """A server in a thread, which is ended as Ctrl-C ends it."""
     started: Queue[tuple[Server, Callable[[], object]]] = Queue()
 
@@ -85,15 +85,18 @@ def served(generate: Engine, model: Model = MODEL, **limits: Any) -> Iterator[Se
         assert task is not None
         started.put((server, lambda: loop.call_soon_threadsafe(task.cancel)))
 
-    options: Any = {"ready": ready, "generate": generate, "limits": Limits(**limits)}
+    options: Any = {"ready": ready, "generate": generate}
     thread = threading.Thread(target=serve, args=(model, 0), kwargs=options)
-    thread.start()
-    server, stop = started.get(timeout=10)
-    try:
-        yield server
-    finally:
-        stop()
-        thread.join()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, limit in limits.items():
+            patch.setattr(f"llmc_jax.generate.serve.{name}", limit)
+        thread.start()
+        server, stop = started.get(timeout=10)
+        try:
+            yield server
+        finally:
+            stop()
+            thread.join()
 
 
 @contextmanager
@@ -238,7 +241,7 @@ def test_only_this_page_may_ask(headers: dict[str, str], allowed: bool, server: 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with served(say("x"), body_bytes=2000, read_seconds=0.25) as server:
+    with served(say("x"), BODY_BYTES=2000, READ_SECONDS=0.25) as server:
         yield server
 
 
@@ -319,7 +322,7 @@ def test_slow_requests_end(server: Server) -> None:
 
 def test_one_answer_at_a_time_and_only_some_wait() -> None:
     gated = Gated()
-    with served(gated, waiting=1) as server, ThreadPoolExecutor(1) as thread:
+    with served(gated, WAITING=1) as server, ThreadPoolExecutor(1) as thread:
         first = thread.submit(all_records, server, tokens=2)
         wait_until(lambda: gated.begun == 1)
         with asked(server, tokens=1) as second:

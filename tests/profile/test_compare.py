@@ -1,21 +1,23 @@
 """Versions in turns: what may be compared, how the processes talk, and how ratios are made."""
 
+from dataclasses import replace
+
 import pytest
 
 from llmc_jax.base.errors import InputError
 from llmc_jax.config.flags import step_config
 from llmc_jax.profile import compare
-from llmc_jax.profile.compare import Result, Variant, as_text, parse_variant, ratios
+from llmc_jax.profile.compare import Result, as_text, parse_variant, ratios
 
 WORDS = ["-e", "L1-NH1-C16-V20-T8", "-b", "1", "-t", "8"]
 
 
 def test_flags_and_presets_with_their_own_models() -> None:
-    for text in ("dtype=bf16", "recompute=0", "attention=naive", "logit-rows=8", "logit_rows=8"):
-        variant = parse_variant(text, WORDS)
-        assert variant.label == text and variant.words[:-1] == tuple(WORDS)
-    assert parse_variant("logit_rows=8", WORDS).words[-1] == "--logit-rows=8"
-    config, _ = step_config(parse_variant("preset=demo", ["-b", "2"]).words)
+    usual = step_config(WORDS)
+    for text, value in (("dtype=bf16", "bf16"), ("recompute=0", 0), ("logit-rows=8", 8), ("logit_rows=8", 8)):
+        name = text.partition("=")[0].replace("-", "_")
+        assert parse_variant(text, WORDS) == replace(usual, **{name: value})  # type: ignore[arg-type]
+    config = parse_variant("preset=demo", ["-b", "2"])
     assert (config.model, config.batch_size, config.total_batch_size) == ("L4-NH4-C128-V257-T128", 2, 2048)
 
 
@@ -49,12 +51,14 @@ def test_the_text() -> None:
 
 def test_what_a_worker_cannot_do_ends_the_comparison() -> None:
     with pytest.raises(InputError, match=r"too long: .*the model knows 8 positions"):
-        compare.compare([Variant("too long", (*WORDS, "-t", "999"))], rounds=1, steps=1)
+        compare.compare([("too long", step_config([*WORDS, "-t", "999"]))], rounds=1, steps=1)
 
 
 @pytest.mark.slow
 def test_two_versions() -> None:
-    results = compare.compare([Variant("this", tuple(WORDS)), parse_variant("recompute=0", WORDS)], rounds=2, steps=2)
+    results = compare.compare(
+        [("this", step_config(WORDS)), ("recompute=0", parse_variant("recompute=0", WORDS))], rounds=2, steps=2
+    )
     assert [result.label for result in results] == ["this", "recompute=0"]
     assert all(result.seconds > 0 and result.tokens == 8 for result in results)
     assert results[0].ratio == 1
