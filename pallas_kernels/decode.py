@@ -499,9 +499,10 @@ def _after(
 
 def _merged(states: Any, sums: Any) -> jax.Array:
     """Return a head's output (HS,) from the softmax of every place in SMEM: states (2, places), sums (places, HS)."""
+    layout = mosaic.column_layout(16)
 
     def repeated(i: int, some: Any) -> jax.Array:
-        values = load(states.at[i, some], mosaic.COLUMNS.reduce(1))
+        values = load(states.at[i, some], layout.reduce(1))
         return lax.broadcast_in_dim(values, (16, sums.shape[1]), (0,))
 
     places = [pl.ds(i, 16) for i in range(0, states.shape[1], 16)]
@@ -510,6 +511,6 @@ def _merged(states: Any, sums: Any) -> jax.Array:
     weights = [jnp.exp2(each - top) for each in tops]
     acc, total = (
         reduce(add, [weight * get(some) for weight, some in zip(weights, places, strict=True)]).sum(0)
-        for get in (lambda some: load(sums.at[some], mosaic.COLUMNS), partial(repeated, 1))
+        for get in (lambda some: load(sums.at[some], layout), partial(repeated, 1))
     )
     return acc / total

@@ -186,9 +186,14 @@ def _team_layout(team: int, vector: int) -> Any:
     return plgpu.Layout.TILED(plgpu.Tiling(tiles), warp_dims=warps, lane_dims=(-2,), vector_dim=-1)
 
 
-# Of (16 k, 16 n): of each 16 columns a warp takes 4, two lanes beside each other, so that no sum over the rows has to
-# cross from warp to warp.
-COLUMNS = plgpu.Layout.TILED(plgpu.Tiling(((16, 16), (4,), (2,))), warp_dims=(-3,), lane_dims=(-4, -2), vector_dim=-1)
+def column_layout(columns: int) -> Any:
+    """Lay out (16 k, columns n), so that sums over the rows stay within warps: 16, 32 or 64 columns at a time.
+
+    Of these a warp takes a quarter, lanes beside each other two each; the fewer lanes are left below each other, the
+    fewer shuffles.
+    """
+    tiling = plgpu.Tiling(((2 * LANES * WARPS // columns, columns), (columns // WARPS,), (2,)))
+    return plgpu.Layout.TILED(tiling, warp_dims=(-3,), lane_dims=(-4, -2), vector_dim=-1)
 
 
 def cell_layout(lanes: int, vector: int) -> Any:
@@ -371,15 +376,8 @@ def store_tile(values: jax.Array, tile: Any, destination: Any) -> None:
 
 
 def column_sums(tile: Any) -> jax.Array:
-    """Return sums over the 16 k rows of a tile (rows, 16 n) in SMEM, (columns,) in float32.
-
-    Of each 64 columns, or as many as divide the tile's, a warp takes a quarter, lanes beside each other two each, so
-    that no sum has to cross from warp to warp; the fewer lanes are left below each other, the fewer shuffles.
-    """
-    columns = math.gcd(tile.shape[1], 64)
-    tiling = plgpu.Tiling(((2 * LANES * WARPS // columns, columns), (columns // WARPS,), (2,)))
-    layout = plgpu.Layout.TILED(tiling, warp_dims=(-3,), lane_dims=(-4, -2), vector_dim=-1)
-    return load(tile, layout, f32).sum(0)
+    """Return sums over the 16 k rows of a tile (rows, 16 n) in SMEM, (columns,) in float32."""
+    return load(tile, column_layout(math.gcd(tile.shape[1], 64)), f32).sum(0)
 
 
 class Copies(NamedTuple):
