@@ -82,7 +82,8 @@ _LEFTOVER = re.compile(r"\.state_(\d{8,})\.[0-9a-f]{8}\.(tmp|old)")
 # Files that a killed process had not finished: complete_file's, and an exported model whose checkpoint never counted.
 _LEFTOVER_FILE = re.compile(
     r"\.(DONE_\d{8,}|model_\d{8,}\.bin|main\.log|metrics\.jsonl|samples\.txt|config\.json|kernels\.json|curves\.png"
-    r"|report\.html|find_lr\.json|find_lr\.png|PROGRAMS\.json|tokenizer\.(bin|json)|model_[0-9a-f]{12}\.py)\.[0-9a-f]{8}\.tmp"
+    r"|report\.html|find_lr\.json|find_lr\.png|PROGRAMS\.json|tokenizer\.(bin|json)|(model|optimizer)_[0-9a-f]{12}\.py"
+    r"|algorithms_[0-9a-f]{12}\.(txt|textproto|pb))\.[0-9a-f]{8}\.tmp"
     r"|\.probe\.[a-z0-9_]{8}\.tmp"
     r"|\.\.model_\d{8,}\.bin\.[0-9a-f]{8}\.tmp\.[0-9a-f]{8}\.tmp"
 )

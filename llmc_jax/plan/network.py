@@ -31,9 +31,7 @@ NVLINK_REACHED, PCIE_REACHED = 0.8, 0.5
 class Network(NamedTuple):
     """How fast GPUs send. Bytes per second and GPU in one direction; seconds."""
 
-    node: int = (
-        8  # GPUs of one machine: HGX boards have as many, and the clouds rent as many others in one
-    )
+    node: int = 8  # GPUs of one machine: HGX boards have as many, and the clouds rent as many others in one
     inside: float = NVLINK4  # of an H100
     between: float = BETWEEN * GBIT
     reached: float = NVLINK_REACHED  # of inside

@@ -19,11 +19,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llmc_jax.base import files
+from llmc_jax.base import files, own_file
 from llmc_jax.base.errors import FormatError, InputError
 from llmc_jax.checkpoint import manifest, store
 from llmc_jax.checkpoint.arrays import array_file
 from llmc_jax.checkpoint.contents import FORMAT
+from llmc_jax.machine import algorithms
 from tests.checkpoint.damage import flip, memory_below, random_bits
 from tests.crash_points import Point, watched
 
@@ -732,7 +733,8 @@ def test_what_a_user_put_under_a_checkpoints_name_stays(run: Path, put: Callable
 
 def test_clean_removes_leftovers_and_nothing_else(run: Path, tmp_path: Path) -> None:
     store.begin(run, 300, arrays_of(3), facts_of(3) | {"step": 300})  # and the process dies
-    for name in ("model_00000300.bin", "DONE_00000300", "curves.png", "report.html", "find_lr.json", "find_lr.png"):
+    ours = ("model_00000300.bin", "DONE_00000300", "curves.png", "report.html", "find_lr.json", "find_lr.png")
+    for name in (*ours, own_file.kept_copy(12 * "a", "optimizer"), algorithms.name_of(b"", ".txt")):
         (run / f".{name}.0123abcd.tmp").touch()
     shutil.copytree(run / "state_00000100", run / ".state_00000100.0123abcd.old")
     mine = [".state_00000300.tmp", ".state_300.0123abcd.tmp", ".hidden", "main.log", ".state_00000300.0123abcd.bak"]
@@ -741,6 +743,6 @@ def test_clean_removes_leftovers_and_nothing_else(run: Path, tmp_path: Path) -> 
     before = set(os.listdir(run))
     store.clean(run)
     gone = before - set(os.listdir(run))
-    assert len(gone) == 8 and all(name[0] == "." for name in gone) and not gone & set(mine)
+    assert len(gone) == 10 and all(name[0] == "." for name in gone) and not gone & set(mine)
     assert [e.problem for e in store.entries(run)] == [None, None]
     store.clean(tmp_path / "nowhere")
