@@ -11,7 +11,7 @@ from benchmarks.collectives import Case, Measured, measure_apart
 from benchmarks.sent import Collective
 from llmc_jax.config.model import parse_descriptor
 from llmc_jax.models.layout import num_parameters
-from llmc_jax.models.units import units
+from llmc_jax.models.units import total_rows, units
 
 pytestmark = [
     pytest.mark.slow,
@@ -150,7 +150,9 @@ def test_a_gradient_that_is_split_at_once_takes_less_memory(found: Found) -> Non
 def test_a_fixed_order_exchanges_instead_of_summing(found: Found) -> None:
     measured = of(found, "h200", FIXED)
     kinds = Counter(each.kind for each in measured.collectives)
-    assert kinds == {"all-to-all": LAYERS + 2, "all-gather": LAYERS + 4}  # losses, rows of the norm, weights
+    assert kinds == {"all-to-all": LAYERS + 2, "all-gather": LAYERS + 3, "all-reduce": 1}  # gathered: losses, weights
+    (summed,) = (each for each in measured.collectives if each.kind == "all-reduce")  # the norm's squares, and zeros
+    assert summed.bytes == 4 * total_rows(parse_descriptor(MODEL))
     assert measured.memory.aliased >= measured.state
 
 
