@@ -23,7 +23,7 @@ class Rule(NamedTuple):
 CONTRADICTIONS = (
     Rule(
         lambda c: c.gelu_fusion >= 0 and c.products != "auto",
-        "{gelu_fusion}: names the products beside GELU that are ours, and {products} does too; leave one of them out",
+        "{gelu_fusion}: says what computes the products beside GELU, and {products} does too; leave one of them out",
     ),
     Rule(
         lambda c: c.dtype == "fp16" and c.rounding == "stochastic",

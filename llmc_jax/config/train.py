@@ -405,8 +405,8 @@ class TrainConfig:
     )
     gelu_fusion: int = option(
         -1, "-ge --gelu-fusion", PRECISION, {"program"}, "said",
-        "compute GELU in the matrix product before it, by a kernel of ours: 0 = no, 1 = in the forward pass, 2 = its "
-        "gradient too, in the product before that; -1 = as --products has it",
+        "compute GELU in the matrix product before it (by handwritten kernels for Hopper GPUs, in bf16): 0 = no, 1 = "
+        "in the forward pass, 2 = its gradient too, in the product before that; -1 = as --products has it",
         choices=(-1, 0, 1, 2),
     )
     recompute: int = option(

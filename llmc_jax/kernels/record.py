@@ -100,6 +100,7 @@ def from_json(data: Any, place: str) -> Resolved:
 
 
 def _without_gone(data: Any) -> Any:
+    """Return a record, or its choices, without the fields that only earlier versions have."""
     if isinstance(data, Mapping):
         return {
             name: _without_gone(each) if name == "choices" else each for name, each in data.items() if name not in GONE
