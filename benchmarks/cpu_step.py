@@ -1,6 +1,6 @@
 """GPT-2 124M on the CPU: a training step beside its matrix products alone, and beside PyTorch's, all in turns.
 
-    python benchmarks/cpu_step.py [--torch-python PATH] [--model d12] [--shapes 4x64,4x256] [--rounds 5]
+    python benchmarks/cpu_step.py [--torch-python PATH] [--model d12] [--shapes 4x64,4x256] [--dtype bf16] [--rounds 5]
 
 Each program is a process of its own that has compiled its step and waits, using no core, until it is its turn. In
 each round every one has a block of steps; the first of a block, which finds caches and memory as the others left them,
@@ -10,8 +10,9 @@ or slower meanwhile decides nothing; the figure is the median over the rounds, w
 The products are those of the step: n rows times a weight forward, for the gradient of its input and of its weight, and
 attention's, batched over sequences and heads. Each layer has its own operands, which fit in no cache, and results are
 written over old ones, so that no memory is mapped meanwhile. What they leave is everything that is not a product:
-layernorm, softmax, GELU, classifier, AdamW, and moving data. PyTorch runs in its own interpreter (torch_peer.py), as
-one would write it, and through torch.compile; the better one is the one with the lower median.
+layernorm, softmax, GELU, classifier, AdamW, and moving data. In bf16 our step in fp32 takes their place. PyTorch runs
+in its own interpreter (torch_peer.py), as one would write it, and through torch.compile; the better one is the one with
+the lower median.
 """
 
 import argparse
@@ -42,11 +43,12 @@ import numpy as np  # noqa: E402
 
 from llmc_jax.config.model import ModelConfig, parse_descriptor  # noqa: E402
 from llmc_jax.machine import compiling  # noqa: E402
+from llmc_jax.machine.gpus import this_machine  # noqa: E402
 from llmc_jax.models.execution import Execution  # noqa: E402
 from llmc_jax.models.layout import flat_size, num_parameters  # noqa: E402
 from llmc_jax.training.rules.adamw import AdamWNumbers  # noqa: E402
 from llmc_jax.training.schedule import ScheduleNumbers  # noqa: E402
-from llmc_jax.training.state import initial_state  # noqa: E402
+from llmc_jax.training.state import DTYPES, initial_state  # noqa: E402
 from llmc_jax.training.step import StepNumbers, StepOptions, train_step  # noqa: E402
 
 Once = Callable[[], float]
@@ -104,19 +106,21 @@ def product_runner(config: ModelConfig, B: int, T: int) -> Once:
     return lambda: sum(run() for run in runners)
 
 
-def step_runner(config: ModelConfig, B: int, T: int, recompute: int) -> Once:
-    """Return a function that takes one training step and returns the seconds."""
+def step_runner(config: ModelConfig, B: int, T: int, recompute: int, dtype: str = "fp32") -> Once:
+    """Return a function that takes one training step, compiled as a run's is, and returns the seconds."""
     rng = np.random.default_rng(0)
     flat = np.zeros(flat_size(config), np.float32)
     flat[: num_parameters(config)] = rng.standard_normal(num_parameters(config), np.float32) * 0.02
-    state = initial_state(jnp.asarray(flat))
+    state = initial_state(jnp.asarray(flat), DTYPES[dtype])
     del flat
     inputs = rng.integers(0, config.vocab_size, (1, B, T)).astype(np.int32)
     targets = rng.integers(0, config.vocab_size, (1, B, T)).astype(np.int32)
     numbers = StepNumbers(ScheduleNumbers(3e-4, 0, 1000, 1.0, 0, 1.0), AdamWNumbers(0.9, 0.95, 1e-8, 0.1), 1.0)
-    options = StepOptions("cosine", "matrices", Execution(recompute=recompute))
+    library = compiling.onednn(dtype, this_machine(), compiling.user_flags())
+    options = StepOptions("cosine", "matrices", Execution(recompute=recompute, compiler_options=library))
     lowered = train_step.lower(state, inputs, targets, numbers, config, options)
     compiled = compiling.compiled(lowered, options.execution.compiler_options)
+    llmc_platform.keep_freed()
 
     def once() -> float:
         nonlocal state
@@ -128,9 +132,9 @@ def step_runner(config: ModelConfig, B: int, T: int, recompute: int) -> Once:
     return once
 
 
-def be_peer(what: str, config: ModelConfig, B: int, T: int, recompute: int) -> None:
+def be_peer(what: str, config: ModelConfig, B: int, T: int, recompute: int, dtype: str) -> None:
     """Compile the step, or its products, and run them whenever asked."""
-    once = product_runner(config, B, T) if what == "products" else step_runner(config, B, T, recompute)
+    once = product_runner(config, B, T) if what == "products" else step_runner(config, B, T, recompute, dtype)
     once()
     once()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 2**20
@@ -140,11 +144,14 @@ def be_peer(what: str, config: ModelConfig, B: int, T: int, recompute: int) -> N
 def peers(args: argparse.Namespace, B: int, T: int) -> dict[str, Peer]:
     """Start the programs that take part, one after the other: compilations would disturb each other."""
     ours = [sys.executable, __file__, "--model", args.model, "--shapes", f"{B}x{T}", "--recompute", str(args.recompute)]
-    found = {"step": Peer([*ours, "--serve", "step"]).wait_ready()}
-    if not args.no_products:
+    found = {"step": Peer([*ours, "--serve", "step", "--dtype", args.dtype]).wait_ready()}
+    if args.dtype != "fp32":
+        found["step in fp32"] = Peer([*ours, "--serve", "step"]).wait_ready()
+    elif not args.no_products:
         found["products alone"] = Peer([*ours, "--serve", "products"]).wait_ready()
     if args.torch_python:
         torch = [args.torch_python, str(ROOT / "benchmarks/torch_peer.py"), "--serve", "-b", str(B), "-t", str(T)]
+        torch += ["--autocast"] if args.dtype == "bf16" else []
         found["PyTorch eager"] = Peer(torch).wait_ready()
         found["PyTorch compiled"] = Peer([*torch, "--compile"]).wait_ready()
     return found
@@ -171,6 +178,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="d12")
     parser.add_argument("--shapes", default="4x64,4x256", help="BxT, separated by commas")
+    parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32", help="bf16: PyTorch with autocast")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=2, help="counted steps of a block, after one that is not")
     parser.add_argument("--recompute", type=int, default=1, help="as -r of train.py")
@@ -180,9 +188,9 @@ def main() -> None:
     args = parser.parse_args()
     if args.serve:
         B, T = map(int, args.shapes.split("x"))
-        be_peer(args.serve, parse_descriptor(args.model), B, T, args.recompute)
+        be_peer(args.serve, parse_descriptor(args.model), B, T, args.recompute, args.dtype)
         return
-    print(f"{machine_line()}; {args.model} fp32, -r {args.recompute};")
+    print(f"{machine_line()}; {args.model} {args.dtype}, -r {args.recompute};")
     print(f"{args.rounds} rounds of {args.steps} steps each: median (least - greatest)\n")
     print("| B x T | program | ms | times the step | peak MiB |\n|---|---|---|---|---|")
     for shape in args.shapes.split(","):

@@ -1,8 +1,8 @@
 """GPT-2's training step in plain PyTorch, timed: the peer that benchmarks/cpu_step.py measures against.
 
-Runs under an interpreter that has PyTorch; imports nothing of this project. What a careful user would write: fp32,
-F.scaled_dot_product_attention, the optimizer that is fastest here, all cores. Leaves out llm.c's files and schedules:
-weights and tokens are random, which costs the same time.
+Runs under an interpreter that has PyTorch; imports nothing of this project. What a careful user would write: fp32 (with
+--autocast products in bf16), F.scaled_dot_product_attention, the optimizer that is fastest here, all cores. Leaves out
+llm.c's files and schedules: weights and tokens are random, which costs the same time.
 
     python benchmarks/torch_peer.py -b 4 -t 64              prints one JSON line
     python benchmarks/torch_peer.py -b 4 -t 64 --compile    the same through torch.compile
@@ -87,6 +87,16 @@ def update(model: nn.Module, loss_fn: Callable, optimizer: torch.optim.Optimizer
     return loss
 
 
+def under_autocast(loss_fn: Callable) -> Callable:
+    """Return a loss whose products are in bf16, and with them those of its backward; the weights stay in fp32."""
+
+    def loss(*batch: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return loss_fn(*batch)
+
+    return loss
+
+
 def make_step(model: nn.Module, loss_fn: Callable, optimizer: torch.optim.Optimizer, batch: Batch) -> Callable:
     """Return a training step that gives (milliseconds, loss). It reads the loss, so it ends before the clock stops."""
 
@@ -119,6 +129,7 @@ def main() -> None:
     parser.add_argument("-t", "--seq-len", type=int, default=64, help="T, tokens a sequence (default 64)")
     parser.add_argument("-n", "--steps", type=int, default=10, help="steps measured after the warm-up (default 10)")
     parser.add_argument("--compile", nargs="?", const="default", metavar="MODE", help="torch.compile, with this mode")
+    parser.add_argument("--autocast", action="store_true", help="forward and backward under torch.autocast, in bf16")
     parser.add_argument("--threads", type=int, default=0, help="threads (default: all cores this process may use)")
     parser.add_argument("--serve", action="store_true", help="measure as many steps as each line of stdin says")
     args = parser.parse_args()
@@ -130,11 +141,12 @@ def main() -> None:
     tokens = torch.randint(V, (args.batch_size, args.seq_len + 1))
     batch = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
     loss_fn = torch.compile(model, mode=args.compile) if args.compile else model
+    loss_fn = under_autocast(loss_fn) if args.autocast else loss_fn
     step = make_step(model, loss_fn, make_optimizer(model), batch)
     for _ in range(3):  # compiles, and touches the optimizer's memory for the first time
         step()
     about = {
-        "program": f"pytorch {'compiled ' + args.compile if args.compile else 'eager'}",
+        "program": f"pytorch {'compiled ' + args.compile if args.compile else 'eager'}{' autocast' * args.autocast}",
         "B": args.batch_size,
         "T": args.seq_len,
         "torch": torch.__version__,

@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding
 
 from llmc_jax.base.errors import InputError
 from llmc_jax.machine import algorithms
-from llmc_jax.machine.gpus import measured_on
+from llmc_jax.machine.gpus import AMX, Machine, measured_on
 
 Options = tuple[tuple[str, bool | int], ...]  # XLA's options and their values: hashable, and plain enough for JSON
 Settings = tuple[tuple[str, bool | int | str], ...]  # the same, and names of files among them
@@ -36,6 +36,12 @@ PINNED = "xla_gpu_load_autotune_results_from"
 # looked for one, that is a kernel of its own, which reads and writes the whole result once more
 # (benchmarks/results/step_table.md). No step with Triton's products has been timed beside it.
 CHOSEN: dict[str, tuple[bool, str]] = {"sm_90": (False, "NVIDIA H200")}
+
+# On a CPU with AMX: oneDNN makes the products in bf16. XLA's own library makes the weights' gradients no faster than in
+# fp32. There oneDNN's are no faster, and nobody has timed it on a CPU without AMX (benchmarks/results/cpu_step.md).
+ONEDNN = "xla_cpu_use_onednn"
+ONEDNN_FOR = ("xla_cpu_experimental_onednn_fusion_type", 1)  # of what: products. Given together with it
+ONEDNN_SHARE = 0.45  # of the time of a step of GPT-2 124M in fp32 at B=4 T=64, what one in bf16 takes on a Xeon
 
 # With several devices: a collective for each layer, which starts as soon as what it sends is there and is waited for
 # when its result is needed. Seen in programs compiled for sm_80 and sm_90; no machine with several GPUs has timed it.
@@ -101,6 +107,19 @@ def triton_gemm(wish: str, target: str | None, flags: Flags) -> Options:
     return () if value is None else ((TRITON_GEMM, bool(value)),)
 
 
+def onednn(dtype: str, machine: Machine, flags: Flags) -> Options:
+    """Return the options by which oneDNN makes a program's products: none but in bf16, on a CPU with AMX.
+
+    dtype: that of the products; flags: as `triton_gemm` has them.
+    """
+    return ((ONEDNN, True),) if dtype == "bf16" and machine.capability == AMX and ONEDNN not in flags else ()
+
+
+def by_onednn(options: Settings) -> bool:
+    """Return whether oneDNN makes a program's products: those of bf16 are fast where it rounds them to that."""
+    return (ONEDNN, True) in options
+
+
 def without_graphs(platform: str, flags: Flags) -> Settings:
     """Return the options by which a program has no CUDA graphs; none where it has no graphs anyway.
 
@@ -142,6 +161,8 @@ def compiled(lowered: Any, options: Settings) -> Any:
     if not options:
         return lowered.compile()
     given = dict(options)
+    if by_onednn(options):
+        given |= dict([ONEDNN_FOR])
     if PINNED in given:
         given[PINNED] = str(algorithms.path_of(str(given[PINNED])))
     try:

@@ -150,6 +150,13 @@ def cpu_name() -> str:
     return name or platform.processor() or platform.machine() or "unknown processor"
 
 
+def has_cpu_flag(flag: str) -> bool:
+    """Return whether the processor can do something, by Linux's name of it; False on another system."""
+    with suppress(OSError):
+        return flag in Path("/proc/cpuinfo").read_text(errors="replace").split()
+    return False
+
+
 def output_of(*command: str, seconds: float = 5.0) -> str:
     """Return what a program prints; nothing where there is no such program, or it fails, or takes longer."""
     try:

@@ -205,12 +205,15 @@ def multiprocessors_of(kind: str) -> int | None:
     return next((each.multiprocessors for each in TARGETS.values() if each.device_kind == kind), None)
 
 
+AMX = "amx_bf16"  # Linux's name of what multiplies tiles of bfloat16: Intel's Xeons since 2023 (Sapphire Rapids)
+
+
 class Machine(NamedTuple):
     """The machine as the choice of kernels sees it."""
 
     platform: str  # cpu, gpu
     kind: str  # as JAX names the device
-    capability: str = ""  # of an NVIDIA GPU: "9.0"; of an AMD one nothing, or "gfx942"
+    capability: str = ""  # of an NVIDIA GPU: "9.0"; of an AMD one nothing, or "gfx942"; of a CPU with AMX: AMX
 
     @property
     def version(self) -> tuple[int, int]:
@@ -239,8 +242,11 @@ def machine_of(kind: str) -> Machine:
 
 def this_machine() -> Machine:
     """Return the device that JAX computes on by default. Initialises JAX's backend."""
-    from llmc_jax.machine.device import first_device
+    from llmc_jax.machine.device import first_device, has_cpu_flag
 
     device = first_device()
-    capability = getattr(device, "compute_capability", "") if device.platform == "gpu" else ""
+    if device.platform == "cpu":
+        capability = AMX if has_cpu_flag(AMX) else ""
+    else:
+        capability = getattr(device, "compute_capability", "") if device.platform == "gpu" else ""
     return Machine(device.platform, device.device_kind, str(capability))

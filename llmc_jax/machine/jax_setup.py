@@ -4,11 +4,13 @@ The settings (compile cache, memory pages) are not needed for correct results; e
 so (benchmarks/README.md). Leaves out what the machine can do (device.py).
 """
 
+import ctypes
 import os
 import re
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -25,6 +27,8 @@ NOT_WITH_STEPS = {  # settings for debugging, and why no step is made with them
     "JAX_DISABLE_JIT": "a step is compiled before it runs",
     "JAX_DEBUG_NANS": "a step's z-scores are NaN at first; --max-nonfinite 1 ends a run at the first bad loss",
 }
+TUNABLES = "glibc.malloc.hugetlb=1:glibc.malloc.arena_max=1"  # one heap, so that `keep_freed` is of all threads
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of glibc's malloc.h
 OFF = ("", "0", "n", "no", "f", "false", "off")  # as JAX reads them
 
 
@@ -54,9 +58,20 @@ def restart_with_huge_pages() -> None:
             return  # 'always' needs no help, 'never' cannot be helped
     except OSError:
         return
-    os.environ["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"
+    os.environ["GLIBC_TUNABLES"] = TUNABLES
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Python, as it starts, has no words for a Ctrl-C
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def keep_freed() -> None:
+    """Keep the memory that is freed from now on, where `restart_with_huge_pages` started this process again.
+
+    Linux clears all memory before a process has it: 6 % of a step (benchmarks/results/cpu_step.md).
+    """
+    if os.environ.get("GLIBC_TUNABLES") == TUNABLES:
+        libc = ctypes.CDLL(None)
+        libc.mallopt(M_TRIM_THRESHOLD, -1)  # never
+        libc.mallopt(M_MMAP_MAX, 0)
 
 
 def settle(*, steps: bool = False) -> list[str]:
@@ -117,6 +132,8 @@ def configure(*, tf32: bool = True, devices: int = 0, fixed_threads: bool = Fals
             notes.append(
                 f"{folder}: cannot be written ({problem}), so compiled programs are not cached; see LLMC_JAX_CACHE"
             )
+    # XLA cannot write a program with oneDNN's products (compiling.py), and JAX says so each time.
+    warnings.filterwarnings("ignore", "(?s)Error writing persistent.*ToProto is not implemented.*onednn")
     # JAX caches only what took a second to compile; the demo's programs are smaller, and a cached one starts at once.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     return notes

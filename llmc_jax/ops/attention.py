@@ -267,9 +267,22 @@ def seen(spec: Attention, T: int, starts: jax.Array | None = None) -> jax.Array:
 
 def _weighted_sum(att: jax.Array, v: jax.Array) -> jax.Array:
     """out (B, T, C) of weights (B, NH, T, T) and v (B, NH, T, HS)."""
-    wide = jnp.promote_types(v.dtype, jnp.float32)
-    out = jnp.einsum("bntu,bnuh->bnth", att, v, preferred_element_type=wide)  # (B, NH, T, HS)
-    return _merge_heads(out.astype(v.dtype))
+    return _merge_heads(jnp.einsum("bntu,bnuh->bnth", att, v, preferred_element_type=v.dtype))  # of (B, NH, T, HS)
+
+
+def _sum_over_rows(weights: jax.Array, rows: jax.Array, dtype: Any) -> jax.Array:
+    """Sums (B, NH, T, HS) in a dtype, for each key over the rows (B, NH, T, HS), of weights (B, NH, T, T)."""
+
+    def transposed(weights: jax.Array, rows: jax.Array) -> jax.Array:
+        rows = jax.lax.optimization_barrier(rows.swapaxes(2, 3))  # (B, NH, HS, T)
+        return jnp.einsum("bnht,bntu->bnhu", rows, weights, preferred_element_type=dtype).swapaxes(2, 3)
+
+    def direct(weights: jax.Array, rows: jax.Array) -> jax.Array:
+        return jnp.einsum("bntu,bnth->bnuh", weights, rows, preferred_element_type=dtype)
+
+    # A CPU's libraries are slow where the left factor is transposed. Transposing rows first pays where it is smaller.
+    T, HS = rows.shape[2:]
+    return jax.lax.platform_dependent(weights, rows, cpu=transposed if T > HS else direct, default=direct)
 
 
 def _backward(
@@ -287,11 +300,12 @@ def _backward(
     dout = dout.reshape(B, T, num_heads, C // num_heads).transpose(0, 2, 1, 3)  # (B, NH, T, HS)
     scale = scale_of(spec, C // num_heads)
 
-    dv = jnp.einsum("bntu,bnth->bnuh", att, dout, preferred_element_type=wide)  # (B, NH, T, HS)
+    dtype = wide if spec.kv_heads else qkv.dtype  # of what is not added to any more
+    dv = _sum_over_rows(att, dout, dtype)  # (B, NH, T, HS)
     datt = jnp.einsum("bnth,bnuh->bntu", dout, v, preferred_element_type=wide)  # (B, NH, T, T)
     dscore = (weights_backward(datt) * scale).astype(qkv.dtype)  # (B, NH, T, T) with the scale of dq and dk
-    dq = jnp.einsum("bntu,bnuh->bnth", dscore, k, preferred_element_type=wide)  # (B, NH, T, HS)
-    dk = jnp.einsum("bntu,bnth->bnuh", dscore, q, preferred_element_type=wide)  # (B, NH, T, HS)
+    dq = jnp.einsum("bntu,bnuh->bnth", dscore, k, preferred_element_type=qkv.dtype)  # (B, NH, T, HS)
+    dk = _sum_over_rows(dscore, q, dtype)  # (B, NH, T, HS)
     if spec.kv_heads:  # of the heads that read the same keys
         dk, dv = (d.reshape(B, spec.kv_heads, -1, T, d.shape[-1]).sum(axis=2) for d in (dk, dv))  # (B, KV, T, HS)
     dqkv = jnp.concatenate([_merge_heads(d.astype(qkv.dtype)) for d in (dq, dk, dv)], axis=-1)  # (B, T, Q)

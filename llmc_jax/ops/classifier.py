@@ -13,6 +13,8 @@ that writes dlogits over the logits (pallas_kernels/classifier.py).
 Only the V real columns take part: the padded ones get no probability and no gradient, so wte's padded rows stay zero.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 
@@ -56,8 +58,28 @@ def classifier(
     1/n for their mean. Returns losses (n,) in nats, in at least float32, and dlogits (n, Vp) in logits' dtype, zero in
     the padded columns. Source: llm.c llmc/fused_classifier.cuh, `fused_classifier`.
     """
-    losses, logsumexp = classifier_forward(logits, targets, vocab_size)
-    return losses, classifier_backward(dlosses, logits, targets, logsumexp, vocab_size)
+
+    def with_two_exps(logits: jax.Array, targets: jax.Array, dlosses: jax.Array) -> tuple[jax.Array, jax.Array]:
+        losses, logsumexp = classifier_forward(logits, targets, vocab_size)
+        return losses, classifier_backward(dlosses, logits, targets, logsumexp, vocab_size)
+
+    with_one_exp = partial(_with_one_exp, vocab_size=vocab_size)
+    return jax.lax.platform_dependent(logits, targets, dlosses, cpu=with_one_exp, default=with_two_exps)
+
+
+def _with_one_exp(
+    logits: jax.Array, targets: jax.Array, dlosses: jax.Array, vocab_size: int
+) -> tuple[jax.Array, jax.Array]:
+    """`classifier` where an exp takes longer than reading a number: prob = weight / total, as the forward has them."""
+    pinned = jax.lax.optimization_barrier  # else XLA computes the exps wherever they are used
+    wide = _without_padding(logits, vocab_size)  # (n, Vp)
+    largest = pinned(jnp.max(wide, axis=-1))  # (n,)
+    weight = pinned(jnp.exp(wide - largest[..., None]))  # (n, Vp)
+    total = _sum_by_product(weight)  # (n,)
+    picked = jnp.take_along_axis(wide, targets[..., None], axis=-1)[..., 0]  # (n,)
+    column = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
+    dlogits = weight * (dlosses / total)[..., None] - jnp.where(column == targets[..., None], dlosses[..., None], 0.0)
+    return largest + jnp.log(total) - picked, dlogits.astype(logits.dtype)
 
 
 def _sum_by_product(weight: jax.Array) -> jax.Array:

@@ -95,12 +95,14 @@ def head_gradients(
     limit: int = 0,
     weights: Weights | None = None,
     add_rows: AddRows | None = None,
+    rounded: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Losses (n,) in nats, and the gradients dlnf (n, C) and dwte (Vp, C) that dlosses (n,) give.
 
     lnf (n, C), wte (Vp, C), targets (n,) int32. dlnf has lnf's dtype, dwte is in at least float32. At most `limit` rows
     of logits exist at a time (0: all of them). weights: computes their exponentials instead, and add_rows, the
-    embedding's backward, adds to dwte what belongs to the targets.
+    embedding's backward, adds to dwte what belongs to the targets. rounded: each product of dwte is rounded to lnf's
+    dtype before more is added, where the library makes it fast in no other.
     Source: llm.c train_gpt2.cu, `gpt2_backward_and_reduce`; docs/derivations/head.md.
     """
     rows, C = lnf.shape
@@ -115,8 +117,8 @@ def head_gradients(
         with jax.named_scope("classifier"):
             losses, dlogits = classifier(logits, targets, dlosses, vocab_size)  # (size,), (size, Vp)
         with jax.named_scope("backward"), jax.named_scope("head"):
-            dlnf, dwte = linear_backward(dlogits, lnf, wte, dw_dtype=wide)
-        return dwte, losses, dlnf
+            dlnf, dwte = linear_backward(dlogits, lnf, wte, dw_dtype=lnf.dtype if rounded else wide)
+        return dwte.astype(wide), losses, dlnf
 
     if size == rows:
         dwte, *of_rows = of_chunk(lnf, targets, dlosses)

@@ -99,6 +99,8 @@ def _programs(dtype: str) -> dict[str, Callable[[], Any]]:
     import jax
     import jax.numpy as jnp
 
+    from llmc_jax.machine import compiling
+    from llmc_jax.machine.gpus import this_machine
     from llmc_jax.models import program
     from llmc_jax.models.layout import flat_size
     from llmc_jax.ops.linear import linear_backward, linear_forward
@@ -121,11 +123,13 @@ def _programs(dtype: str) -> dict[str, Callable[[], Any]]:
     (n, inputs, outputs), model = PRODUCT, parse_descriptor(MODEL)
     gradient = jax.jit(jax.value_and_grad(partial(program.loss_fn, shape=model)))
     tokens = jnp.zeros((BATCH, model.max_seq_len), int)
+    operands = full(n, inputs), full(outputs, inputs), full(n, outputs)
     buffers = [full(BUFFER, of=jnp.float32) for _ in range(4)]
+    options = compiling.onednn(dtype, this_machine(), compiling.user_flags())
     return {
-        "product": partial(jax.jit(product), full(n, inputs), full(outputs, inputs), full(n, outputs)),
+        "product": partial(compiling.call, jax.jit(product), operands, (), options),
         "update": partial(jax.jit(update), *buffers),
-        "model": partial(gradient, full(flat_size(model)), tokens, tokens),
+        "model": partial(compiling.call, gradient, (full(flat_size(model)), tokens, tokens), (), options),
     }
 
 

@@ -184,7 +184,7 @@ def make_plan(
         fused=fused_of(selection),
     )  # fmt: skip
     rows = _logit_rows(config, model, machine, shape, recorded)
-    options = _options(config, machine, recorded, findings, xla_flags or {})
+    options = _options(config, machine, dtype, recorded, findings, xla_flags or {})
     execution = Execution(selection.op, recompute, blocks, rows, options)
     return Plan(
         config, model, machine, xla_flags or {}, dtype, execution, selection.optimizer, selection.choices, made_for,
@@ -282,6 +282,7 @@ def _logit_rows(
 def _options(
     config: TrainConfig,
     machine: kernels.Machine,
+    dtype: str,
     recorded: kernels.Resolved | None,
     findings: kernels.Findings | None,
     flags: Mapping[str, Any],
@@ -295,6 +296,7 @@ def _options(
         *compiling.pinned(config.algorithms, machine.target, flags),
     )
     options = dict(compiling.triton_gemm(config.triton_gemm, machine.target, flags))
+    options |= compiling.onednn(dtype, machine, flags)
     if recorded is None:
         return (*(options | dict(findings.options if findings else ())).items(), *own)
     again = {name: flags.get(name, value) for name, value in compiling.of_one_device(recorded.options)}

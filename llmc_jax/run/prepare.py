@@ -22,6 +22,7 @@ from llmc_jax.machine import compiling
 from llmc_jax.machine.device import Device, devices_of
 from llmc_jax.machine.nvml import open_monitor
 from llmc_jax.models.check import check_step
+from llmc_jax.models.layout import num_parameters
 from llmc_jax.plan.fits import check_fits as check_memory
 from llmc_jax.plan.plan import Plan
 from llmc_jax.plan.search import limit_of
@@ -47,6 +48,8 @@ from llmc_jax.training.parallel.placement import placement
 from llmc_jax.training.state import DTYPES, TrainState
 from llmc_jax.trials import here
 from llmc_jax.trials.here import Facts
+
+LARGE_MODEL = 100_000_000  # parameters from which a run says what bf16 would save
 
 
 def prepare(config: TrainConfig, notes: list[str]) -> tuple[Setup, TrainState]:
@@ -187,5 +190,9 @@ def notes_on_start(setup: Setup) -> Iterator[str]:
     if config.algorithms and compiling.PINNED not in dict(plan.execution.compiler_options):
         why = "XLA_FLAGS names another" if plan.machine.target else "it is for NVIDIA's library"
         yield f"--algorithms: the file does nothing here: {why}"
+    large = num_parameters(plan.model) >= LARGE_MODEL and (config.dtype, earlier) == ("auto", None)
+    if large and plan.dtype == "fp32" and compiling.onednn("bf16", plan.machine, plan.xla_flags):
+        share = f"{compiling.ONEDNN_SHARE:.0%} of the time that one in fp32 takes"
+        yield f"--dtype bf16 is faster on this CPU, which has AMX: a step of GPT-2 124M takes {share}"
     if earlier is None or config.kernels_from:  # else `changes` has said it
         yield from plan.notes_on_repeat

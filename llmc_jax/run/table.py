@@ -1,5 +1,6 @@
 """The start-up table: what the run is, in rows named as llm.c names them. Leaves out how it is drawn (console.py)."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -163,13 +164,15 @@ def kernel_rows(choices: tuple[kernels.Choice, ...]) -> list[tuple[str, str]]:
 def option_rows(plan: Plan) -> list[tuple[str, str]]:
     """Return the options that XLA compiles the run's programs with; none where it has its defaults."""
     wish, flags = plan.config.triton_gemm, plan.xla_flags
-    by_default = compiling.triton_gemm(wish, plan.machine.target, flags)
     found_out = "as before" if plan.repeat else kernels.MEASURED_HERE
-    decided = compiling.decided_by(wish, plan.machine.target, flags)
+    why = dict.fromkeys(compiling.onednn(plan.dtype, plan.machine, flags), "bf16 on a CPU with AMX") | dict.fromkeys(
+        compiling.triton_gemm(wish, plan.machine.target, flags),
+        compiling.decided_by(wish, plan.machine.target, flags),
+    )
     return [
         (
-            name.removeprefix("xla_gpu_enable_"),
-            f"{'on' if value else 'off'} ({decided if (name, value) in by_default else found_out})",
+            re.sub("^xla_(gpu_enable|cpu_use)_", "", name),
+            f"{'on' if value else 'off'} ({why.get((name, value), found_out)})",
         )
         for name, value in compiling.of_one_device(plan.execution.compiler_options)
     ]

@@ -1,5 +1,6 @@
 """The options that programs are compiled with: who decides, and that they reach the compiler."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +10,21 @@ import numpy as np
 import pytest
 
 from llmc_jax.base.errors import InputError
-from llmc_jax.machine import compiling
+from llmc_jax.machine import compiling, jax_setup
 from llmc_jax.machine.compiling import (
     GRAPHS,
+    ONEDNN,
     OVERLAP,
     TRITON_GEMM,
     decided_by,
+    onednn,
     overlap,
     triton_gemm,
     user_flags,
     without_graphs,
 )
+from llmc_jax.machine.device import has_cpu_flag
+from llmc_jax.machine.gpus import AMX, Machine
 
 ON, OFF = ((TRITON_GEMM, True),), ((TRITON_GEMM, False),)
 UNKNOWN = (("xla_no_such_option", True),)
@@ -94,6 +99,31 @@ def test_xla_flags_count_more_than_overlap(monkeypatch: pytest.MonkeyPatch) -> N
 def test_this_xla_takes_the_options_of_overlap() -> None:
     lowered = jax.jit(double, static_argnums=2).lower(jnp.ones(3), jnp.ones(3), 2)
     np.testing.assert_array_equal(compiling.compiled(lowered, OVERLAP)(jnp.ones(3), jnp.ones(3)), 4 * np.ones(3))
+
+
+@pytest.mark.parametrize(("dtype", "machine", "flags", "chosen"), [
+    ("bf16", Machine("cpu", "Xeon", AMX), "", True), ("fp32", Machine("cpu", "Xeon", AMX), "", False),
+    ("bf16", Machine("cpu", "EPYC"), "", False), ("bf16", Machine("gpu", "NVIDIA H200", "9.0"), "", False),
+    ("bf16", Machine("cpu", "Xeon", AMX), f"--{ONEDNN}=true", False),
+    ("bf16", Machine("cpu", "Xeon", AMX), f"--{ONEDNN}=0", False),
+])  # fmt: skip
+def test_onednn_makes_products_where_they_are_faster(
+    dtype: str, machine: Machine, flags: str, chosen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    assert onednn(dtype, machine, user_flags()) == (((ONEDNN, True),) if chosen else ())
+
+
+def test_products_by_onednn_are_right_and_jax_says_nothing_of_its_cache() -> None:
+    x, w = (jax.random.normal(jax.random.key(i), (64, 64), jnp.bfloat16) for i in range(2))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        jax_setup.configure()
+        program = compiling.compiled(jax.jit(jnp.dot).lower(x, w), ((ONEDNN, True),))
+    assert [str(each.message) for each in said] == []
+    assert ("onednn" in program.as_text()) == has_cpu_flag("avx512_bf16")
+    expected = np.asarray(x, np.float64) @ np.asarray(w, np.float64)
+    np.testing.assert_allclose(np.asarray(program(x, w), np.float64), expected, rtol=2**-8, atol=1e-5)
 
 
 def test_xla_flags_may_name_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,9 @@
 """The program's surroundings: a restart, what is set aside, a cache that cannot be written."""
 
 import os
+import platform
 import signal
+import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -29,6 +31,26 @@ def test_a_ctrl_c_waits_while_python_starts_again(monkeypatch: pytest.MonkeyPatc
     jax_setup.restart_with_huge_pages()  # in the new process
     note_mask()
     assert masks == [True, False]
+
+
+KEEPING = """
+import numpy as np, psutil
+from llmc_jax.machine.jax_setup import keep_freed
+keep_freed()
+np.ones(2**27, np.int8)
+print(psutil.Process().memory_info().rss)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt is glibc's")
+def test_freed_memory_is_kept_after_a_restart_alone() -> None:
+    tunables = {"with": jax_setup.TUNABLES, "without": "glibc.malloc.arena_max=1"}
+    environments = {name: {**jax_setup.child_environment(), "GLIBC_TUNABLES": each} for name, each in tunables.items()}
+    rss = {
+        name: int(subprocess.check_output([sys.executable, "-c", KEEPING], env=each))
+        for name, each in environments.items()
+    }
+    assert rss["with"] - rss["without"] > 2**26
 
 
 def test_what_is_set_aside_is_said_once_and_gone(monkeypatch: pytest.MonkeyPatch) -> None:

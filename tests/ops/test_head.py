@@ -65,6 +65,23 @@ def test_losses_and_gradients(limit: int, how: tuple[Any, ...], rng: np.random.G
     np.testing.assert_allclose(alone, expected[0], rtol=1e-12)
 
 
+@pytest.mark.parametrize(("rounded", "dtype"), [(False, jnp.float32), (True, jnp.bfloat16)])
+def test_a_product_may_be_rounded_before_more_is_added(
+    rounded: bool, dtype: jnp.dtype, rng: np.random.Generator
+) -> None:
+    lnf, wte, targets, dlosses = (jnp.asarray(each) for each in arrays(rng))
+    inputs = lnf.astype(jnp.bfloat16), wte.astype(jnp.bfloat16), targets, dlosses.astype(jnp.float32)
+    given = partial(head_gradients, vocab_size=V, classifier=classifier, rounded=rounded)
+    made = [
+        each.outvars[0].aval for each in jax.make_jaxpr(given)(*inputs).eqns if each.primitive.name == "dot_general"
+    ]
+    assert [each.dtype for each in made if each.shape == (Vp, C)] == [dtype]
+    exact = plain(*(jnp.asarray(each, jnp.float32) for each in inputs[:2]), *inputs[2:])[2]
+    dwte = given(*inputs)[2]
+    assert dwte.dtype == jnp.float32
+    np.testing.assert_allclose(dwte, exact, atol=2**-6 * np.abs(exact).max())
+
+
 def no_gradient(*args: Any) -> Any:
     losses, dlogits = classifier(*args)
     return losses, 0 * dlogits

@@ -14,8 +14,8 @@ from llmc_jax.config.train import TrainConfig
 from llmc_jax.kernels import GROUPS, Findings, Machine
 from llmc_jax.kernels.record import differences
 from llmc_jax.machine import gpus
-from llmc_jax.machine.compiling import OVERLAP, PINNED, TRITON_GEMM
-from llmc_jax.machine.gpus import machine_of
+from llmc_jax.machine.compiling import ONEDNN, OVERLAP, PINNED, TRITON_GEMM
+from llmc_jax.machine.gpus import AMX, machine_of
 from llmc_jax.plan.plan import Plan, Repeat, make_plan, resolve_dtype, step_numbers
 from llmc_jax.run.programs import shared_of
 from llmc_jax.run.table import device_rows, kernel_rows, option_rows, precision_text
@@ -206,6 +206,18 @@ def test_only_hopper_differs_from_xlas_default() -> None:
     assert plan(CPU, triton_gemm="off").execution.compiler_options == ()
     assert option_rows(plan(H200)) == [("triton_gemm", "off (measured on an NVIDIA H200, beside nothing else)")]
     assert option_rows(plan(H200, triton_gemm="off")) == [("triton_gemm", "off (as asked)")]
+
+
+def test_onednn_is_recorded_and_a_resume_keeps_what_was() -> None:
+    xeon, options = Machine("cpu", "cpu", AMX), ((ONEDNN, True),)
+    found = plan(xeon, dtype="bf16")
+    assert found.execution.compiler_options == found.resolved.options == options
+    assert [name for name, _ in option_rows(found)] == ["onednn"]
+    assert plan(xeon).execution.compiler_options == plan(CPU, dtype="bf16").execution.compiler_options == ()
+    for before, after in ((found, CPU), (plan(CPU, dtype="bf16"), xeon)):
+        repeat = Repeat(Path("kernels.json"), before.resolved)
+        again = make_plan(TrainConfig(dtype="bf16"), SHAPE, after, before=repeat)
+        assert again.repeat is repeat and again.execution.compiler_options == before.execution.compiler_options
 
 
 def test_several_gpus_send_while_they_compute() -> None:

@@ -20,6 +20,7 @@ from llmc_jax.config.model import parse_descriptor
 from llmc_jax.config.train import AUTO_BATCH, TrainConfig
 from llmc_jax.kernels import Findings, Machine
 from llmc_jax.machine.driver import Card
+from llmc_jax.machine.gpus import AMX
 from llmc_jax.models.layout import num_parameters
 from llmc_jax.plan.plan import make_plan
 from llmc_jax.run.inputs import Data, resolve_model
@@ -125,3 +126,15 @@ def test_kernels_are_tried_with_what_auto_comes_to_by_estimate(monkeypatch: pyte
     sizes = [case.batch_size for case in cases]
     assert sizes[0] == 48 and sizes[0] >= sizes[1] > sizes[2] == 1  # 96 is more than the data has rows
     assert all(96 % size == 0 for size in sizes)
+
+
+@pytest.mark.parametrize(("flags", "capability", "said"), [
+    ("", AMX, True), ("", "", False), ("--dtype fp32", AMX, False), ("--dtype bf16", AMX, False),
+])  # fmt: skip
+def test_a_large_model_hears_of_a_cpu_with_amx(
+    flags: str, capability: str, said: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llmc_jax.machine.device.has_cpu_flag", lambda flag: flag == capability)
+    monkeypatch.setattr("llmc_jax.run.prepare.LARGE_MODEL", 1000)
+    setup, _ = prepare(parse_args(shlex.split(f"-i stdlib -j stdlib -e L1-NH1-C64-V257-T64 {COMMON} {flags}")), [])
+    assert any(note.startswith("--dtype bf16") for note in setup.notes) == said

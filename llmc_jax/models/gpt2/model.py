@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 
 from llmc_jax.config.model import ModelConfig
+from llmc_jax.machine.compiling import by_onednn
 from llmc_jax.models.execution import PLAIN, Execution, layer_scope, pinned, scope
 from llmc_jax.models.family import family_of
 from llmc_jax.models.gpt2.tensors import Params
@@ -352,6 +353,7 @@ def _loss_forward(
         losses, dlnf, dhead = head_gradients(
             lnf.reshape(-1, config.channels), head_of(params, config), targets.reshape(-1), dlosses, config.vocab_size,
             execution.op.classifier, execution.logit_rows, execution.op.head_weights, execution.op.embedding_backward,
+            by_onednn(execution.compiler_options),
         )  # fmt: skip
     return weight * mean_of(losses, config, targets.shape[1]), (
         params,
