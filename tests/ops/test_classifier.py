@@ -58,6 +58,10 @@ def test_padded_columns_take_no_part(padding: float, rng: np.random.Generator) -
     assert (np.asarray(dlogits[..., V:]) == 0).all()
     wanted = backward(dlosses, logits[..., :V], targets, expected_logsumexp, V)
     np.testing.assert_allclose(dlogits[..., :V], wanted, rtol=1e-5, atol=1e-7)
+    both = jax.jit(classifier, static_argnums=3)(*(a.reshape(6, *a.shape[2:]) for a in (logits, targets, dlosses)), V)
+    np.testing.assert_allclose(both[0], expected.reshape(6), rtol=1e-6)
+    np.testing.assert_allclose(both[1][:, :V], wanted.reshape(6, V), rtol=1e-5, atol=1e-7)
+    assert (np.asarray(both[1][:, V:]) == 0).all()
 
 
 def test_large_logits_do_not_overflow() -> None:
@@ -67,6 +71,9 @@ def test_large_logits_do_not_overflow() -> None:
     np.testing.assert_allclose(losses, [[2e4, 0.0]])
     dlogits = backward(np.ones((1, 2), np.float32), logits, targets, logsumexp, 3)
     np.testing.assert_array_equal(dlogits, [[[1, -1, 0], [0, 0, 0]]])
+    both = jax.jit(classifier, static_argnums=3)(logits[0], targets[0], np.ones(2, np.float32), 3)
+    np.testing.assert_allclose(both[0], losses[0])
+    np.testing.assert_array_equal(both[1], dlogits[0])
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
