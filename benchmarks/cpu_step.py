@@ -43,9 +43,11 @@ import numpy as np  # noqa: E402
 
 from llmc_jax.config.model import ModelConfig, parse_descriptor  # noqa: E402
 from llmc_jax.machine import compiling  # noqa: E402
+from llmc_jax.machine.device import describe_device  # noqa: E402
 from llmc_jax.machine.gpus import this_machine  # noqa: E402
 from llmc_jax.models.execution import Execution  # noqa: E402
 from llmc_jax.models.layout import flat_size, num_parameters  # noqa: E402
+from llmc_jax.run.fitting import step_bytes  # noqa: E402
 from llmc_jax.training.rules.adamw import AdamWNumbers  # noqa: E402
 from llmc_jax.training.schedule import ScheduleNumbers  # noqa: E402
 from llmc_jax.training.state import DTYPES, initial_state  # noqa: E402
@@ -120,7 +122,7 @@ def step_runner(config: ModelConfig, B: int, T: int, recompute: int, dtype: str 
     options = StepOptions("cosine", "matrices", Execution(recompute=recompute, compiler_options=library))
     lowered = train_step.lower(state, inputs, targets, numbers, config, options)
     compiled = compiling.compiled(lowered, options.execution.compiler_options)
-    llmc_platform.keep_freed()
+    llmc_platform.keep_freed(describe_device(), step_bytes(compiled))
 
     def once() -> float:
         nonlocal state

@@ -37,8 +37,8 @@ PINNED = "xla_gpu_load_autotune_results_from"
 # (benchmarks/results/step_table.md). No step with Triton's products has been timed beside it.
 CHOSEN: dict[str, tuple[bool, str]] = {"sm_90": (False, "NVIDIA H200")}
 
-# On a CPU with AMX: oneDNN makes the products in bf16. XLA's own library makes the weights' gradients no faster than in
-# fp32. There oneDNN's are no faster, and nobody has timed it on a CPU without AMX (benchmarks/results/cpu_step.md).
+# On a CPU with AMX oneDNN makes the products in bf16: XLA's own library makes the weights' gradients no faster than in
+# fp32. Products in fp32 are no faster by oneDNN, and no CPU without AMX has timed it (benchmarks/results/cpu_step.md).
 ONEDNN = "xla_cpu_use_onednn"
 ONEDNN_FOR = ("xla_cpu_experimental_onednn_fusion_type", 1)  # of what: products. Given together with it
 ONEDNN_SHARE = 0.45  # of the time of a step of GPT-2 124M in fp32 at B=4 T=64, what one in bf16 takes on a Xeon
@@ -162,7 +162,7 @@ def compiled(lowered: Any, options: Settings) -> Any:
         return lowered.compile()
     given = dict(options)
     if by_onednn(options):
-        given |= dict([ONEDNN_FOR])
+        given |= [ONEDNN_FOR]
     if PINNED in given:
         given[PINNED] = str(algorithms.path_of(str(given[PINNED])))
     try:

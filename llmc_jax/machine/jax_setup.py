@@ -13,10 +13,14 @@ import sys
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from llmc_jax.base.commands import ROOT
 from llmc_jax.base.errors import InputError
 from llmc_jax.base.files import cache_folder, write_problem
+
+if TYPE_CHECKING:
+    from llmc_jax.machine.device import Device
 
 FIXED_THREADS = 8  # of XLA on a CPU, for the same bits on up to so many devices
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # for what must leave the cores to others
@@ -29,6 +33,7 @@ NOT_WITH_STEPS = {  # settings for debugging, and why no step is made with them
 }
 TUNABLES = "glibc.malloc.hugetlb=1:glibc.malloc.arena_max=1"  # one heap, so that `keep_freed` is of all threads
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of glibc's malloc.h
+SPARE = 3  # times the memory of a step: a CPU that has more keeps what a step frees
 OFF = ("", "0", "n", "no", "f", "false", "off")  # as JAX reads them
 
 
@@ -63,12 +68,14 @@ def restart_with_huge_pages() -> None:
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
-def keep_freed() -> None:
-    """Keep the memory that is freed from now on, where `restart_with_huge_pages` started this process again.
+def keep_freed(device: "Device", needed: int) -> None:
+    """Keep the memory that is freed from now on: on a CPU, in a process that `restart_with_huge_pages` started again.
 
-    Linux clears all memory before a process has it: 6 % of a step (benchmarks/results/cpu_step.md).
+    Linux clears all memory before a process has it: 6 % of a step (benchmarks/results/cpu_step.md). needed: bytes that
+    a step takes, of which the machine must have SPARE times as many.
     """
-    if os.environ.get("GLIBC_TUNABLES") == TUNABLES:
+    spare = device.platform == "cpu" and SPARE * needed < (device.memory_bytes or 0)
+    if spare and os.environ.get("GLIBC_TUNABLES") == TUNABLES:
         libc = ctypes.CDLL(None)
         libc.mallopt(M_TRIM_THRESHOLD, -1)  # never
         libc.mallopt(M_MMAP_MAX, 0)

@@ -102,7 +102,7 @@ def head_gradients(
     lnf (n, C), wte (Vp, C), targets (n,) int32. dlnf has lnf's dtype, dwte is in at least float32. At most `limit` rows
     of logits exist at a time (0: all of them). weights: computes their exponentials instead, and add_rows, the
     embedding's backward, adds to dwte what belongs to the targets. rounded: each product of dwte is rounded to lnf's
-    dtype before more is added, where the library makes it fast in no other.
+    dtype before more is added, for a library that is fast in no other.
     Source: llm.c train_gpt2.cu, `gpt2_backward_and_reduce`; docs/derivations/head.md.
     """
     rows, C = lnf.shape

@@ -28,7 +28,7 @@ from llmc_jax.base.numbers import Interval
 from llmc_jax.base.plain import from_json, to_json
 from llmc_jax.config.model import parse_descriptor
 from llmc_jax.machine.device import cpu_name, usable_cores, versions
-from llmc_jax.machine.jax_setup import child_environment
+from llmc_jax.machine.jax_setup import TUNABLES, child_environment
 from llmc_jax.models.work import Shape, Work, step_work
 from llmc_jax.plan.efficiency import Roof
 from llmc_jax.plan.separate import Say, kept
@@ -173,7 +173,7 @@ def calibration(dtype: str = "fp32", say: Say = lambda words: None) -> Calibrati
 def measured_apart(dtype: str, say: Say = lambda words: None) -> Calibration:
     """Measure this CPU in a process of its own. Raises InputError where that fails."""
     say("measuring this CPU once, which takes some four seconds")
-    environment = {**child_environment(), "JAX_PLATFORMS": "cpu", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+    environment = {**child_environment(), "JAX_PLATFORMS": "cpu", "GLIBC_TUNABLES": TUNABLES}
     try:
         found = answer_of("llmc_jax.plan.cpu", [dtype], limit=LONGEST, environment=environment)
     except Failed as why:

@@ -23,12 +23,14 @@ from llmc_jax.machine import compiling
 from llmc_jax.machine.algorithms import kept
 from llmc_jax.machine.device import Device, memory_stats
 from llmc_jax.machine.gpus import peak_flops
+from llmc_jax.machine.jax_setup import keep_freed
 from llmc_jax.plan.asked import checked_model
 from llmc_jax.plan.cpu import calibration
 from llmc_jax.plan.efficiency import Roof, gpu
 from llmc_jax.plan.fits import check_fits
 from llmc_jax.plan.plan import Plan, step_numbers
 from llmc_jax.plan.separate import Say
+from llmc_jax.run.fitting import step_bytes
 from llmc_jax.run.record import slice_trace
 from llmc_jax.run.resume import repeated
 from llmc_jax.run.weights import first_state
@@ -65,6 +67,7 @@ class Bench:
         self._options: compiling.Settings = (*plan.execution.compiler_options, *shared)
         self.compiled = self.traced = self._compile(self._options)
         self.compile_seconds = time.perf_counter() - start
+        keep_freed(device, step_bytes(self.compiled))
 
     @property
     def _arguments(self) -> tuple[Any, ...]:

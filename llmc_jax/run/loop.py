@@ -95,9 +95,6 @@ def _trained(config: TrainConfig, notes: list[str], request: threading.Event, ou
         output.discard_rest()
 
 
-SPARE = 3  # times the memory of a step: where a CPU has more, it keeps what a step frees
-
-
 def loop(run: Run, state: TrainState) -> Outcome:
     """Make all steps, or as many as can be made before the user stops the run, it diverges, or something breaks.
 
@@ -114,8 +111,8 @@ def loop(run: Run, state: TrainState) -> Outcome:
             if compilation is None and goes_on(run, progress):  # a validation was an improvement, against all patience
                 compilation = pool.submit(compile_step, run, state)
             step = compilation.result() if compilation else None
-            if setup.device.platform == "cpu" and step and SPARE * step.bytes < (setup.device.memory_bytes or 0):
-                jax_setup.keep_freed()
+            if step:
+                jax_setup.keep_freed(setup.device, step.bytes)
             while goes_on(run, progress):
                 assert step is not None
                 group.phase("step", progress.step)
